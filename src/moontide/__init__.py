@@ -1,0 +1,19 @@
+"""Moontide: better zero-shot labels by looking at the whole batch at once.
+
+>>> import numpy as np
+>>> from moontide import MOON
+>>> rng = np.random.default_rng(0)
+>>> result = MOON().fit_predict(rng.normal(size=(8, 16)), rng.normal(size=(3, 16)), logit_scale=100.0)
+>>> result.probs.shape, result.labels.shape
+((8, 3), (8,))
+"""
+
+from moontide.core.graph import Graph
+from moontide.errors import MoontideError
+from moontide.methods.moon import MOON
+from moontide.registry import method, method_names
+from moontide.types import Result, Task
+
+__version__ = "0.1.0"
+
+__all__ = ["MOON", "Graph", "MoontideError", "Result", "Task", "__version__", "method", "method_names"]

@@ -1,0 +1,67 @@
+"""Probabilities on the simplex: softmax, entropy and the zero-shot prediction that every method starts from."""
+
+from __future__ import annotations
+
+from moontide.core.arrays import Array, namespace
+
+
+def softmax(logits: Array) -> Array:
+    """Return the softmax over the last axis, computed without overflow.
+
+    >>> import numpy as np
+    >>> softmax(np.asarray([[0.0, 0.0], [1000.0, 0.0]]))
+    array([[0.5, 0.5],
+           [1. , 0. ]])
+    """
+    xp = namespace(logits)
+    p = logits - xp.max(logits, axis=-1, keepdims=True)  # (..., K)
+    p = xp.exp(p)
+    p /= xp.sum(p, axis=-1, keepdims=True)
+    return p
+
+
+def log_softmax(logits: Array) -> Array:
+    """Return the logarithm of the softmax over the last axis; nothing underflows.
+
+    >>> import numpy as np
+    >>> log_softmax(np.asarray([[1000.0, 0.0]]))
+    array([[    0., -1000.]])
+    """
+    xp = namespace(logits)
+    shifted = logits - xp.max(logits, axis=-1, keepdims=True)  # (..., K)
+    shifted -= xp.log(xp.sum(xp.exp(shifted), axis=-1, keepdims=True))
+    return shifted
+
+
+def zero_shot(features: Array, text: Array, logit_scale: float) -> Array:
+    """Eq. zero-shot: y_ik = softmax_k(f_i . t_k / tau), with logit_scale = 1 / tau and unit rows.
+
+    >>> import numpy as np
+    >>> zero_shot(np.eye(2), np.eye(2), 100.0).round(3)
+    array([[1., 0.],
+           [0., 1.]])
+    """
+    return softmax(logit_scale * (features @ text.T))  # (N, K)
+
+
+def entropy(p: Array, eps: float = 1e-12) -> Array:
+    """Return the Shannon entropy in nats of each row, H = -sum_k p_k ln(p_k + eps).
+
+    >>> import numpy as np
+    >>> entropy(np.asarray([[0.5, 0.5], [1.0, 0.0]])).round(6) + 0.0
+    array([0.693147, 0.      ])
+    """
+    xp = namespace(p)
+    return -xp.sum(p * xp.log(p + eps), axis=-1)  # (...,)
+
+
+def one_hot(labels: Array, k: int, ref: Array) -> Array:
+    """Return the one-hot rows of integer labels, in the namespace, device and dtype of `ref`.
+
+    >>> import numpy as np
+    >>> one_hot(np.asarray([1, 0]), 2, np.zeros(1))
+    array([[0., 1.],
+           [1., 0.]])
+    """
+    xp = namespace(ref)
+    return xp.astype(labels[:, None] == xp.arange(k, device=labels.device)[None, :], ref.dtype)  # (N, K)

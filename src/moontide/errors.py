@@ -1,0 +1,80 @@
+"""The errors a user can meet, one tree, each a sentence that names the parameter, the rule, the value and the remedy.
+
+    MoontideError
+    ├── InputError            arrays that no method can use (shape, NaN, zero rows, ...)
+    │   └── MissingInputError a method needs something beyond features and did not get it
+    ├── FileError             a file that is missing, unreadable, of another kind, or cannot be written
+    ├── OptionError           a parameter outside its range, unknown, or without effect
+    │   └── UnknownNameError  a method, option or preset that does not exist
+    ├── MissingExtraError     an optional package that is not installed
+    └── ResourceError         more memory or another device than this machine has
+
+The command line prints the sentence and exits with status 2; a library user catches `MoontideError`, or the
+matching built-in class (`ValueError`, `OSError`, `ImportError`, `MemoryError`).
+
+>>> from moontide.errors import unknown_name
+>>> raise unknown_name("method", "mooon", ["moon", "stata"])
+Traceback (most recent call last):
+    ...
+moontide.errors.UnknownNameError: There is no method 'mooon'. Did you mean 'moon'? Known: moon, stata.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class MoontideError(Exception):
+    """Every error that Moontide raises on purpose."""
+
+
+class InputError(MoontideError, ValueError):
+    """Arrays that cannot be used."""
+
+
+class MissingInputError(InputError):
+    """A method needs more than features (views, images, an encoder) and did not get it."""
+
+
+class FileError(MoontideError, OSError):
+    """A file that cannot be read or written, or holds something else than asked for."""
+
+
+class OptionError(MoontideError, ValueError):
+    """A parameter outside its range, or one that is set and would do nothing."""
+
+
+class UnknownNameError(OptionError):
+    """A name that is not registered; the message offers the nearest one."""
+
+
+class MissingExtraError(MoontideError, ImportError):
+    """An optional package is not installed."""
+
+
+class ResourceError(MoontideError, MemoryError):
+    """More memory, or another device, than there is."""
+
+
+def unknown_name(kind: str, name: str, known: Iterable[str]) -> UnknownNameError:
+    """Make the error for an unknown `kind` (method, option, ...), with the nearest known name.
+
+    >>> str(unknown_name("option", "betta", ["alpha", "beta"]))
+    "There is no option 'betta'. Did you mean 'beta'? Known: alpha, beta."
+    """
+    known = sorted(known)
+    near = difflib.get_close_matches(name, known, n=1)
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    return UnknownNameError(f"There is no {kind} {name!r}.{hint} Known: {', '.join(known)}.")
+
+
+def missing_extra(package: str, extra: str, purpose: str) -> MissingExtraError:
+    """Make the error for an optional package that is not installed.
+
+    >>> str(missing_extra("pyarrow", "parquet", "Reading .parquet files"))
+    "Reading .parquet files needs the package 'pyarrow', which is not installed. Run: pip install 'moontide[parquet]'"
+    """
+    return MissingExtraError(
+        f"{purpose} needs the package {package!r}, which is not installed. Run: pip install 'moontide[{extra}]'"
+    )

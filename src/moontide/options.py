@@ -1,0 +1,139 @@
+"""The options of a method: dataclass fields that carry their own documentation, range and checks.
+
+A method declares `neighbours: int = option(3, "neighbours of each sample", low=0)`; from that line come the check with
+its error sentence, the listing of `moontide methods`, and the reading of `--set neighbours=5` on the command line.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from moontide.errors import OptionError, unknown_name
+
+
+def option(
+    default: Any,
+    doc: str,
+    *,
+    choices: tuple[str, ...] = (),
+    low: float | None = None,
+    high: float | None = None,
+    above: float | None = None,
+) -> Any:
+    """Declare an option: one of `choices`, or a number in [low, high] or > above, of the type of its default.
+
+    An option with choices and a numeric range takes either.
+
+    >>> @dataclasses.dataclass(frozen=True)
+    ... class M(Options):
+    ...     m: int = option(3, "neighbours", low=0)
+    >>> M(m=-1)
+    Traceback (most recent call last):
+        ...
+    moontide.errors.OptionError: The 'm' option of M must be an integer of at least 0. Got -1 instead.
+    """
+    return dataclasses.field(default=default, metadata={"spec": Spec(default, doc, choices, low, high, above)})
+
+
+@dataclasses.dataclass(frozen=True)
+class Spec:
+    """What an option may be.
+
+    >>> Spec(3, "neighbours", (), 0, None, None).rule()
+    'an integer of at least 0'
+    """
+
+    default: Any
+    doc: str
+    choices: tuple[str, ...]
+    low: float | None
+    high: float | None
+    above: float | None
+
+    def rule(self) -> str:
+        """Say in words what is allowed."""
+        if isinstance(self.default, bool):
+            return "true or false"
+        words = [" or ".join(repr(c) for c in self.choices)] if self.choices else []
+        if self._numeric:
+            number = "an integer" if isinstance(self.default, int) else "a number"
+            ranges = [("of at least", self.low), ("above", self.above), ("of at most", self.high)]
+            said = [f"{word} {value:g}" for word, value in ranges if value is not None]
+            words.append(number + (" " + " and ".join(said) if said else ""))
+        return ", or ".join(words)
+
+    @property
+    def _numeric(self) -> bool:
+        return not self.choices or self.low is not None or self.above is not None
+
+    def allows(self, value: Any) -> bool:
+        """Tell whether `value` may be set."""
+        if isinstance(self.default, bool) or isinstance(value, bool):
+            return isinstance(self.default, bool) and isinstance(value, bool)
+        if isinstance(value, str):
+            return value in self.choices
+        if not self._numeric or not isinstance(value, int | float) or math.isnan(value):
+            return False
+        if isinstance(self.default, int) and not isinstance(value, int):
+            return False
+        return (
+            (self.low is None or value >= self.low)
+            and (self.high is None or value <= self.high)
+            and (self.above is None or value > self.above)
+        )
+
+    def parse(self, text: str) -> Any:
+        """Read a value from the command line; what cannot be read is returned as it is, for the check to refuse."""
+        if isinstance(self.default, bool):
+            return {"true": True, "false": False}.get(text.lower(), text)
+        if text in self.choices:
+            return text
+        try:
+            return int(text) if isinstance(self.default, int) else float(text)
+        except ValueError:
+            return text
+
+
+class Options:
+    """A frozen dataclass whose fields are declared with `option`; checks them all when it is made."""
+
+    def __post_init__(self) -> None:
+        """Refuse values outside their range, and options that are set but would do nothing."""
+        for name, spec in self.specs().items():
+            if not spec.allows(value := getattr(self, name)):
+                raise OptionError(
+                    f"The '{name}' option of {self.title()} must be {spec.rule()}. Got {value!r} instead."
+                )
+        for names, why in self.inert():
+            for name in names:
+                if getattr(self, name) != (default := self.specs()[name].default):
+                    raise OptionError(
+                        f"The '{name}' option of {self.title()} has no effect {why}. "
+                        f"Got {getattr(self, name)!r}; leave it at {default!r} or change the other."
+                    )
+
+    def inert(self) -> Iterator[tuple[tuple[str, ...], str]]:
+        """Yield (option names, reason) for the options that do nothing given the values of the others."""
+        return iter(())
+
+    @classmethod
+    def title(cls) -> str:
+        """The name used in error sentences."""
+        return str(getattr(cls, "name", cls.__name__))
+
+    @classmethod
+    def specs(cls) -> dict[str, Spec]:
+        """All options of the class by name."""
+        return {f.name: f.metadata["spec"] for f in dataclasses.fields(cls) if "spec" in f.metadata}  # type: ignore[arg-type]
+
+    @classmethod
+    def parse(cls, settings: Mapping[str, str]) -> dict[str, Any]:
+        """Read option values from text, as on the command line."""
+        specs = cls.specs()
+        for name in settings:
+            if name not in specs:
+                raise unknown_name(f"option of {cls.title()}", name, specs)
+        return {name: specs[name].parse(text) for name, text in settings.items()}

@@ -1,0 +1,215 @@
+"""The two protocols of a method. Everything else (command line, checks, benchmark, streams) knows only these.
+
+Batch:   a frozen dataclass of options with `fit_predict(task) -> Result`.
+Online:  the same with `start(task) -> State` and `step(state, x) -> (State, Result)`; a `State` is a frozen dataclass
+         of arrays, and a step never changes the state it was given: saving, resuming and forking come free.
+
+`PerBatch` runs a batch method on a stream; an online method runs on a batch by one `start` and one `step`.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, TypeVar
+
+from moontide.core.arrays import Array, as_matrix, is_torch_array, like, unit_rows
+from moontide.core.graph import Graph
+from moontide.core.memory import require_memory
+from moontide.core.simplex import zero_shot
+from moontide.errors import InputError, MissingInputError, unknown_name
+from moontide.options import Options
+from moontide.types import Result, Task
+
+M = TypeVar("M", bound="Method")
+
+_NEEDS = {
+    "views": "augmented views of each image, an array (N, V, d) with view 0 the image itself: pass views=..., "
+    "or put the array 'view_features' into the .npz",
+    "images": "the images themselves: pass images=...",
+    "encoder": "the image encoder: pass encoder=...",
+}
+
+
+class Method(Options):
+    """What every method has: options, a name (its file's), a citation, presets, and what it needs beyond features."""
+
+    name: ClassVar[str]
+    citation: ClassVar[str] = ""
+    needs: ClassVar[frozenset[str]] = frozenset()
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+
+    def __init_subclass__(cls) -> None:
+        """Name the method after its file."""
+        cls.name = cls.__module__.rpartition(".")[2]
+
+    @classmethod
+    def from_preset(cls: type[M], preset: str, **options: Any) -> M:
+        """Make the method with a named set of options, some of them changed by `options`."""
+        if preset not in cls.presets:
+            raise unknown_name(f"preset of {cls.name}", preset, cls.presets)
+        return cls(**{**cls.presets[preset], **options})
+
+    def peak_bytes(self, n: int, k: int, d: int, itemsize: int) -> int:
+        """Estimate the memory that a run needs beyond its inputs: a few N x K arrays, unit copies, and statistics."""
+        return itemsize * (6 * n * k + 2 * n * d + 6 * k * d)
+
+    def fit_predict(
+        self,
+        features: Task | Array,
+        text: Array | None = None,
+        *,
+        logit_scale: float = 100.0,
+        class_names: Sequence[str] | None = None,
+        graph: Graph | None = None,
+        **extras: Any,
+    ) -> Result:
+        """Label all samples of a task (or of arrays that make one) at once."""
+        if not isinstance(features, Task):
+            if text is None:
+                raise InputError(
+                    "'text_features' is missing: pass the embeddings of the class names as second argument."
+                )
+            for key in extras:
+                if key not in _NEEDS:
+                    raise unknown_name("input", key, ["logit_scale", "class_names", "graph", *_NEEDS])
+            features = Task(features, text, logit_scale, class_names, graph, extras)
+        task = features
+        self.require(task)
+        return self._fit(task)
+
+    def require(self, task: Task) -> None:
+        """Refuse a task that lacks what the method needs, or that does not fit into memory."""
+        missing = sorted(self.needs - task.extras.keys())
+        if missing:
+            raise MissingInputError(f"The method {self.name} needs {' and '.join(_NEEDS[m] for m in missing)}.")
+        itemsize = task.features.dtype.itemsize
+        require_memory(
+            self.peak_bytes(task.n, task.k, task.d, itemsize), f"{self.name} on {task.n} x {task.k}", task.features
+        )
+
+    def _fit(self, task: Task) -> Result:
+        raise TypeError(f"{type(self).__name__} implements neither _fit nor start and step.")
+
+
+@dataclasses.dataclass(frozen=True)
+class State:
+    """What an online method remembers: arrays, and numbers that are saved as 0-d arrays.
+
+    A method adds its own fields. A field of an object that cannot be saved (an encoder) is declared with
+    `metadata={"live": True}` and handed in again when the state is loaded.
+    """
+
+    text: Array  # (K, d) unit rows
+    logit_scale: float
+    seen: int  # samples so far
+
+    def fork(self: S) -> S:
+        """Return an independent copy."""
+        own = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        live = {f.name for f in dataclasses.fields(self) if f.metadata.get("live")}
+        return dataclasses.replace(self, **{k: v if k in live else copy_array(v) for k, v in own.items()})
+
+
+S = TypeVar("S", bound=State)
+
+
+def copy_array(x: Any) -> Any:
+    """Copy a numpy array, a torch tensor or a number.
+
+    >>> copy_array(3)
+    3
+    """
+    return x.clone() if is_torch_array(x) else copy.copy(x)
+
+
+class OnlineMethod(Method):
+    """A method that meets samples in order and remembers. Subclasses give `start` and `_step`."""
+
+    state_type: ClassVar[type[State]] = State
+
+    def start(self, task: Task) -> State:
+        """Make the state before the first sample; of the task only text, logit scale and extras are used."""
+        return self.state_type(text=task.text, logit_scale=task.logit_scale, seen=0)
+
+    def step(self, state: S, x: Array) -> tuple[S, Result]:
+        """Predict the samples `x` and return the state after them; `state` itself stays as it was.
+
+        `x` is what the method reads of each sample: features (n, d), views (n, V, d) or images.
+        """
+        x = self._check(state, x)
+        after, result = self._step(state, x)
+        return dataclasses.replace(after, seen=state.seen + len(x)), result
+
+    def _check(self, state: State, x: Array) -> Array:
+        if "images" in self.needs:
+            return x
+        ndim = 3 if "views" in self.needs else 2
+        x = like(unit_rows(as_matrix(x, "x", ndim), "x"), state.text)
+        if x.shape[-1] != state.text.shape[1]:
+            raise InputError(
+                f"'x' must have the dimension of the text features, {state.text.shape[1]}. Got {x.shape[-1]} instead."
+            )
+        return x
+
+    def _step(self, state: S, x: Array) -> tuple[S, Result]:
+        raise TypeError(f"{type(self).__name__} does not implement _step.")
+
+    def _fit(self, task: Task) -> Result:
+        return self.step(self.start(task), samples(self, task))[1]
+
+
+@dataclasses.dataclass(frozen=True)
+class PerBatch(OnlineMethod):
+    """Run a batch method on a stream: every step is an independent call, nothing is carried over.
+
+    >>> import numpy as np, moontide
+    >>> online = PerBatch(moontide.method("zero_shot"))
+    >>> state = online.start(Task(np.eye(2), np.eye(2)))
+    >>> state, result = online.step(state, np.eye(2)[:1])
+    >>> state.seen, result.labels
+    (1, array([0]))
+    """
+
+    method: Method
+
+    def __post_init__(self) -> None:
+        """Answer to the name and the needs of the method inside."""
+        for attribute in ("name", "needs", "citation"):
+            object.__setattr__(self, attribute, getattr(self.method, attribute))
+
+    def _step(self, state: S, x: Array) -> tuple[S, Result]:
+        features = x[:, 0] if "views" in self.needs else x
+        extras = {"views": x} if "views" in self.needs else {}
+        task = Task(features, state.text, state.logit_scale, extras=extras)
+        self.method.require(task)
+        return state, self.method._fit(task)
+
+
+def as_online(method: Method) -> OnlineMethod:
+    """Return the method itself where it is online, else the adapter around it.
+
+    >>> import moontide
+    >>> as_online(moontide.method("moon")).name
+    'moon'
+    """
+    return method if isinstance(method, OnlineMethod) else PerBatch(method)
+
+
+def samples(method: Method, task: Task) -> Any:
+    """Return what the method reads of each sample of a task, as its `step` takes it.
+
+    >>> import numpy as np, moontide
+    >>> samples(moontide.method("moon"), Task(np.eye(2), np.eye(2))).shape
+    (2, 2)
+    """
+    for name in ("views", "images"):
+        if name in method.needs:
+            return task.extras[name]
+    return task.features
+
+
+def zero_shot_of(state: State, x: Array) -> Array:
+    """Return the zero-shot prediction of unit rows `x` under a state's text, (n, K)."""
+    return zero_shot(x, state.text, state.logit_scale)
