@@ -117,8 +117,8 @@ def cut(y: Indices, shares: NDArray[np.float64]) -> Indices:
     [0, 1, 0, 1, 1]
     """
     slot = np.empty_like(y)
-    for k, row in enumerate(shares):
-        members = np.flatnonzero(y == k)  # (n_k,)
+    by_class = np.split(np.argsort(y, kind="stable"), np.cumsum(np.bincount(y))[:-1])  # dataset order inside a class
+    for members, row in zip(by_class, shares, strict=True):  # (n_k,), (S,)
         cuts = np.floor(np.cumsum(row)[:-1] * len(members))  # (S - 1,)
         slot[members] = np.searchsorted(cuts, np.arange(len(members)), side="right")
     return slot
