@@ -22,6 +22,7 @@ BLOCK_ENTRIES = 2**22  # similarities held at once: 16 MB in float32
 class Graph:
     """A sparse affinity: sample i is joined to `neighbours[i]` with `weights[i]`, both (N, m).
 
+    >>> import numpy as np
     >>> g = Graph(np.asarray([[1], [0]]), np.asarray([[0.5], [0.5]]))
     >>> g.operator(symmetric=True)(np.eye(2))
     array([[0., 1.],
@@ -70,9 +71,10 @@ class Graph:
         return lambda z: csr @ z
 
 
-def nearest_neighbours(features: Array, m: int, block_entries: int = BLOCK_ENTRIES) -> Graph:
+def nearest_neighbours(features: Array, m: int) -> Graph:
     """Find the m largest cosines of each unit row of `features` to the others, exactly, in O(N m + block) memory.
 
+    >>> import numpy as np
     >>> f = np.asarray([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0]])
     >>> nearest_neighbours(f, 1).neighbours
     array([[1],
@@ -82,7 +84,7 @@ def nearest_neighbours(features: Array, m: int, block_entries: int = BLOCK_ENTRI
     xp = namespace(features)
     n = features.shape[0]
     m = min(m, n - 1)
-    step = max(1, block_entries // n)
+    step = max(1, BLOCK_ENTRIES // n)
     neighbours = xp.empty((n, m), dtype=xp.int64, device=device(features))
     weights = xp.empty((n, m), dtype=features.dtype, device=device(features))
     for start in range(0, n if m else 0, step):
@@ -101,6 +103,7 @@ def nearest_neighbours(features: Array, m: int, block_entries: int = BLOCK_ENTRI
 def adapt_graph(graph: Graph, features: Array) -> Graph:
     """Bring a precomputed graph to the namespace, device and dtype of `features`, and check that it covers its rows.
 
+    >>> import numpy as np
     >>> adapt_graph(Graph(np.zeros((1, 0), int), np.zeros((1, 0))), np.ones((2, 3)))
     Traceback (most recent call last):
         ...
