@@ -1,0 +1,87 @@
+"""Ridge-regularised inverses of a covariance matrix, shared by the Gaussian methods (GDA-CLIP, ADAPT, OGA).
+
+S = sum_i (x_i - mean)(x_i - mean)' is the scatter of n rows, Cov = S / (n - 1). S + ridge tr(S) I is positive definite
+unless all rows are equal, where the pseudo-inverse of the published programs is 0: no decomposition beyond Cholesky's
+is needed. Rows are (differences of) unit vectors, so a scatter of rounding errors is told from a real one by its size.
+"""
+
+from __future__ import annotations
+
+from moontide.core.arrays import Array, device, is_torch_array, namespace
+
+
+def ridge_precision(x: Array) -> Array:
+    """P = d pinv((n - 1) Cov(x) + tr(Cov(x)) I) of n residual rows, (n, d) -> (d, d); one row: Cov is taken as I.
+
+    >>> import numpy as np
+    >>> ridge_precision(np.asarray([[0.5, 0.0], [-0.5, 0.0]]))
+    array([[2., 0.],
+           [0., 4.]])
+    """
+    n, d = x.shape
+    return _identity(d, x) if n == 1 else d * ridge_inverse(x, 1 / (n - 1))
+
+
+def ridge_inverse(x: Array, ridge: float) -> Array:
+    """Return (S + ridge tr(S) I)^-1 for the scatter S of n rows, or 0 where the rows are all equal; (n, d) -> (d, d).
+
+    >>> import numpy as np
+    >>> ridge_inverse(np.asarray([[1.0, 0.0], [-1.0, 0.0]]), 0.5)
+    array([[0.33333333, 0.        ],
+           [0.        , 1.        ]])
+    """
+    xp = namespace(x)
+    n, d = x.shape
+    x = x - xp.mean(x, axis=0)  # (n, d)
+    if n >= d:
+        return scatter_inverse(x.T @ x, n, ridge)
+    trace = float(xp.sum(x * x))
+    if _no_spread(trace, n, x):
+        return xp.zeros((d, d), dtype=x.dtype, device=device(x))
+    r = ridge * trace
+    # Woodbury: (X'X + r I)^-1 = (I - X' (X X' + r I)^-1 X) / r, an inverse of n x n
+    return (_identity(d, x) - x.T @ (spd_inverse(x @ x.T + r * _identity(n, x)) @ x)) / r
+
+
+def scatter_inverse(scatter: Array, n: int, ridge: float) -> Array:
+    """Return (S + ridge tr(S) I)^-1 for a given scatter S of n rows, or 0 where S is 0; (d, d) -> (d, d).
+
+    >>> import numpy as np
+    >>> scatter_inverse(np.diag([2.0, 0.0]), 2, 0.5)
+    array([[0.33333333, 0.        ],
+           [0.        , 1.        ]])
+    """
+    xp = namespace(scatter)
+    trace = float(xp.linalg.trace(scatter))
+    if _no_spread(trace, n, scatter):
+        return xp.zeros_like(scatter)
+    return spd_inverse(scatter + ridge * trace * _identity(scatter.shape[0], scatter))
+
+
+def spd_inverse(a: Array) -> Array:
+    """Invert a symmetric positive definite matrix through its Cholesky factor.
+
+    >>> import numpy as np
+    >>> spd_inverse(np.diag([2.0, 4.0]))
+    array([[0.5 , 0.  ],
+           [0.  , 0.25]])
+    """
+    if is_torch_array(a):
+        import torch
+
+        return torch.cholesky_inverse(torch.linalg.cholesky(a))
+    import numpy as np
+    from scipy.linalg import get_lapack_funcs
+
+    potrf, potri = get_lapack_funcs(("potrf", "potri"), (a,))
+    lower = potri(potrf(a, lower=True)[0], lower=True)[0]  # (d, d) only the lower triangle is set
+    return np.tril(lower) + np.tril(lower, -1).T
+
+
+def _identity(d: int, ref: Array) -> Array:
+    return namespace(ref).eye(d, dtype=ref.dtype, device=device(ref))
+
+
+def _no_spread(trace: float, n: int, ref: Array) -> bool:
+    """Tell whether the mean squared distance of unit rows to their mean is within rounding of 0."""
+    return trace <= 16 * float(namespace(ref).finfo(ref.dtype).eps) * n
