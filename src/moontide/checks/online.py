@@ -1,0 +1,146 @@
+"""The checks of online methods, one function each: the state is all that is remembered, and it stays small."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from moontide.checks.tasks import Tasks, expect, expect_same
+from moontide.core.simplex import zero_shot
+from moontide.protocols import OnlineMethod, State, samples
+from moontide.types import Result, Task
+
+
+def _batches(m: OnlineMethod, task: Task, size: int = 10) -> Iterator[Any]:
+    x = samples(m, task)
+    return (x[start : start + size] for start in range(0, task.n, size))
+
+
+def _run(m: OnlineMethod, state: State, batches: Iterator[Any]) -> tuple[State, Result]:
+    results = []
+    for x in batches:
+        state, result = m.step(state, x)
+        results.append(result)
+    return state, Result.concatenate(results)
+
+
+def _warm(m: OnlineMethod, tasks: Tasks) -> State:
+    """Return a state that has seen something."""
+    task = tasks(seed=1)
+    return _run(m, m.start(task), _batches(m, task))[0]
+
+
+def _fields(state: State) -> dict[str, Any]:
+    """Return the fields that are arrays or numbers."""
+    return {f.name: getattr(state, f.name) for f in dataclasses.fields(state) if not f.metadata.get("live")}
+
+
+def check_cold_start(m: OnlineMethod, tasks: Tasks) -> None:
+    """The first sample gets its zero-shot label: there is nothing yet to adapt to.
+
+    >>> from moontide import method, protocols
+    >>> check_cold_start(protocols.as_online(method("zero_shot")), Tasks())
+    """
+    task = tasks()
+    wanted = zero_shot(task.features, task.text, task.logit_scale).argmax(axis=1)
+    found = [int(m.step(m.start(task), x)[1].labels[0]) for x in _batches(m, task, size=1)]
+    wrong = np.flatnonzero(np.asarray(found) != wanted)
+    expect(wrong.size == 0, f"samples {wrong.tolist()}, each the first of a stream, do not get their zero-shot label")
+
+
+def check_seen_is_counted(m: OnlineMethod, tasks: Tasks) -> None:
+    """`seen` is the number of samples so far.
+
+    >>> from moontide import method, protocols
+    >>> check_seen_is_counted(protocols.as_online(method("zero_shot")), Tasks())
+    """
+    task = tasks(n=25)
+    state, _ = _run(m, m.start(task), _batches(m, task))
+    expect(state.seen == 25, f"after 25 samples 'seen' is {state.seen}")
+
+
+def check_step_leaves_the_state(m: OnlineMethod, tasks: Tasks) -> None:
+    """A step does not write to the state that it was given.
+
+    >>> from moontide import method, protocols
+    >>> check_step_leaves_the_state(protocols.as_online(method("zero_shot")), Tasks())
+    """
+    task = tasks()
+    for state in (m.start(task), _warm(m, tasks)):
+        before = _fields(state.fork())
+        _run(m, state, _batches(m, task))
+        for name, value in _fields(state).items():
+            expect(np.array_equal(value, before[name]), f"step wrote to '{name}' of the state it was given")
+
+
+def check_fork_is_independent(m: OnlineMethod, tasks: Tasks) -> None:
+    """A fork shares no memory with its origin and goes on in the same way.
+
+    >>> from moontide import method, protocols
+    >>> check_fork_is_independent(protocols.as_online(method("zero_shot")), Tasks())
+    """
+    state = _warm(m, tasks)
+    fork = state.fork()
+    for name, value in _fields(state).items():
+        shared = isinstance(value, np.ndarray) and np.shares_memory(value, getattr(fork, name))
+        expect(not shared, f"the fork shares '{name}' with its origin")
+    x = samples(m, tasks())
+    expect_same(m.step(fork, x)[1], m.step(state, x)[1], 0.0, "a fork")
+
+
+def check_state_is_all(m: OnlineMethod, tasks: Tasks) -> None:
+    """A stream cut in two and continued by another object of the method is the same as one that was not cut.
+
+    >>> from moontide import method, protocols
+    >>> check_state_is_all(protocols.as_online(method("zero_shot")), Tasks())
+    """
+    task = tasks()
+    _, whole = _run(m, m.start(task), _batches(m, task))
+    first, second = list(_batches(m, task))[:2], list(_batches(m, task))[2:]
+    state, before = _run(m, m.start(task), iter(first))
+    _warm(m, tasks)  # another stream in between
+    _, after = _run(copy.deepcopy(m), state, iter(second))
+    expect_same(Result.concatenate([before, after]), whole, 0.0, "a stream cut in two")
+
+
+def check_state_round_trips(m: OnlineMethod, tasks: Tasks) -> None:
+    """A state written to a file and read again, with its method, goes on in the same way.
+
+    >>> from moontide import method, protocols
+    >>> check_state_round_trips(protocols.as_online(method("zero_shot")), Tasks())
+    """
+    from moontide.streams import load_state, save_state
+
+    state = _warm(m, tasks)
+    live = {f.name: getattr(state, f.name) for f in dataclasses.fields(state) if f.metadata.get("live")}
+    with tempfile.TemporaryDirectory() as folder:
+        save_state(Path(folder) / "state", m, state)
+        loaded_method, loaded = load_state(Path(folder) / "state", **live)
+    expect(loaded_method == m, f"the file gives back the method {loaded_method}, not {m}")
+    for name, value in _fields(state).items():
+        found = getattr(loaded, name)
+        same = np.array_equal(value, found) and np.asarray(value).dtype == np.asarray(found).dtype
+        expect(same, f"'{name}' of the state is not the same after writing and reading it")
+    x = samples(m, tasks())
+    expect_same(loaded_method.step(loaded, x)[1], m.step(state, x)[1], 0.0, "a loaded state")
+
+
+def check_memory_is_bounded(m: OnlineMethod, tasks: Tasks) -> None:
+    """After a warm-up of 400 samples in two classes, 400 more do not make the state larger.
+
+    >>> from moontide import method, protocols
+    >>> check_memory_is_bounded(protocols.as_online(method("zero_shot")), Tasks())
+    """
+    task = tasks(n=800, k=2, d=8)
+    state, sizes = m.start(task), []
+    for x in _batches(m, task, size=40):
+        state, _ = m.step(state, x)
+        sizes.append(sum(np.asarray(value).nbytes for value in _fields(state).values()))
+    half = len(sizes) // 2
+    expect(max(sizes[half:]) <= max(sizes[:half]), f"the state grows: bytes after each 40 samples are {sizes}")
