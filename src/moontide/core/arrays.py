@@ -129,6 +129,7 @@ def class_counts(labels: Array, k: int, weights: Array | None = None) -> Array:
     >>> class_counts(np.asarray([2, 0, 2]), 3)
     array([1, 0, 2])
     """
-    if is_torch_array(labels):
-        return labels.bincount(weights, minlength=k)
+    if is_torch_array(labels):  # index_add, since bincount waits for the device
+        weights = labels.new_ones(labels.shape) if weights is None else weights
+        return weights.new_zeros(k).index_add_(0, labels, weights)
     return np.bincount(labels, weights, minlength=k)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from moontide.core.arrays import Array, device, is_torch_array, namespace, to_numpy
 from moontide.errors import InputError
 
-BLOCK_ENTRIES = 2**22  # similarities held at once: 16 MB in float32
+BLOCK_ROWS = 1000  # similarities are made in square blocks of so many rows (4 MB in float32: they stay in cache)
 
 
 @dataclass(frozen=True)
@@ -84,19 +84,34 @@ def nearest_neighbours(features: Array, m: int) -> Graph:
     xp = namespace(features)
     n = features.shape[0]
     m = min(m, n - 1)
-    step = max(1, BLOCK_ENTRIES // n)
-    neighbours = xp.empty((n, m), dtype=xp.int64, device=device(features))
-    weights = xp.empty((n, m), dtype=features.dtype, device=device(features))
-    for start in range(0, n if m else 0, step):
-        stop = min(start + step, n)
-        similarity = features[start:stop, :] @ features.T  # (b, N)
-        local = xp.arange(stop - start, device=device(features))
-        similarity[local, local + start] = -xp.inf  # never its own neighbour
-        for j in range(m):  # argmax returns the first of equals: ties go to the lower index
+    neighbours = xp.zeros((n, m), dtype=xp.int64, device=device(features))
+    weights = xp.full((n, m), -xp.inf, dtype=features.dtype, device=device(features))
+    if m == 0:
+        return Graph(neighbours, weights)
+
+    def offer(rows: slice, columns: slice, similarity: Array) -> None:
+        """Merge the best of a block into the lists; blocks come by rising column, so that ties keep the lower index."""
+        local = xp.arange(similarity.shape[0], device=device(features))  # (b,)
+        candidates, found = [weights[rows, :]], [neighbours[rows, :]]
+        for _ in range(min(m, similarity.shape[1])):  # argmax returns the first of equals
             best = xp.argmax(similarity, axis=1)  # (b,)
-            neighbours[start:stop, j] = best
-            weights[start:stop, j] = similarity[local, best]
+            candidates.append(similarity[local, best][:, None])
+            found.append(best[:, None] + columns.start)
             similarity[local, best] = -xp.inf
+        order = xp.argsort(xp.concat(candidates, axis=1), axis=1, descending=True, stable=True)[:, :m]
+        weights[rows, :] = xp.take_along_axis(xp.concat(candidates, axis=1), order, axis=1)
+        neighbours[rows, :] = xp.take_along_axis(xp.concat(found, axis=1), order, axis=1)
+
+    blocks = [slice(start, min(start + BLOCK_ROWS, n)) for start in range(0, n, BLOCK_ROWS)]
+    for i, rows in enumerate(blocks):
+        for columns in blocks[i:]:  # the similarity is symmetric: one product serves both blocks
+            similarity = features[rows, :] @ features[columns, :].T  # (b, c)
+            if columns is rows:
+                local = xp.arange(similarity.shape[0], device=device(features))
+                similarity[local, local] = -xp.inf  # never its own neighbour
+            else:
+                offer(columns, rows, xp.asarray(similarity.T, copy=True))
+            offer(rows, columns, similarity)
     return Graph(neighbours, weights)
 
 

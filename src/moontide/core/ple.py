@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import NamedTuple
 
 from moontide.core.arrays import Array, class_counts, namespace
 from moontide.core.bessel import banerjee, inverse_bessel_ratio
@@ -24,8 +25,17 @@ def sample_weights(p: Array) -> Array:
     >>> sample_weights(np.asarray([[1.0, 0.0], [0.5, 0.5]])).round(6)
     array([1., 0.])
     """
-    xp = namespace(p)
-    return xp.clip(1 - entropy(p, EPS) / (math.log(p.shape[1]) + EPS), min=0, max=1)  # (N,)
+    return entropy_weights(entropy(p, EPS), p.shape[1])
+
+
+def entropy_weights(h: Array, k: int) -> Array:
+    """Eq. pl where the entropies h of the K probabilities of each sample are known already.
+
+    >>> import numpy as np
+    >>> entropy_weights(np.log(np.asarray([1.0, 2.0])), 4)
+    array([1. , 0.5])
+    """
+    return namespace(h).clip(1 - h / (math.log(k) + EPS), min=0, max=1)  # (N,)
 
 
 def class_confidence(y: Array, mean: str = "geometric", normalise: bool = True) -> Array:
@@ -93,30 +103,61 @@ def log_c(d: int, kappa: Array, form: str) -> Array:
     return log_normaliser(d, kappa) if form == "accurate" else log_normaliser_asymptotic(d, kappa)
 
 
-def assign(
-    log_prior: Array, dots: Array, kappa: Array, log_norm: Array, votes: Array, temper: float
-) -> tuple[Array, Array]:
-    """Eq. update-z, the E-step: z ∝ prior x exp((kappa_k mu_k.f_i + log C_d(kappa_k)) / temper + votes).
+def prototypes(text: Array, mu: Array, kappa: Array, scale: float, temper: float) -> Array:
+    """Fold zero-shot logits and tempered vMF likelihood into one vector a class: scale t_k + (kappa_k / temper) mu_k.
 
-    Also returns the logarithm of the sum that z was divided by, (N,).
-
+    Its product with f_i, plus log C_d(kappa_k) / temper, is text_weight log y_ik + log p_ik / temper of Eq. update-z,
+    up to a constant of the row, which the softmax removes.
 
     >>> import numpy as np
-    >>> z, _ = assign(np.zeros((1, 2)), np.ones((1, 2)), np.ones(2), np.zeros(2), np.zeros((1, 2)), 1.0)
-    >>> z
+    >>> prototypes(np.eye(2)[:1], np.eye(2)[1:], np.asarray([500.0]), 100.0, 50.0)
+    array([[100.,  10.]])
+    """
+    return scale * text + (kappa / temper)[:, None] * mu  # (L, d)
+
+
+def anchor_logits(cosine: Array, kappa: Array, d: int, form: str, scale: float, temper: float) -> Array:
+    """Return those logits for classes at their anchor, where mu_k = t_k and the product is the cosine at hand.
+
+    >>> import numpy as np
+    >>> anchor_logits(np.ones((1, 1)), np.ones(1), 3, "asymptotic", 100.0, 1.0)
+    array([[100.]])
+    """
+    logits = cosine * (scale + kappa / temper)  # (N, K)
+    logits += log_c(d, kappa, form) / temper
+    return logits
+
+
+class Assignment(NamedTuple):
+    """What an E-step gives of each sample."""
+
+    z: Array  # (N, K)
+    labels: Array  # (N,) argmax of z
+    log_sum: Array  # (N,) log of the sum that z was divided by
+    entropy: Array  # (N,) H(z_i)
+    heard: Array  # (N,) z_i . votes_i
+    echo: Array  # (N,) z_i . votes_i of the z that went in, whose votes these are
+
+
+def e_step(logits: Array, z: Array, votes_of: Callable[[Array], Array]) -> Assignment:
+    """Eq. update-z: z_i = softmax(logits_i + votes_i), the votes those of the previous z; `logits` are overwritten.
+
+    >>> import numpy as np
+    >>> e_step(np.zeros((1, 2)), np.ones((1, 2)), np.zeros_like).z
     array([[0.5, 0.5]])
     """
-    xp = namespace(dots)
-    z = dots * (kappa / temper)  # (N, K)
-    z += log_norm / temper
-    z += log_prior
-    z += votes
-    top = xp.max(z, axis=1, keepdims=True)  # (N, 1)
-    z -= top
-    z = xp.exp(z)
-    total = xp.sum(z, axis=1, keepdims=True)  # (N, 1)
-    z /= total
-    return z, (top + xp.log(total))[:, 0]
+    xp = namespace(logits)
+    votes = votes_of(z)  # (N, K)
+    logits += votes
+    labels = xp.argmax(logits, axis=1)  # (N,)
+    top = xp.max(logits, axis=1, keepdims=True)  # (N, 1)
+    logits -= top
+    new = xp.exp(logits)  # (N, K)
+    total = xp.sum(new, axis=1, keepdims=True)  # (N, 1)
+    new /= total
+    log_total = xp.log(total[:, 0])  # (N,)
+    entropy = log_total - xp.vecdot(new, logits)
+    return Assignment(new, labels, top[:, 0] + log_total, entropy, xp.vecdot(new, votes), xp.vecdot(z, votes))
 
 
 def shrinkage(z: Array, gamma: Array, labels: Array, alpha: Array, beta: str, gamma_in_counts: bool) -> Array:
@@ -166,22 +207,21 @@ def anchor_kl(text: Array, anchor_kappa: Array, anchor_r: Array, mu: Array, kapp
     return log_c(d, anchor_kappa, form) - log_c(d, kappa, form) + anchor_r * (anchor_kappa - kappa * aligned)
 
 
-def objective(
-    z: Array, gamma: Array, heard: Array, votes: Array, log_sum: Array, alpha: Array, kl: Array, temper: float
-) -> float:
-    """Eq. ple-ours after an E-step that heard the votes `heard` and gave `log_sum`; `votes` are those of the new z.
+def objective(step: Assignment, gamma: Array, log_evidence: Array, alpha: Array, kl: Array, temper: float) -> Array:
+    """Eq. ple-ours after an E-step without its Laplacian term: KL(z || y) - z . log p of each sample, the anchors' KL.
 
-    With a = log prior + log p / temper + heard and z = softmax(a), the terms KL(z || y) - z . log p collapse to
-    z . heard - log_sum, so that no further N x K x d work is needed.
+    With z = softmax(a), sum_k z_k (log z_k - a_k) = -log_sum, so that a sample's terms collapse to heard - log_sum;
+    `log_evidence` is the row constant left out of the logits. The Laplacian term, -sum_i gamma_i echo_i / 2, is known
+    when the votes of the new z are. No N x K x d work is needed.
 
     >>> import numpy as np
-    >>> one = np.ones((1, 1))
-    >>> objective(one, np.ones(1), 0 * one, 0 * one, np.ones(1), np.ones(1), np.zeros(1), 1.0)
+    >>> one, zero = np.ones(1), np.zeros(1)
+    >>> float(objective(Assignment(one, zero, one, zero, zero, zero), one, zero, one, zero, 1.0))
     -1.0
     """
-    xp = namespace(z)
-    per_sample = xp.sum(z * (heard - votes / 2), axis=1) - log_sum  # (N,)
-    return float(xp.sum(gamma * per_sample) + xp.sum(alpha * kl) / temper)
+    xp = namespace(gamma)
+    per_sample = step.heard - step.log_sum + log_evidence  # (N,)
+    return xp.sum(gamma * per_sample) + xp.sum(alpha * kl) / temper
 
 
 def neighbour_votes(graph: Graph, symmetric: bool, mean: bool, weight: float) -> Callable[[Array], Array]:

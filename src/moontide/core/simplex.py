@@ -33,6 +33,18 @@ def log_softmax(logits: Array) -> Array:
     return shifted
 
 
+def log_sum_exp(logits: Array) -> Array:
+    """Return log sum_k exp(logits_k) over the last axis, computed without overflow.
+
+    >>> import numpy as np
+    >>> log_sum_exp(np.asarray([[1000.0, 0.0]]))
+    array([1000.])
+    """
+    xp = namespace(logits)
+    top = xp.max(logits, axis=-1, keepdims=True)  # (..., 1)
+    return top[..., 0] + xp.log(xp.sum(xp.exp(logits - top), axis=-1))
+
+
 def zero_shot(features: Array, text: Array, logit_scale: float) -> Array:
     """Eq. zero-shot: y_ik = softmax_k(f_i . t_k / tau), with logit_scale = 1 / tau and unit rows.
 

@@ -32,20 +32,23 @@ from moontide.core.graph import Graph, nearest_neighbours
 from moontide.core.ple import (
     EPS,
     anchor_kl,
+    anchor_logits,
     anchor_weights,
-    assign,
     class_confidence,
     concentration,
+    e_step,
     empirical_means,
+    entropy_weights,
     initial_resultant,
     log_c,
     neighbour_votes,
     objective,
+    prototypes,
     sample_weights,
     shrink,
     shrinkage,
 )
-from moontide.core.simplex import log_softmax
+from moontide.core.simplex import log_sum_exp
 from moontide.errors import OptionError
 from moontide.options import option
 from moontide.protocols import Method
@@ -125,42 +128,62 @@ class MOON(Method):
 
     def _fit(self, task: Task) -> Result:
         xp = namespace(task.features)
-        f, text, d = task.features, task.text, task.d
+        f, text, d, scale = task.features, task.text, task.d, self.text_weight * task.logit_scale
         cosine = f @ text.T  # (N, K)
-        log_prior = log_softmax(task.logit_scale * cosine)  # (N, K)
-        y = xp.exp(log_prior)  # (N, K)
-        log_prior *= self.text_weight
+        log_evidence = log_sum_exp(task.logit_scale * cosine)  # (N,)
+        y = xp.exp(task.logit_scale * cosine - log_evidence[:, None])  # (N, K)
+        log_evidence *= self.text_weight
         alpha = self.alpha_k(y)  # (K,)
         anchor_r = xp.clip(initial_resultant(y, cosine, self.count_epsilon), min=0, max=self.r_cap)  # (K,)
         anchor_kappa = concentration(anchor_r, d, self.inverse, self.r_cap)  # (K,)
         anchor = text * anchor_r[:, None] if self.update == "exact" else text  # (K, d)
         graph, votes_of = self.smoother(task)
 
-        z, mu, kappa, labels = y, text, anchor_kappa, xp.argmax(y, axis=1)
+        # A class without samples is at its anchor: what it scores there, `rest`, is computed once, and the products of
+        # an iteration are made for the L `live` classes only.
+        rest_mu, rest_kappa = self.parameters(anchor, text, anchor_kappa)
+        logits = anchor_logits(cosine, anchor_kappa, d, self.log_normaliser, scale, self.temper)  # (N, K)
+        rest = anchor_logits(cosine, rest_kappa, d, self.log_normaliser, scale, self.temper)  # (N, K)
+        mu, kappa, beta, labels = text, anchor_kappa, xp.zeros_like(alpha), xp.argmax(y, axis=1)
         gamma = xp.ones_like(y[:, 0]) if self.gamma == "off" else sample_weights(y)  # (N,)
-        beta = xp.zeros_like(alpha)  # (K,)
-        votes = votes_of(z, gamma)  # (N, K)
-        history: list[float] = []
+        said = y * gamma[:, None] if self.votes == "gamma" else y  # (N, K)
+        weight, energy = gamma, []  # (N,), L_PLE after each E-step
         for it in range(self.m_steps + 1):
-            dots = f @ mu.T if it else cosine  # (N, K)
-            z, log_sum = assign(log_prior, dots, kappa, log_c(d, kappa, self.log_normaliser), votes, self.temper)
+            step = e_step(logits, said, votes_of)
+            z, before, labels = step.z, labels, step.labels  # (N, K), (N,), (N,)
+            if it:
+                energy[-1] -= xp.sum(weight * step.echo) / 2
             if self.gamma == "assignments":
-                gamma = sample_weights(z)
-            heard, votes = votes, votes_of(z, gamma)
+                gamma = entropy_weights(step.entropy, task.k)  # (N,)
+            said = z * gamma[:, None] if self.votes == "gamma" else z
+            weight = xp.ones_like(gamma) if self.votes == "gamma" else gamma  # `said` has gamma in it already
             kl = anchor_kl(text, anchor_kappa, anchor_r, mu, kappa, d, self.log_normaliser)  # (K,)
-            history.append(objective(z, gamma, heard, votes, log_sum, alpha, kl, self.temper))
-            before, labels = labels, xp.argmax(z, axis=1)
-            if it < self.m_steps:
-                beta = shrinkage(z, gamma, labels, alpha, self.beta, self.gamma_in_counts)  # (K,)
-                resultant = shrink(empirical_means(z, gamma, f, self.count_epsilon), beta, anchor)  # (K, d)
-                r = xp.linalg.vector_norm(resultant, axis=1)  # (K,)
-                if self.update_mu:
-                    mu = resultant / xp.clip(r, min=EPS)[:, None]
-                if self.update_kappa:
-                    kappa = xp.clip(concentration(r, d, self.inverse, self.r_cap), max=self.kappa_cap)
+            energy.append(objective(step, gamma, log_evidence, alpha, kl, self.temper))
+            if it == self.m_steps:
+                break
+            beta = shrinkage(z, gamma, labels, alpha, self.beta, self.gamma_in_counts)  # (K,)
+            live = xp.nonzero(beta)[0]  # (L,)
+            v = empirical_means(xp.take(z, live, axis=1), gamma, f, self.count_epsilon)  # (L, d)
+            resultant = shrink(v, beta[live], anchor[live, :])  # (L, d)
+            mu, kappa = xp.asarray(rest_mu, copy=True), xp.asarray(rest_kappa, copy=True)
+            mu[live, :], kappa[live] = self.parameters(resultant, text[live, :], anchor_kappa[live])
+            logits = xp.asarray(rest, copy=True)  # (N, K)
+            logits[:, live] = f @ prototypes(text[live, :], mu[live, :], kappa[live], scale, self.temper).T
+            logits[:, live] += log_c(d, kappa[live], self.log_normaliser) / self.temper
+        energy[-1] -= xp.sum(weight * xp.vecdot(said, votes_of(said))) / 2
         details = {"mu": mu, "alpha": alpha, "gamma": gamma, "anchor_kappa": anchor_kappa, "graph": graph}
         same = bool(xp.all(labels == before))
-        return Result(z, y, None, tuple(history), self.m_steps, same, kappa, beta, details)
+        return Result(z, y, None, tuple(float(e) for e in energy), self.m_steps, same, kappa, beta, details)
+
+    def parameters(self, resultant: Array, mu: Array, kappa: Array) -> tuple[Array, Array]:
+        """Eq. update-m: mean direction and concentration of the resultants; what is not updated stays as given."""
+        xp = namespace(resultant)
+        r = xp.linalg.vector_norm(resultant, axis=1)  # (L,)
+        if self.update_mu:
+            mu = resultant / xp.clip(r, min=EPS)[:, None]
+        if self.update_kappa:
+            kappa = xp.clip(concentration(r, resultant.shape[1], self.inverse, self.r_cap), max=self.kappa_cap)
+        return mu, kappa
 
     @property
     def m_steps(self) -> int:
@@ -173,16 +196,14 @@ class MOON(Method):
             return anchor_weights(class_confidence(y, self.confidence, self.normalise_confidence), self.alpha)
         return namespace(y).full_like(y[0, :], self.alpha)
 
-    def smoother(self, task: Task) -> tuple[Graph | None, Callable[[Array, Array], Array]]:
-        """Return the graph, given or built, and the function (z, gamma) -> votes of the neighbours, (N, K)."""
+    def smoother(self, task: Task) -> tuple[Graph | None, Callable[[Array], Array]]:
+        """Return the graph, given or built, and the function z -> votes of the neighbours, (N, K)."""
         if self.laplacian_weight == 0:
-            return None, lambda z, gamma: namespace(z).zeros_like(z[:1, :1])
+            return None, lambda z: namespace(z).zeros_like(z)
         if task.graph is not None and self.neighbours != self.specs()["neighbours"].default:
             raise OptionError(
                 "The 'neighbours' option of moon has no effect on a task that brings its own graph; leave it out."
             )
         graph = task.graph or nearest_neighbours(task.features, self.neighbours)
-        operator = neighbour_votes(graph, self.graph == "symmetric", self.laplacian == "mean", self.laplacian_weight)
-        if self.votes == "gamma":
-            return graph, lambda z, gamma: operator(z * gamma[:, None])
-        return graph, lambda z, gamma: operator(z)
+        symmetric, mean = self.graph == "symmetric", self.laplacian == "mean"
+        return graph, neighbour_votes(graph, symmetric, mean, self.laplacian_weight)
