@@ -1,0 +1,215 @@
+"""Run methods on tasks and hold what they say against labels. With `metrics.py` the only code that sees labels."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from moontide.core.arrays import to_numpy
+from moontide.core.memory import require_memory
+from moontide.errors import MissingInputError, MoontideError, OptionError
+from moontide.metrics import IntArray, accuracy
+from moontide.protocols import Method
+from moontide.registry import method, method_type
+from moontide.store.files import read_task
+from moontide.types import PER_SAMPLE, Result, Task
+
+Progress = Callable[[int, int], None]  # (done, of how many)
+
+WARM_UP = 8  # samples of an unmeasured first run, which loads what a method imports when it is used
+
+
+def run_batches(
+    solver: Method,
+    task: Task,
+    batch_size: int | None = None,
+    *,
+    shuffle_seed: int | None = None,
+    progress: Progress | None = None,
+) -> Result:
+    """Label a task at once, or in independent batches: in file order, or drawn at random with `shuffle_seed`.
+
+    The rows of the result are in file order either way.
+
+    >>> task = Task(np.eye(3), np.eye(3))
+    >>> run_batches(method("moon"), task, 2, shuffle_seed=0).labels
+    array([0, 1, 2])
+    """
+    if batch_size is None:
+        if shuffle_seed is not None:
+            raise OptionError("'shuffle' has no effect without 'batch_size': the whole file is one batch.")
+        return solver.fit_predict(task)
+    if batch_size < 1:
+        raise OptionError(f"'batch_size' must be at least 1. Got {batch_size} instead.")
+    need = 3 * task.n * task.k * task.features.dtype.itemsize  # probs, zero-shot and native scores of all batches
+    require_memory(need, f"The answer of {solver.name} on {task.n} x {task.k}", task.features)
+    order = np.arange(task.n) if shuffle_seed is None else np.random.default_rng(shuffle_seed).permutation(task.n)
+    if shuffle_seed is not None:
+        extras = {name: value[order] if name in PER_SAMPLE else value for name, value in task.extras.items()}
+        task = replace(task, features=task.features[order], graph=None, extras=extras)
+    results: list[Result] = []
+    for batch in task.batches(batch_size):
+        result = solver.fit_predict(batch)
+        results.append(
+            Result(result.probs, result.zero_shot, result.native_scores, (), result.n_iter, result.converged)
+        )
+        if progress:
+            progress(len(results), -(-task.n // batch_size))
+    joined = Result.concatenate(results)
+    if shuffle_seed is None:
+        return joined
+    back = np.argsort(order)
+    native = None if joined.native_scores is None else joined.native_scores[back]
+    return replace(joined, probs=joined.probs[back], zero_shot=joined.zero_shot[back], native_scores=native)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A result against zero-shot, and against labels where there are any (else None).
+
+    >>> Comparison(samples=10, changed=4, better=2, worse=1).sideways
+    1
+    """
+
+    samples: int
+    changed: int  # predictions that differ from zero-shot
+    zero_shot_accuracy: float | None = None  # from 0 to 1
+    accuracy: float | None = None
+    better: int | None = None  # wrong before, right now
+    worse: int | None = None  # right before, wrong now
+
+    @property
+    def sideways(self) -> int | None:
+        """Predictions that were wrong, changed, and are wrong still."""
+        return None if self.better is None or self.worse is None else self.changed - self.better - self.worse
+
+
+def compare_predictions(labels: IntArray | None, result: Result) -> Comparison:
+    """Count what adaptation changed, for better and for worse.
+
+    >>> result = Result(probs=np.asarray([[0.0, 1.0], [0.0, 1.0]]), zero_shot=np.asarray([[1.0, 0.0], [0.0, 1.0]]))
+    >>> compare_predictions(np.asarray([1, 1]), result)
+    Comparison(samples=2, changed=1, zero_shot_accuracy=0.5, accuracy=1.0, better=1, worse=0)
+    """
+    now, before = to_numpy(result.labels), to_numpy(result.zero_shot_labels)
+    changed = int(np.sum(now != before))
+    if labels is None:
+        return Comparison(now.size, changed)
+    better, worse = (before != labels) & (now == labels), (before == labels) & (now != labels)
+    return Comparison(
+        now.size, changed, accuracy(labels, before), accuracy(labels, now), int(better.sum()), int(worse.sum())
+    )
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What `compare_methods` found out about one method.
+
+    >>> Outcome("tent", "skipped", reason="The method tent needs the image encoder.").accuracy is None
+    True
+    """
+
+    method: str
+    status: str  # ran, skipped (something it needs is not in the file) or failed
+    accuracy: float | None = None
+    seconds: float | None = None
+    peak_bytes: int | None = None
+    changed: int | None = None
+    better: int | None = None
+    worse: int | None = None
+    reason: str | None = None  # why it did not run
+
+
+def compare_methods(
+    features: str | Path,
+    names: Iterable[str],
+    *,
+    batch_size: int | None = None,
+    progress: Progress | None = None,
+    **source: Any,
+) -> list[Outcome]:
+    """Run methods with their defaults on a features file (read with `source`), each in a process of its own.
+
+    Seconds are those of one run after an unmeasured one on a few samples. Peak memory is what the run added at its
+    highest point to the resident memory of its process, inputs and libraries not counted; it is measured on Linux only.
+    The best accuracy comes first, or without labels the fastest; a method that fails does not stop the others.
+
+    >>> compare_methods("missing.npz", ["moon"])
+    Traceback (most recent call last):
+        ...
+    moontide.errors.FileError: There is no file missing.npz.
+    """
+    names = list(dict.fromkeys(names))
+    for name in names:
+        method_type(name)
+    read_task(features, **source)  # refuses a bad file once, here
+    outcomes = []
+    for done, name in enumerate(names, 1):
+        outcomes.append(_run_apart(name, {"features": str(features), "batch_size": batch_size, "source": source}))
+        if progress:
+            progress(done, len(names))
+    return sorted(outcomes, key=lambda o: (o.status != "ran", -(o.accuracy or 0), o.seconds or 0, o.method))
+
+
+def _run_apart(name: str, request: dict[str, Any]) -> Outcome:
+    """Measure one method in a fresh interpreter, which answers with one line of JSON."""
+    child = subprocess.run(
+        [sys.executable, "-c", "from moontide.evaluate import _answer; _answer()"],
+        input=json.dumps({"name": name, **request}, default=str),
+        env={**os.environ, "PYTHONSAFEPATH": "1"},  # no modules from the working folder
+        capture_output=True,
+        text=True,
+    )
+    if child.returncode == 0:
+        return Outcome(name, **json.loads(child.stdout.splitlines()[-1]))
+    if child.returncode < 0:
+        return Outcome(name, "failed", reason=f"Stopped by signal {-child.returncode}; 9 is mostly a lack of memory.")
+    return Outcome(name, "failed", reason=(child.stderr.strip().splitlines() or ["It gave no reason."])[-1])
+
+
+def _answer() -> None:
+    request = json.load(sys.stdin)
+    try:
+        answer = _measure(**request)
+    except MissingInputError as error:
+        answer = {"status": "skipped", "reason": str(error)}
+    except MoontideError as error:
+        answer = {"status": "failed", "reason": str(error)}
+    print(json.dumps(answer))
+
+
+def _measure(name: str, features: str, batch_size: int | None, source: dict[str, Any]) -> dict[str, Any]:
+    solver = method(name)
+    task, labels, _ = read_task(features, **source)
+    solver.fit_predict(task.rows(0, min(task.n, WARM_UP)))
+    before = _resident("VmRSS")
+    start = time.perf_counter()
+    result = run_batches(solver, task, batch_size)
+    to_numpy(result.labels)  # waits for the device
+    seconds = time.perf_counter() - start
+    after = _resident("VmHWM")
+    found = asdict(compare_predictions(labels, result))
+    kept = {key: found[key] for key in ("accuracy", "changed", "better", "worse")}
+    peak = None if before is None or after is None else max(0, after - before)
+    return {"status": "ran", "seconds": seconds, "peak_bytes": peak, **kept}
+
+
+def _resident(field: str) -> int | None:
+    """Read the resident memory of this process now (VmRSS), or its peak since VmRSS was asked for (VmHWM), in bytes."""
+    try:
+        if field == "VmRSS":
+            Path("/proc/self/clear_refs").write_text("5")  # sets the peak back to what is resident now
+        found = re.search(rf"{field}:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    except OSError:
+        return None
+    return int(found[1]) * 1024 if found else None

@@ -1,0 +1,107 @@
+"""Scores of predictions against labels. With `evaluate.py` this is the only code that sees labels."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from moontide.errors import InputError
+
+IntArray = npt.NDArray[np.int64]
+
+
+def check_labels(labels: Any, n: int, k: int) -> IntArray:
+    """Check that there is one class number from 0 to K - 1 for each of the N samples.
+
+    >>> check_labels([0, 1], 2, 2)
+    array([0, 1])
+    >>> check_labels([0, 7], 2, 2)
+    Traceback (most recent call last):
+        ...
+    moontide.errors.InputError: 'labels' must be class numbers from 0 to 1. Got 7 in row 1.
+    """
+    y: npt.NDArray[Any] = np.asarray(labels)
+    if y.shape != (n,):
+        raise InputError(f"'labels' must have one entry for each of the {n} samples. Got shape {y.shape} instead.")
+    if not np.issubdtype(y.dtype, np.integer):
+        raise InputError(f"'labels' must be integers, the class numbers from 0. Got dtype {y.dtype} instead.")
+    bad = np.flatnonzero((y < 0) | (y >= k))
+    if bad.size:
+        more = f" (and {bad.size - 1} more)" if bad.size > 1 else ""
+        raise InputError(f"'labels' must be class numbers from 0 to {k - 1}. Got {y[bad[0]]} in row {bad[0]}{more}.")
+    return y.astype(np.int64)
+
+
+def accuracy(labels: npt.ArrayLike, predictions: npt.ArrayLike) -> float:
+    """Return the share of predictions that equal the labels, from 0 to 1.
+
+    >>> accuracy([0, 1, 2, 2], [0, 1, 2, 0])
+    0.75
+    """
+    labels, predictions = np.asarray(labels), np.asarray(predictions)
+    if labels.shape != predictions.shape or labels.size == 0:
+        raise InputError(
+            "'labels' and 'predictions' must have the same shape and at least one entry. "
+            f"Got {labels.shape} and {predictions.shape} instead."
+        )
+    return float(np.mean(labels == predictions))
+
+
+def expected_calibration_error(
+    labels: npt.ArrayLike, predictions: npt.ArrayLike, confidence: npt.ArrayLike, bins: int = 15
+) -> float:
+    """Return the top-label ECE: sum over equal-width bins (b/B, (b+1)/B] of |accuracy - mean confidence| n_bin / N.
+
+    >>> round(expected_calibration_error([0, 1, 1, 1], [0, 1, 0, 1], [0.9, 0.9, 0.9, 0.9]), 9)
+    0.15
+    """
+    confidence = np.asarray(confidence, dtype=np.float64)
+    hit = np.equal(labels, predictions).astype(np.float64)
+    if hit.shape != confidence.shape or hit.size == 0:
+        raise InputError(
+            "'labels', 'predictions' and 'confidence' must have the same length and at least one entry. "
+            f"Got {hit.shape} labels and {confidence.shape} confidences instead."
+        )
+    where = np.clip(np.ceil(confidence * bins).astype(np.int64) - 1, 0, bins - 1)
+    gap = np.bincount(where, hit - confidence, minlength=bins)  # n_bin (accuracy - confidence)
+    return float(np.abs(gap).sum() / hit.size)
+
+
+def tail_accuracy(accuracies: npt.ArrayLike, share: float = 0.1) -> float:
+    """Return the expected tail accuracy: the mean of the worst `share` of the runs (at least one, rounded up).
+
+    >>> tail_accuracy([0.5, 0.7, *[0.9] * 18])
+    0.6
+    """
+    values = np.sort(np.asarray(accuracies, dtype=np.float64).ravel())
+    if values.size == 0 or not 0 < share <= 1:
+        raise InputError(
+            f"'accuracies' must not be empty and 'share' must be above 0 and at most 1. "
+            f"Got {values.size} runs and share {share} instead."
+        )
+    worst = max(1, math.ceil(round(share * values.size, 9)))
+    return float(values[:worst].mean())
+
+
+def bootstrap_interval(
+    values: npt.ArrayLike, level: float = 0.95, draws: int = 10_000, seed: int = 0
+) -> tuple[float, float]:
+    """Return the percentile bootstrap interval of the mean of `values`.
+
+    >>> low, high = bootstrap_interval([0.6, 0.7, 0.8, 0.9])
+    >>> 0.6 <= low < 0.75 < high <= 0.9
+    True
+    """
+    x = np.asarray(values, dtype=np.float64).ravel()
+    if x.size == 0 or not 0 < level < 1 or draws < 1:
+        raise InputError(
+            "'values' must not be empty, 'level' must lie between 0 and 1, and 'draws' must be at least 1. "
+            f"Got {x.size} values, level {level} and {draws} draws instead."
+        )
+    rng = np.random.default_rng(seed)
+    means = [x[rng.integers(x.size, size=x.size)].mean() for _ in range(draws)]
+    low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
+    return float(low), float(high)

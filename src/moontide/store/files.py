@@ -1,0 +1,393 @@
+"""Features and class embeddings from .npz, .npy, .safetensors, .parquet; predictions to .npz, .csv, .jsonl, .parquet.
+
+Nothing is unpickled. A file is written under a temporary name in its own folder and renamed when it is whole.
+
+    .npz          the arrays named in `ARRAYS`; others are ignored
+    .npy          one matrix
+    .safetensors  the tensors named in `ARRAYS`, or the only one there is
+    .parquet      the column `embedding`, or the only one of its kind: lists of numbers, or binary values of one length
+                  (little-endian numbers of the type that the field's metadata gives under `dtype`, else float32);
+                  and the column `id`
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import tempfile
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any, BinaryIO, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from moontide.core.arrays import Array, as_matrix, like, to_numpy
+from moontide.core.memory import available_bytes, human
+from moontide.errors import FileError, InputError, MoontideError, ResourceError, missing_extra
+from moontide.metrics import IntArray, check_labels
+from moontide.types import Result, Task
+
+ARRAYS = ("image_features", "text_features", "view_features", "labels", "classnames", "logit_scale", "temperature")
+FEATURES = (".npz", ".npy", ".safetensors", ".parquet")
+PREDICTIONS = (".npz", ".csv", ".jsonl", ".parquet")
+UNNAMED = ""  # the name of the matrix in a file that holds only one
+
+AnyArray = npt.NDArray[Any]
+
+
+class FileTask(NamedTuple):
+    """What a features file holds: the task, the labels (which no method gets) and the ids of the samples, or None."""
+
+    task: Task
+    labels: IntArray | None
+    ids: list[Any] | None
+
+
+def read_task(
+    features: str | Path,
+    text: str | Path | None = None,
+    *,
+    classes: str | None = None,
+    labels: str | Path | None = None,
+    logit_scale: float | None = None,
+    dtype: str | None = None,
+    device: str = "cpu",
+) -> FileTask:
+    """Read a task; what is passed here goes before what the files hold.
+
+    With `text`, class embeddings and class names come from that file. `classes` is a comma-separated list or a text
+    file with one name a line; `labels` is a .npy or a text file with one number a line. On the device "cpu" the arrays
+    are numpy's, on "cuda" torch's. The logit scale is 100 where nothing says it.
+
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = Path(folder) / "features.npz"
+    ...     np.savez(path, image_features=np.eye(3), text_features=np.eye(3)[:2], labels=[0, 1, 1], temperature=0.02)
+    ...     task, labels, ids = read_task(path, classes="cat,dog")
+    >>> task.n, task.class_names, round(task.logit_scale), labels, ids
+    (3, ('cat', 'dog'), 50, array([0, 1, 1]), None)
+    """
+    check_device(device)
+    images = read_arrays(features)
+    anchors = images if text is None else read_arrays(text)
+    image = place(as_matrix(images.matrix("image_features"), "image_features"), dtype, device)
+    views = images.arrays.get("view_features")
+    scales = (logit_scale, anchors.logit_scale(), images.logit_scale(), 100.0)
+    task = Task(
+        image,
+        anchors.matrix("text_features"),
+        next(scale for scale in scales if scale is not None),
+        anchors.class_names() if classes is None else read_class_names(classes),
+        extras={} if views is None else {"views": like(as_matrix(views, "view_features", 3), image)},
+    )
+    found = images.arrays.get("labels") if labels is None else read_labels(labels)
+    return FileTask(task, None if found is None else check_labels(found, task.n, task.k), images.ids)
+
+
+def check_device(device: str) -> None:
+    """Refuse a device that this machine does not have.
+
+    >>> check_device("cpu")
+    """
+    if device == "cpu":
+        return
+    try:
+        import torch
+    except ImportError:
+        raise missing_extra("torch", "torch", f"Running on {device}") from None
+    if not torch.cuda.is_available():
+        raise ResourceError(
+            "torch finds no CUDA device on this machine; use the device 'cpu', or see what 'moontide doctor' says."
+        )
+
+
+def place(x: AnyArray, dtype: str | None, device: str) -> Array:
+    """Bring a matrix to a dtype (None: its own) and a device.
+
+    >>> place(np.eye(2), "float32", "cpu").dtype
+    dtype('float32')
+    """
+    x = x.astype(dtype or x.dtype, copy=False)
+    if device == "cpu":
+        return x
+    import torch
+
+    return torch.from_numpy(x).to(device)
+
+
+@dataclass(frozen=True)
+class Arrays:
+    """The arrays of a file by name; None stands for one that is there and of no interest."""
+
+    path: Path
+    arrays: Mapping[str, AnyArray | None]
+    ids: list[Any] | None = None
+
+    def matrix(self, name: str) -> AnyArray:
+        """Return the array called `name`, or the file's only one where it has no name of its own."""
+        found = self.arrays.get(name, self.arrays.get(UNNAMED))
+        if found is None:
+            hint = "; pass the file that has it with --text" if name == "text_features" else ""
+            holds = f"it holds {', '.join(sorted(self.arrays))}" if self.arrays else "it holds nothing"
+            raise FileError(f"{self.path} has no array '{name}': {holds}{hint}.")
+        return found
+
+    def logit_scale(self) -> float | None:
+        """Return the logit scale, or 1 / temperature, or None."""
+        given = {name: self.arrays[name] for name in ("logit_scale", "temperature") if name in self.arrays}
+        if len(given) == 2:
+            raise FileError(f"{self.path} has both 'logit_scale' and 'temperature' (its inverse); keep one of them.")
+        for name, value in given.items():
+            if value is None or value.size != 1 or value.dtype.kind not in "fiu" or not 0 < value.item() < np.inf:
+                raise InputError(f"'{name}' of {self.path} must be one positive number. Got {value} instead.")
+            return float(value.item()) if name == "logit_scale" else 1 / float(value.item())
+        return None
+
+    def class_names(self) -> list[str] | None:
+        """Return the class names, or None."""
+        names = self.arrays.get("classnames")
+        if names is None:
+            return None
+        if names.ndim != 1:
+            raise InputError(f"'classnames' of {self.path} must be a 1-D array. Got shape {names.shape} instead.")
+        return [n.decode(errors="replace") if isinstance(n, bytes) else str(n) for n in names.tolist()]
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """Say in a sentence what is wrong with a file."""
+    if not path.exists():
+        raise FileError(f"There is no file {path}.")
+    if path.is_dir():
+        raise FileError(f"{path} is a folder; give a file.")
+    try:
+        yield
+    except MoontideError:
+        raise
+    except MemoryError:
+        raise ResourceError(f"{path} does not fit into memory; split it.") from None
+    except Exception as error:  # the parsers raise whatever they stumble over in a broken file
+        why = str(error).strip().partition("\n")[0].rstrip(".") or type(error).__name__
+        raise FileError(f"{path} cannot be read; it is damaged, cut short or of another kind ({why}).") from error
+
+
+def read_arrays(path: str | Path) -> Arrays:
+    """Read the arrays of a features file.
+
+    >>> read_arrays("features.txt")
+    Traceback (most recent call last):
+        ...
+    moontide.errors.FileError: There is no file features.txt.
+    """
+    path = Path(path)
+    readers = dict(zip(FEATURES, (_read_npz, _read_npy, _read_safetensors, _read_parquet), strict=True))
+    with _reading(path):
+        if path.suffix not in readers:
+            raise FileError(f"{path} must be a file of the kind {', '.join(FEATURES)}. Got '{path.suffix}' instead.")
+        _require_memory(path, path.stat().st_size)
+        return readers[path.suffix](path)
+
+
+def _require_memory(path: Path, size: int) -> None:
+    have = available_bytes()
+    if have is not None and size > have:
+        raise ResourceError(f"{path} needs {human(size)} of memory, and {human(have)} is available; split the file.")
+
+
+def _read_npz(path: Path) -> Arrays:
+    with zipfile.ZipFile(path) as archive:
+        wanted = {f"{name}.npy" for name in ARRAYS}
+        _require_memory(path, sum(entry.file_size for entry in archive.infolist() if entry.filename in wanted))
+    arrays: dict[str, AnyArray | None] = {}
+    with np.load(path, allow_pickle=False) as held:
+        for name in held.files:
+            try:
+                arrays[name] = held[name] if name in ARRAYS else None
+            except ValueError as error:
+                raise _no_objects(path, name, error) from None
+    return Arrays(path, arrays)
+
+
+def _read_npy(path: Path) -> Arrays:
+    try:
+        held = np.load(path, allow_pickle=False)
+    except ValueError as error:
+        raise _no_objects(path, path.stem, error) from None
+    if not isinstance(held, np.ndarray):
+        raise FileError(f"{path} is an .npz archive; rename it.")
+    return Arrays(path, {UNNAMED: held})
+
+
+def _no_objects(path: Path, name: str, error: ValueError) -> Exception:
+    """Explain numpy's refusal to unpickle; leave its other errors as they are."""
+    if "Object arrays" not in str(error):
+        return error
+    return FileError(
+        f"The array '{name}' of {path} holds Python objects, which are never loaded because loading them can run code; "
+        "save it as an array of numbers, or of text with dtype=str."
+    )
+
+
+def _read_safetensors(path: Path) -> Arrays:
+    from safetensors import safe_open
+
+    with safe_open(path, framework="numpy") as held:
+        names = list(held.keys())
+        arrays = {name: held.get_tensor(name) if name in ARRAYS or len(names) == 1 else None for name in names}
+    only = names[0] if len(names) == 1 else None
+    return Arrays(path, arrays if only is None or only in ARRAYS else {UNNAMED: arrays[only]})
+
+
+def _read_parquet(path: Path) -> Arrays:
+    matrix, ids = _parquet("Reading").read_embeddings(path)
+    return Arrays(path, {UNNAMED: matrix}, ids)
+
+
+def _parquet(doing: str) -> ModuleType:
+    try:
+        from moontide.store import parquet
+    except ImportError:
+        raise missing_extra("pyarrow", "parquet", f"{doing} .parquet files") from None
+    return parquet
+
+
+def read_class_names(classes: str) -> list[str]:
+    """Read class names from a comma-separated list, or from a text file with one name a line.
+
+    >>> read_class_names("cat, dog")
+    ['cat', 'dog']
+    """
+    names = classes.split(",") if "," in classes else _read_lines(Path(classes))
+    return [name.strip() for name in names if name.strip()]
+
+
+def read_labels(path: str | Path) -> AnyArray:
+    """Read class numbers from a .npy, or from a text file with one number a line.
+
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     _ = (Path(folder) / "labels.txt").write_text("2\\n0\\n")
+    ...     read_labels(Path(folder) / "labels.txt")
+    array([2, 0])
+    """
+    path = Path(path)
+    if path.suffix == ".npy":
+        return read_arrays(path).matrix("labels")
+    lines = _read_lines(path)
+    for number, line in enumerate(lines, 1):
+        if not line.strip().lstrip("-").isdecimal():
+            raise FileError(f"{path} must have one class number a line. Got {line!r} in line {number} instead.")
+    return np.asarray([int(line) for line in lines], dtype=np.int64)
+
+
+def _read_lines(path: Path) -> list[str]:
+    with _reading(path):
+        return path.read_text(encoding="utf-8-sig").splitlines()
+
+
+def check_output(path: str | Path, kinds: Sequence[str] = PREDICTIONS) -> None:
+    """Refuse an output that could not be written, before anything is computed.
+
+    >>> check_output("predictions.txt")
+    Traceback (most recent call last):
+        ...
+    moontide.errors.FileError: The output predictions.txt must end in .npz, .csv, .jsonl, .parquet. Got '.txt' instead.
+    """
+    path = Path(path)
+    if path.suffix not in kinds:
+        raise FileError(f"The output {path} must end in {', '.join(kinds)}. Got '{path.suffix}' instead.")
+    if path.suffix == ".parquet":
+        _parquet("Writing")
+    if not path.parent.is_dir():
+        raise FileError(f"The folder of the output {path} does not exist; create {path.parent} first.")
+    if path.is_dir() or (path.exists() and not os.access(path, os.W_OK)):
+        raise FileError(f"The output {path} cannot be written: it is {'a folder' if path.is_dir() else 'read-only'}.")
+    try:
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        raise FileError(f"The output {path} cannot be written: {error.strerror}.") from error
+
+
+@contextmanager
+def replacing(path: str | Path) -> Iterator[BinaryIO]:
+    """Open a temporary file beside `path` that takes its place when it is whole, and vanishes when anything fails.
+
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     with replacing(Path(folder) / "a.txt") as handle:
+    ...         _ = handle.write(b"whole")
+    ...     [p.name for p in Path(folder).iterdir()]
+    ['a.txt']
+    """
+    path = Path(path)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with open(temporary, "wb") as handle:
+            yield handle
+        os.replace(temporary, path)
+    except OSError as error:
+        raise FileError(f"{path} cannot be written: {error.strerror}.") from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_predictions(
+    path: str | Path, result: Result, ids: Sequence[Any] | None = None, class_names: Sequence[str] | None = None
+) -> None:
+    """Write a result as its extension says: arrays to .npz, or one row a sample to .csv, .jsonl or .parquet.
+
+    >>> result = Result(probs=np.asarray([[0.25, 0.75]]), zero_shot=np.asarray([[0.6, 0.4]]))
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     write_predictions(Path(folder) / "p.csv", result, ["a"], ["cat", "dog"])
+    ...     print((Path(folder) / "p.csv").read_text())
+    id,label,class_name,confidence,zero_shot_label,zero_shot_class_name
+    a,1,dog,0.75,0,cat
+    <BLANKLINE>
+    """
+    path = Path(path)
+    check_output(path)
+    names = ("probs", "scores", "labels", "zero_shot_labels", "confidence")
+    arrays: dict[str, Any] = {name: to_numpy(getattr(result, name)) for name in names}
+    with replacing(path) as handle:
+        if path.suffix == ".npz":
+            np.savez(handle, **arrays)
+            return
+        named = [None] * arrays["probs"].shape[1] if class_names is None else class_names
+        labels, before = arrays["labels"].tolist(), arrays["zero_shot_labels"].tolist()
+        columns = {
+            "id": range(len(labels)) if ids is None else ids,
+            "label": labels,
+            "class_name": [named[k] for k in labels],
+            "confidence": arrays["confidence"].astype(np.float64).round(7).tolist(),
+            "zero_shot_label": before,
+            "zero_shot_class_name": [named[k] for k in before],
+        }
+        if path.suffix == ".parquet":
+            _parquet("Writing").write_columns(handle, columns)
+        else:
+            write_table(handle, columns, path.suffix)
+
+
+def write_table(handle: BinaryIO, columns: Mapping[str, Sequence[Any]], kind: str) -> None:
+    """Write named columns as .csv with a header, or as .jsonl.
+
+    >>> buffer = io.BytesIO()
+    >>> write_table(buffer, {"id": [0], "name": ["cat"]}, ".jsonl")
+    >>> buffer.getvalue()
+    b'{"id": 0, "name": "cat"}\\n'
+    """
+    text = io.TextIOWrapper(handle, encoding="utf-8", newline="")
+    rows = zip(*columns.values(), strict=True)
+    if kind == ".csv":
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(columns)
+        writer.writerows(rows)
+    else:
+        for row in rows:
+            text.write(json.dumps(dict(zip(columns, row, strict=True)), ensure_ascii=False, default=str) + "\n")
+    text.detach()

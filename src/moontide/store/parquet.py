@@ -1,0 +1,69 @@
+"""Embeddings from Parquet and predictions to it; the only module that imports pyarrow (the extra `parquet`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from moontide.errors import FileError, InputError
+
+
+def read_embeddings(path: Path) -> tuple[npt.NDArray[Any], list[Any] | None]:
+    """Read the column of embeddings as a matrix, and the column `id` where there is one.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     pq.write_table(pa.table({"id": ["a"], "embedding": [[1.0, 2.0]]}), Path(folder) / "f.parquet")
+    ...     read_embeddings(Path(folder) / "f.parquet")
+    (array([[1., 2.]]), ['a'])
+    """
+    with pq.ParquetFile(path) as file:
+        schema = file.schema_arrow
+        usable = [f.name for f in schema if f.name != "id" and (_is_binary(f.type) or _is_numbers(f.type))]
+        if "embedding" not in usable and len(usable) != 1:
+            raise FileError(
+                f"{path} must have a column 'embedding' of number lists or fixed-length binary values, or only one "
+                f"such column. It has the columns {', '.join(schema.names)}."
+            )
+        name = "embedding" if "embedding" in usable else usable[0]
+        table = file.read([name, "id"] if "id" in schema.names else [name])
+    column = table.column(name)
+    if column.null_count:
+        raise InputError(f"The column '{name}' of {path} must not have missing values. Got {column.null_count}.")
+    if _is_binary(column.type):
+        dtype = np.dtype((schema.field(name).metadata or {}).get(b"dtype", b"float32").decode()).newbyteorder("<")
+        lengths, values = pc.binary_length(column), np.frombuffer(b"".join(column.to_pylist()), dtype)
+    else:
+        lengths, values = pc.list_value_length(column), pc.list_flatten(column).to_numpy()
+    if len(pc.unique(lengths)) > 1:
+        raise InputError(f"The values in the column '{name}' of {path} must all have one length.")
+    matrix = values.reshape(len(column), -1) if len(column) else np.empty((0, 0))
+    return matrix, table.column("id").to_pylist() if "id" in schema.names else None
+
+
+def _is_binary(kind: Any) -> bool:
+    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind))
+
+
+def _is_numbers(kind: Any) -> bool:
+    listed = pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+    return bool(listed and (pa.types.is_floating(kind.value_type) or pa.types.is_integer(kind.value_type)))
+
+
+def write_columns(handle: BinaryIO, columns: Mapping[str, Any]) -> None:
+    """Write named columns; those called `...class_name` are text, also where all of them are missing.
+
+    >>> import io
+    >>> write_columns(buffer := io.BytesIO(), {"label": [0, 1], "class_name": [None, None]})
+    >>> pq.read_table(buffer).schema.types
+    [DataType(int64), DataType(string)]
+    """
+    arrays = {k: pa.array(v, pa.string()) if k.endswith("class_name") else pa.array(v) for k, v in columns.items()}
+    pq.write_table(pa.table(arrays), handle)
