@@ -107,20 +107,26 @@ def as_matrix(x: Any, name: str, ndim: int = 2) -> Array:
 
 
 def unit_rows(x: Array, name: str | None = None) -> Array:
-    """Scale the last axis to length 1; where `name` is given, a zero row is an error that says which.
+    """Scale the last axis to length 1, whatever it was; where `name` is given, a zero row is an error that says which.
 
     >>> unit_rows(np.asarray([[3.0, 4.0]]))
     array([[0.6, 0.8]])
     """
     xp = namespace(x)
-    norm = xp.linalg.vector_norm(x, axis=-1, keepdims=True)
-    if name is not None and bool(xp.any(norm == 0)):
-        bad = xp.any(xp.reshape(norm == 0, (x.shape[0], -1)), axis=-1)
-        raise InputError(
-            f"'{name}' must not have all-zero rows, which have no direction. Got zeros in {_rows(bad)}; remove them."
-        )
-    tiny = xp.finfo(x.dtype).smallest_normal
-    return x / xp.clip(norm, min=tiny)
+    with np.errstate(over="ignore"):
+        square = xp.vecdot(x, x)[..., None]
+    if not bool(xp.all((square > 1e-24) & (square < 1e24))):  # near the limits of float32: scale by the largest first
+        largest = xp.max(xp.abs(x), axis=-1, keepdims=True)
+        zero = largest == 0
+        if name is not None and bool(xp.any(zero)):
+            bad = xp.any(xp.reshape(zero, (x.shape[0], -1)), axis=-1)
+            raise InputError(
+                f"'{name}' must not have all-zero rows, which have no direction. "
+                f"Got zeros in {_rows(bad)}; remove them."
+            )
+        x = x / xp.where(zero, xp.ones_like(largest), largest)
+        square = xp.clip(xp.vecdot(x, x)[..., None], min=1)  # 1 or more, but for zero rows
+    return x / xp.sqrt(square)
 
 
 def class_counts(labels: Array, k: int, weights: Array | None = None) -> Array:

@@ -1,0 +1,151 @@
+"""Tasks and results: what is checked on entry, in which words, and what comes back."""
+
+from dataclasses import FrozenInstanceError, fields, replace
+
+import numpy as np
+import pytest
+import torch
+
+import moontide
+from moontide.core.graph import Graph, nearest_neighbours
+from moontide.errors import InputError, MissingInputError, MoontideError, ResourceError, UnknownNameError
+from moontide.methods.zero_shot import ZeroShot
+from moontide.protocols import PerBatch, as_online, samples
+from moontide.types import Result, Task
+
+RNG = np.random.default_rng(0)
+FEATURES, TEXT = RNG.normal(size=(6, 4)), RNG.normal(size=(3, 4))
+
+
+def test_a_task_holds_unit_rows_of_one_kind() -> None:
+    task = Task(FEATURES.astype("float32"), torch.asarray(TEXT))
+    for x in (task.features, task.text):
+        assert isinstance(x, np.ndarray)
+        assert x.dtype == np.float32
+        np.testing.assert_allclose(np.linalg.norm(x, axis=1), 1, rtol=1e-6)
+    on_torch = Task(torch.asarray(FEATURES), TEXT)
+    assert on_torch.text.dtype == torch.float64
+    assert (task.n, task.k, task.d) == (6, 3, 4)
+
+
+def test_a_task_has_no_labels_and_cannot_be_changed() -> None:
+    assert not [f.name for f in fields(Task) if "label" in f.name]
+    with pytest.raises(FrozenInstanceError):
+        Task(FEATURES, TEXT).logit_scale = 1.0  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"features": FEATURES[0]}, "'image_features' must be a 2-D array. Got 1-D"),
+        ({"text": TEXT[:0]}, "'text_features' must not be empty"),
+        ({"text": TEXT[:, :3]}, "must have the same dimension. Got 4 and 3 instead; were they made by one model"),
+        ({"features": np.where(np.arange(6)[:, None] == 2, np.nan, FEATURES)}, "'image_features' .* Row 2 hold NaN"),
+        ({"text": TEXT * [[1], [0], [1]]}, "'text_features' must not have all-zero rows.* Got zeros in row 1;"),
+        ({"logit_scale": 0.0}, "'logit_scale' must be a positive number .* Got 0.0 instead"),
+        ({"logit_scale": -5}, "'logit_scale' .* Got -5 instead"),
+        ({"logit_scale": float("nan")}, "'logit_scale' .* Got nan instead"),
+        ({"logit_scale": float("inf")}, "'logit_scale' .* Got inf instead"),
+        ({"class_names": ["cat", "dog"]}, "'class_names' must have one name for each of the 3 rows .* Got 2."),
+        ({"graph": Graph(np.zeros((2, 1), int), np.zeros((2, 1)))}, r"'graph' must have one row a sample \(6\)"),
+        ({"extras": {"views": np.ones((5, 2, 4))}}, r"'views' must have one row a sample \(6\). Got 5 instead"),
+        ({"extras": {"images": [None] * 7}}, r"'images' must have one row a sample \(6\). Got 7 instead"),
+    ],
+)
+def test_a_bad_task_is_refused_in_words(change: dict, sentence: str) -> None:
+    with pytest.raises(InputError, match=sentence):
+        Task(**{"features": FEATURES, "text": TEXT, **change})
+
+
+def test_errors_are_of_one_tree_and_of_the_built_in_kind() -> None:
+    with pytest.raises(MoontideError):
+        Task(FEATURES[0], TEXT)
+    with pytest.raises(ValueError, match="2-D"):
+        Task(FEATURES[0], TEXT)
+
+
+def test_class_names_that_appear_twice_are_only_warned_about() -> None:
+    with pytest.warns(UserWarning, match="more than once: cat"):
+        task = Task(FEATURES, TEXT, class_names=["cat", "dog", "cat"])
+    assert task.class_names == ("cat", "dog", "cat")
+
+
+def test_tasks_are_cut_in_file_order() -> None:
+    graph = nearest_neighbours(FEATURES, 1)
+    task = Task(FEATURES, TEXT, 50.0, ("a", "b", "c"), graph, {"views": np.ones((6, 2, 4)), "encoder": "e"})
+    parts = list(task.batches(4))
+    assert [part.n for part in parts] == [4, 2]
+    np.testing.assert_allclose(np.concatenate([part.features for part in parts]), task.features, rtol=1e-15)
+    assert parts[1].extras["views"].shape == (2, 2, 4)
+    assert parts[1].extras["encoder"] == "e"
+    assert parts[1].graph is None
+    assert parts[1].logit_scale == 50.0
+    assert parts[1].class_names == ("a", "b", "c")
+
+
+def test_a_result_answers_by_its_scores() -> None:
+    probs = np.asarray([[0.6, 0.4], [0.3, 0.7]])
+    result = Result(probs, probs[:, ::-1], native_scores=np.asarray([[1.0, 2.0], [0.0, 3.0]]))
+    np.testing.assert_array_equal(result.labels, [1, 1])
+    np.testing.assert_array_equal(result.zero_shot_labels, [1, 0])
+    np.testing.assert_array_equal(result.changed, [False, True])
+    np.testing.assert_array_equal(result.confidence, [0.4, 0.7])
+    np.testing.assert_array_equal(replace(result, native_scores=None).labels, [0, 1])
+
+
+def test_results_are_joined() -> None:
+    probs = np.asarray([[0.6, 0.4]])
+    one = Result(probs, probs, native_scores=2 * probs, n_iter=3, converged=False, kappa=np.ones(2))
+    assert Result.concatenate([one]) is one
+    joined = Result.concatenate([one, replace(one, n_iter=4, converged=True)])
+    np.testing.assert_array_equal(joined.scores, 2 * np.concatenate([probs, probs]))
+    assert (joined.n_iter, joined.converged, joined.kappa) == (4, False, None)
+
+
+def test_fit_predict_takes_arrays_or_a_task() -> None:
+    by_arrays = ZeroShot().fit_predict(FEATURES, TEXT, logit_scale=30.0)
+    np.testing.assert_array_equal(by_arrays.probs, ZeroShot().fit_predict(Task(FEATURES, TEXT, 30.0)).probs)
+    with pytest.raises(InputError, match="'text_features' is missing: pass the embeddings of the class names"):
+        ZeroShot().fit_predict(FEATURES)
+    with pytest.raises(UnknownNameError, match="There is no input 'label'"):
+        ZeroShot().fit_predict(FEATURES, TEXT, label=[0])
+
+
+def test_what_a_method_needs_is_asked_for_in_words() -> None:
+    class Needy(ZeroShot):
+        needs = frozenset({"views", "encoder"})
+
+    with pytest.raises(MissingInputError, match=r"needs the image encoder: pass encoder=... and augmented views"):
+        Needy().fit_predict(FEATURES, TEXT)
+
+
+def test_a_run_that_cannot_fit_into_memory_is_refused_before_it_starts() -> None:
+    class Huge(ZeroShot):
+        def peak_bytes(self, n: int, k: int, d: int, itemsize: int) -> int:
+            return 10**18
+
+    with pytest.raises(ResourceError, match=r"on 6 x 3 needs about 909494.7 TiB of memory, and .* is available"):
+        Huge().fit_predict(FEATURES, TEXT)
+
+
+def test_a_batch_method_runs_on_a_stream() -> None:
+    moon = moontide.method("moon")
+    online = as_online(moon)
+    assert isinstance(online, PerBatch)
+    assert as_online(online) is online
+    assert online.name == "moon"
+    task = Task(FEATURES, TEXT)
+    state, result = online.step(online.start(task), samples(online, task))
+    np.testing.assert_allclose(result.probs, moon.fit_predict(task).probs, rtol=1e-12)
+    assert state.seen == 6
+
+
+def test_a_step_checks_its_samples() -> None:
+    online = PerBatch(ZeroShot())
+    state = online.start(Task(FEATURES, TEXT))
+    with pytest.raises(InputError, match=r"'x' must have the dimension of the text features, 4. Got 3 instead"):
+        online.step(state, FEATURES[:, :3])
+    with pytest.raises(InputError, match=r"'x' must be finite. Row 0 hold NaN"):
+        online.step(state, np.full((1, 4), np.nan))
+    with pytest.raises(InputError, match="'x' must be a 2-D array"):
+        online.step(state, FEATURES[0])
