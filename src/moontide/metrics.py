@@ -65,7 +65,7 @@ def expected_calibration_error(
             "'labels', 'predictions' and 'confidence' must have the same length and at least one entry. "
             f"Got {hit.shape} labels and {confidence.shape} confidences instead."
         )
-    where = np.clip(np.ceil(confidence * bins).astype(np.int64) - 1, 0, bins - 1)
+    where = np.searchsorted(np.arange(1, bins) / bins, confidence)  # the bin of each sample
     gap = np.bincount(where, hit - confidence, minlength=bins)  # n_bin (accuracy - confidence)
     return float(np.abs(gap).sum() / hit.size)
 
