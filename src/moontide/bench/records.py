@@ -1,0 +1,126 @@
+"""One line of JSON a run: written so that nothing is lost but the run in flight, read so that a torn line does no harm.
+
+Every process writes a file of its own, `<suite>.<number>.jsonl`, and every line is on the disk before the next run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import subprocess
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import moontide
+from moontide.errors import FileError
+
+Record = dict[str, Any]
+Key = tuple[Any, ...]
+
+
+class Log:
+    """A new file of records in a folder; it is made with the first line.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     Log(folder, "demo").write({"run": 0})
+    ...     list(read_records(folder))
+    [{'run': 0}]
+    """
+
+    def __init__(self, folder: str | Path, suite: str) -> None:
+        self.folder, self.suite = Path(folder), suite
+        self._path: Path | None = None
+
+    def write(self, record: Record) -> None:
+        """Append a line; it is on the disk when this returns."""
+        line = json.dumps(record, ensure_ascii=False, allow_nan=False).encode() + b"\n"
+        if self._path is None:
+            self._path = self._claim()
+        with open(self._path, "ab") as handle:
+            handle.write(line)
+            handle.flush()
+            os.fsync(handle.fileno())
+
+    def _claim(self) -> Path:
+        number = len(list(self.folder.glob(f"{self.suite}.*.jsonl")))
+        while True:
+            path = self.folder / f"{self.suite}.{number:03d}.jsonl"
+            try:
+                path.touch(exist_ok=False)
+                return path
+            except FileExistsError:  # another process took it
+                number += 1
+
+
+def read_records(folder: str | Path) -> Iterator[Record]:
+    """Yield every record of the .jsonl files directly in a folder, leaving out a last line that was cut short."""
+    for path in sorted(Path(folder).glob("*.jsonl")):
+        lines = path.read_bytes().split(b"\n")
+        for number, line in enumerate(lines[:-1], 1):  # what follows the last line end is empty, or torn
+            try:
+                record = json.loads(line)
+            except ValueError:
+                raise FileError(f"Line {number} of {path} is damaged; remove it and run the suite again.") from None
+            yield record
+
+
+def key(record: Record) -> Key:
+    """Return what a run is known by: two records with one key are the same run done twice.
+
+    >>> a = {"suite": "s", "version": 1, "dataset": "d", "features": "f", "scenario": {"id": "x"}, "run": 0}
+    >>> key({**a, "method": "moon", "options": {}, "seconds": 1}) == key({**a, "method": "moon", "options": {}})
+    True
+    """
+    options = json.dumps(record["options"], sort_keys=True)
+    words = (record[name] for name in ("suite", "version", "dataset", "features"))
+    return (*words, record["scenario"]["id"], record["run"], record["method"], options)
+
+
+def environment() -> Record:
+    """Return the versions and the machine behind a record.
+
+    >>> sorted(environment())
+    ['commit', 'machine', 'moontide', 'numpy', 'python', 'torch']
+    """
+    return {
+        "moontide": moontide.__version__,
+        "commit": _commit(),
+        "python": platform.python_version(),
+        "numpy": version("numpy"),
+        "torch": _installed("torch"),
+        "machine": f"{platform.system()} {platform.machine()}, {_processor()}, {os.cpu_count()} CPUs",
+    }
+
+
+def _installed(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _processor() -> str:
+    try:
+        found = re.search(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text())
+    except OSError:
+        found = None
+    return found[1] if found else platform.processor() or "unknown processor"
+
+
+def _commit() -> str | None:
+    """Return the git commit of this very code, marked where it was changed since, or None outside a checkout."""
+    here = Path(__file__)
+    git = ["git", "-C", str(here.parent)]
+    try:
+        subprocess.run([*git, "ls-files", "--error-unmatch", here.name], check=True, capture_output=True)
+        told = subprocess.run(
+            [*git, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"], check=True, capture_output=True
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return told.stdout.decode().strip()

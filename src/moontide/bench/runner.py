@@ -1,0 +1,264 @@
+"""Run a suite: every method on the same batches, one record a run, in one process or several, from where it stopped."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from moontide.bench.data import Pack, find_data, read_pack
+from moontide.bench.records import Log, Record, environment, key, read_records
+from moontide.bench.suites import Entry, Scenario, Suite
+from moontide.core.arrays import to_numpy
+from moontide.errors import FileError, MoontideError, OptionError, ResourceError
+from moontide.metrics import IntArray, expected_calibration_error
+from moontide.protocols import Method, as_online, samples
+from moontide.registry import method_type
+
+THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS", "BLIS_NUM_THREADS")
+
+Progress = Callable[[int, int], None]  # (done, of how many)
+
+
+@dataclass(frozen=True)
+class Job:
+    """One draw of a scenario, and the methods that have not met it yet (by their numbers in the suite)."""
+
+    path: Path
+    scenario: Scenario
+    run: int
+    entries: tuple[int, ...]
+
+
+@dataclass
+class Outcome:
+    """What a call of `run_suite` did: records written and found, and what was left out or failed, with reasons."""
+
+    written: int = 0
+    found: int = 0
+    skipped: list[str] = field(default_factory=list)
+    failed: Counter[str] = field(default_factory=Counter)  # runs by reason
+
+
+def run_suite(
+    suite: Suite, data: str | Path, out: str | Path, *, jobs: int = 1, progress: Progress | None = None
+) -> Outcome:
+    """Run what the folder `out` does not hold yet; interrupted at any moment, the next call goes on.
+
+    >>> import tempfile
+    >>> from moontide.bench.suites import load_suite
+    >>> suite = load_suite("batch-64").choose(["moon", "zero_shot"]).shorten(2)
+    >>> rng = np.random.default_rng(0)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = Path(folder) / "toy.npz"
+    ...     np.savez(path, image_features=rng.normal(size=(90, 8)), text_features=rng.normal(size=(3, 8)),
+    ...              labels=rng.integers(3, size=90))
+    ...     first, again = (run_suite(suite, path, folder) for _ in range(2))
+    >>> first.written, again.written, again.found
+    (12, 0, 12)
+    """
+    if jobs < 1:
+        raise OptionError(f"'jobs' must be at least 1. Got {jobs} instead.")
+    if suite.timing and jobs > 1:
+        raise OptionError(f"The suite {suite.name} measures time, so nothing may run beside it: leave 'jobs' at 1.")
+    for entry in suite.entries:
+        entry.build()
+    out = Path(out)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise FileError(f"The results folder {out} cannot be made: {error.strerror}.") from error
+    outcome = Outcome()
+    todo = plan(suite, find_data(data), {key(record) for record in read_records(out)}, outcome)
+    total = sum(len(job.entries) for job in todo)
+    worker = Worker(suite, out, environment())
+    for written, failed in _in_order(worker, todo) if jobs == 1 else _in_parallel(worker, todo, jobs):
+        outcome.written += written
+        outcome.failed.update(failed)
+        if progress:
+            progress(outcome.written + outcome.failed.total(), total)
+    return outcome
+
+
+def plan(suite: Suite, paths: Iterable[Path], done: set[Any], outcome: Outcome) -> list[Job]:
+    """List the jobs that are left; count in `outcome` what is done, and say what cannot be done."""
+    jobs = []
+    for path in paths:
+        try:
+            pack = read_pack(path)
+        except MoontideError as error:
+            outcome.skipped.append(str(error))
+            continue
+        able = []
+        for number, entry in enumerate(suite.entries):
+            missing = method_type(entry.name).needs - pack.extras.keys()
+            if missing:
+                outcome.skipped.append(f"{entry.name} on {pack.dataset}: it needs {' and '.join(sorted(missing))}.")
+            else:
+                able.append(number)
+        for scenario in suite.scenarios:
+            try:
+                scenario.batches(suite.name, pack.dataset, pack.labels, 0)
+            except MoontideError as error:
+                outcome.skipped.append(f"{scenario.id} on {pack.dataset}: {error}")
+                continue
+            for run in range(scenario.runs):
+                known = {n: key(_facts(suite, pack, scenario, run, suite.entries[n])) in done for n in able}
+                outcome.found += sum(known.values())
+                left = tuple(n for n in able if not known[n])
+                if left:
+                    jobs.append(Job(path, scenario, run, left))
+    return jobs
+
+
+def _facts(suite: Suite, pack: Pack, scenario: Scenario, run: int, entry: Entry) -> Record:
+    return {
+        "suite": suite.name,
+        "version": suite.version,
+        "dataset": pack.dataset,
+        "backbone": pack.backbone,
+        "features": pack.hash,
+        "samples": len(pack.labels),
+        "classes": int(pack.text.shape[0]),
+        "scenario": scenario.facts(),
+        "run": run,
+        "method": entry.name,
+        "options": dict(entry.options),
+        "label": entry.label,
+        "vary": entry.vary,
+    }
+
+
+class Worker:
+    """Does jobs and writes their records to a file of its own."""
+
+    def __init__(self, suite: Suite, out: Path, about: Record) -> None:
+        self.suite, self.out, self.about = suite, out, about
+        self.log = Log(out, suite.name)
+        self.pack = cache(read_pack)
+        self.warm: set[tuple[str, str, int]] = set()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Go to another process as a worker that has done nothing yet."""
+        return Worker, (self.suite, self.out, self.about)
+
+    def __call__(self, job: Job) -> tuple[int, list[str]]:
+        """Run every method of a job on the same batches; return how many records were written, and what failed."""
+        pack, scenario = self.pack(job.path), job.scenario
+        batches = scenario.batches(self.suite.name, pack.dataset, pack.labels, job.run)
+        failed = []
+        for number in job.entries:
+            entry = self.suite.entries[number]
+            try:
+                method = entry.build()
+                if self.suite.timing and (first := (pack.hash, scenario.id, number)) not in self.warm:
+                    score(method, pack, batches, scenario.setting)  # loads what the method imports and fills caches
+                    self.warm.add(first)
+                scores = score(method, pack, batches, scenario.setting)
+            except Exception as error:  # a method that fails does not stop the others
+                failed.append(f"{entry.name} on {pack.dataset}, {scenario.id}: {error!r}")
+                continue
+            facts = _facts(self.suite, pack, scenario, job.run, entry)
+            seed = [self.suite.name, pack.dataset, scenario.id, job.run]
+            self.log.write({**facts, **scores, "seed": seed, "environment": self.about})
+        return len(job.entries) - len(failed), failed
+
+
+def score(method: Method, pack: Pack, batches: Sequence[IntArray], setting: str) -> Record:
+    """Run a method on the batches of one run, a fresh state at the start of a stream, and score what it says.
+
+    Accuracy is the mean over batches; `correct` of `n` is the pooled one. Seconds are those of the method alone.
+    """
+    solver = as_online(method)
+    state: Any = None
+    seconds, hits, before, confidence = 0.0, [], [], []
+    for indices in batches:
+        task, labels = pack.task(indices), pack.labels[indices]
+        start = time.perf_counter()
+        if setting == "batch":
+            result = method.fit_predict(task)
+        else:
+            if state is None:
+                method.require(task)
+                state = solver.start(task)
+            state, result = solver.step(state, samples(method, task))
+        predicted = to_numpy(result.labels)
+        seconds += time.perf_counter() - start
+        hits.append(predicted == labels)
+        before.append(float(np.mean(to_numpy(result.zero_shot_labels) == labels)))
+        confidence.append(to_numpy(result.confidence))
+    pooled = np.concatenate(hits)
+    by_batch = [round(float(np.mean(hit)), 6) for hit in hits]
+    scores = {
+        "accuracy": round(float(np.mean([np.mean(hit) for hit in hits])), 6),
+        "zero_shot": round(float(np.mean(before)), 6),
+        "n": int(pooled.size),
+        "correct": int(pooled.sum()),
+        "ece": round(expected_calibration_error(pooled, np.ones_like(pooled), np.concatenate(confidence)), 6),
+        "seconds": round(seconds, 6),
+    }
+    return scores if setting == "batch" else {**scores, "batches": by_batch}
+
+
+def _in_order(worker: Worker, jobs: Iterable[Job]) -> Iterator[tuple[int, list[str]]]:
+    yield from map(worker, jobs)
+
+
+def _in_parallel(worker: Worker, jobs: Sequence[Job], processes: int) -> Iterator[tuple[int, list[str]]]:
+    """Share the jobs among processes with one BLAS thread each, and end them all when this one is interrupted."""
+    if not jobs:
+        return
+    context = multiprocessing.get_context("spawn")  # fresh interpreters, which read the thread settings
+    with _one_thread(), ProcessPoolExecutor(processes, context, _start_process, (worker,)) as pool:
+        try:
+            for done in as_completed([pool.submit(_do, job) for job in jobs]):
+                yield done.result()
+        except BrokenProcessPool:
+            raise ResourceError(
+                "A worker process was stopped from outside; mostly there is not enough memory. The records are safe: "
+                "run the same command again, with fewer '--jobs'."
+            ) from None
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            for child in multiprocessing.active_children():
+                child.terminate()
+            raise
+
+
+_worker: Worker
+
+
+def _start_process(worker: Worker) -> None:
+    global _worker
+    _worker = worker
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends its workers
+
+
+def _do(job: Job) -> tuple[int, list[str]]:
+    return _worker(job)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in THREADS}
+    os.environ.update(dict.fromkeys(THREADS, "1"))
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value

@@ -1,0 +1,89 @@
+"""`moontide bench`: run the paper's experiments, and make a report of the results."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import App, Parameter
+
+from moontide.cli.common import note, progress_bar, table_console
+
+RESULTS = Path("results")
+
+bench = App(name="bench", help="Run the paper's experiments, stop and go on at any moment, and report the results.")
+
+
+@bench.command
+def run(
+    suite: Annotated[str, Parameter(help="A suite of 'moontide bench list', or a .toml file of your own.")],
+    /,
+    *,
+    data: Annotated[
+        Path,
+        Parameter(help="Features with labels: a file, a feature store, or a folder of them; see the docs for names."),
+    ],
+    methods: Annotated[
+        str | None,
+        Parameter(help="Names or labels separated by commas, or 'all' for every method there is; else the suite's."),
+    ] = None,
+    runs: Annotated[int | None, Parameter(help="The most runs of a scenario; else the paper's 1000 or 100.")] = None,
+    jobs: Annotated[int, Parameter(help="Processes; with more than one, each computes on one thread.")] = 1,
+    out: Annotated[Path, Parameter(help="The results folder; what it holds already is not run again.")] = RESULTS,
+) -> int:
+    """Run a suite and write one line of JSON a run; the same command again goes on where it was stopped.
+
+    Example:
+
+    moontide bench run batch-64 --data features/ --methods zero_shot,stata,moon --runs 100 --jobs 2
+    """
+    from moontide.bench.runner import run_suite
+    from moontide.bench.suites import load_suite
+
+    names = None if methods is None else [name.strip() for name in methods.split(",")]
+    chosen = load_suite(suite).choose(names).shorten(runs)
+    with progress_bar(suite) as progress:
+        outcome = run_suite(chosen, data, out, jobs=jobs, progress=progress)
+    for reason in outcome.skipped:
+        note(f"skipped: {reason}")
+    for reason, count in outcome.failed.items():
+        note(f"failed {count} times: {reason}")
+    note(f"{outcome.written} runs done and {outcome.found} found in {out}")
+    return 1 if outcome.failed or not outcome.written + outcome.found else 0
+
+
+@bench.command
+def report(
+    results: Annotated[Path, Parameter(help="A results folder of 'moontide bench run'.")] = RESULTS,
+    /,
+    *,
+    out: Annotated[Path | None, Parameter(help="The folder to write to; else 'report' in the results folder.")] = None,
+) -> None:
+    """Write report.md, report.tex, report.html and CSV files from the results, and from nothing else.
+
+    Example:
+
+    moontide bench report results/
+    """
+    from moontide.report import write_report
+
+    for path in write_report(results, results / "report" if out is None else out):
+        note(f"wrote {path}")
+
+
+@bench.command(name="list")
+def list_suites() -> None:
+    """List the suites: their scenarios, runs and methods."""
+    from rich import box
+    from rich.table import Table
+
+    from moontide.bench.suites import load_suite, suite_names
+
+    table = Table("suite", "what it is", "scenarios", "runs", "methods", box=box.SIMPLE_HEAD)
+    for suite in map(load_suite, suite_names()):
+        scenarios, entries = suite.scenarios, suite.entries
+        runs = sorted({scenario.runs for scenario in scenarios}, reverse=True)
+        names = dict.fromkeys(entry.label or entry.name for entry in entries)
+        rows = (str(len(scenarios)), ", ".join(map(str, runs)), ", ".join(names))
+        table.add_row(f"{suite.name} v{suite.version}", suite.title, *rows)
+    table_console().print(table)

@@ -1,0 +1,234 @@
+"""The feature store: a folder that an encoder writes once, shard by shard, and that is memory-mapped ever after.
+
+    store/
+      manifest.json        who made it (encoder, preprocessing, prompts), class names, and every shard with its SHA-256
+      text.safetensors     text_features (K, d)
+      00000.safetensors    image_features (n, d), labels (n,) if there are any; the ids as JSON text in its metadata
+      00001.safetensors    ...
+
+A shard is whole before it is named, and counts once the manifest names it, which is replaced in one step: whoever stops
+in the middle, by kill -9 too, finds a valid store without the shard in flight, and goes on after the ids it holds.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from moontide.core.arrays import as_matrix
+from moontide.errors import FileError, InputError
+from moontide.metrics import IntArray, check_labels
+from moontide.store.files import replacing
+from moontide.types import check_class_names
+
+FORMAT = 1
+MANIFEST, TEXT = "manifest.json", "text.safetensors"
+
+AnyArray = npt.NDArray[Any]
+
+_DTYPES = {"F16": "<f2", "F32": "<f4", "F64": "<f8", "I64": "<i8"}
+
+
+@dataclass(frozen=True)
+class Origin:
+    """How the features of a store were made; a store never mixes two origins.
+
+    >>> Origin("openai/clip-vit-base-patch16", "resize 224, centre crop", ("a photo of a {}.",)).logit_scale
+    100.0
+    """
+
+    encoder: str  # the id of the model
+    preprocessing: str  # what was done to an image before it
+    prompts: tuple[str, ...]  # templates of the class names, {} the name
+    logit_scale: float = 100.0
+    dataset: str | None = None
+
+
+@dataclass(frozen=True)
+class FeatureStore:
+    """A store on disk; `create` makes or continues one, `open` reads one.
+
+    >>> import tempfile
+    >>> origin = Origin("a-model", "none", ("{}",))
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     store = FeatureStore.create(folder, origin, ["cat", "dog"], np.eye(2, dtype=np.float32))
+    ...     store = store.append(["a.jpg", "b.jpg"], np.eye(2, dtype=np.float16), [0, 1])
+    ...     same = FeatureStore.open(folder)
+    ...     same.n, same.ids, same.take([1]), same.labels
+    (2, ['a.jpg', 'b.jpg'], array([[0., 1.]], dtype=float16), array([0, 1]))
+    """
+
+    folder: Path
+    origin: Origin
+    class_names: tuple[str, ...]
+    files: dict[str, str] = field(default_factory=dict)  # every file of the store, with its SHA-256
+
+    @staticmethod
+    def create(folder: str | Path, origin: Origin, class_names: Sequence[str], text: npt.ArrayLike) -> FeatureStore:
+        """Make an empty store, or continue the one that is there if it has the same origin and classes."""
+        folder = Path(folder)
+        anchors: AnyArray = as_matrix(text, "text_features")
+        names = check_class_names(class_names, len(anchors))
+        if (folder / MANIFEST).exists():
+            found = FeatureStore.open(folder)
+            if (found.origin, found.class_names) != (origin, names) or not np.array_equal(found.text, anchors):
+                raise FileError(
+                    f"{folder} holds features of another encoder, preprocessing, prompt or class list "
+                    f"({found.origin.encoder}); give a new folder."
+                )
+            return found
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise FileError(f"The folder {folder} cannot be made: {error.strerror}.") from error
+        return FeatureStore(folder, origin, names)._with(TEXT, {"text_features": anchors}, {})
+
+    @staticmethod
+    def open(folder: str | Path) -> FeatureStore:
+        """Read the manifest of a store."""
+        folder = Path(folder)
+        path = folder / MANIFEST
+        try:
+            held = json.loads(path.read_text(encoding="utf-8"))
+            version = held["format"]
+            if version != FORMAT:
+                raise FileError(f"{path} has the format {version}, and this Moontide reads {FORMAT}; update it.")
+            origin = Origin(**{**held["origin"], "prompts": tuple(held["origin"]["prompts"])})
+            return FeatureStore(folder, origin, tuple(held["class_names"]), dict(held["files"]))
+        except FileNotFoundError:
+            raise FileError(f"{folder} is no feature store: it has no {MANIFEST}.") from None
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise FileError(f"{path} is damaged ({error}).") from error
+
+    def append(self, ids: Sequence[str], features: npt.ArrayLike, labels: npt.ArrayLike | None = None) -> FeatureStore:
+        """Add a shard and return the store that has it; the file of this one stays readable."""
+        array = np.asarray(features)
+        as_matrix(array, "image_features")
+        if array.dtype not in (np.float16, np.float32, np.float64):
+            array = array.astype(np.float32)
+        if array.shape[1] != self.text.shape[1] or len(ids) != len(array):
+            raise InputError(
+                f"'image_features' must have one row for each of the {len(ids)} ids and the dimension of the text, "
+                f"{self.text.shape[1]}. Got shape {array.shape} instead."
+            )
+        known = Counter([*self.ids, *ids])
+        double = [i for i in ids if known[i] > 1]
+        if double:
+            raise InputError(f"'ids' must be new to the store and differ from each other. Got {double[0]!r} again.")
+        if self.shards and (labels is None) != (self.labels is None):
+            raise InputError("'labels' must be given for every shard of a store, or for none.")
+        arrays = {"image_features": array}
+        if labels is not None:
+            arrays["labels"] = check_labels(labels, len(array), len(self.class_names))
+        return self._with(f"{len(self.shards):05d}.safetensors", arrays, {"ids": json.dumps(list(ids))})
+
+    @property
+    def shards(self) -> list[Path]:
+        """The shards in order."""
+        return [self.folder / name for name in self.files if name != TEXT]
+
+    @cached_property
+    def text(self) -> AnyArray:
+        """The class embeddings (K, d)."""
+        return _mapped(self.folder / TEXT)[0]["text_features"]
+
+    @cached_property
+    def _maps(self) -> list[tuple[dict[str, AnyArray], dict[str, str]]]:
+        return [_mapped(path) for path in self.shards]
+
+    @cached_property
+    def ids(self) -> list[str]:
+        """The ids of the samples, in order."""
+        return [i for _, metadata in self._maps for i in json.loads(metadata["ids"])]
+
+    @cached_property
+    def labels(self) -> IntArray | None:
+        """The class numbers of the samples, or None."""
+        parts = [arrays["labels"] for arrays, _ in self._maps if "labels" in arrays]
+        return np.concatenate(parts) if parts else None
+
+    @property
+    def n(self) -> int:
+        """The number of samples."""
+        return sum(len(arrays["image_features"]) for arrays, _ in self._maps)
+
+    def take(self, indices: npt.ArrayLike) -> AnyArray:
+        """Read the features of some samples, (n, d), and nothing else from disk."""
+        parts = [arrays["image_features"] for arrays, _ in self._maps]
+        starts = np.cumsum([0, *map(len, parts)])
+        wanted = np.asarray(indices, dtype=np.int64)
+        if wanted.size and not (wanted.min() >= 0 and wanted.max() < self.n):
+            raise InputError(f"'indices' must be sample numbers from 0 to {self.n - 1}.")
+        out = np.empty((wanted.size, self.text.shape[1]), dtype=np.result_type(*parts) if parts else np.float32)
+        for part, start, stop in zip(parts, starts[:-1], starts[1:], strict=True):
+            here = (wanted >= start) & (wanted < stop)
+            out[here] = part[wanted[here] - start]
+        return out
+
+    @property
+    def hash(self) -> str:
+        """SHA-256 over the contents: the same features in the same shards give the same hash, wherever they lie."""
+        return hashlib.sha256(json.dumps(self._manifest()).encode()).hexdigest()
+
+    def verify(self) -> None:
+        """Read every file again and refuse one whose contents are not those that were written."""
+        for name, digest in self.files.items():
+            path = self.folder / name
+            if not path.exists():
+                raise FileError(f"{path} is missing from the store; encode into a new folder.")
+            if hashlib.sha256(np.memmap(path, mode="r").data).hexdigest() != digest:
+                raise FileError(f"{path} is not what was written (its SHA-256 differs); encode into a new folder.")
+
+    def _manifest(self) -> dict[str, Any]:
+        return {
+            "format": FORMAT,
+            "origin": {**asdict(self.origin), "prompts": list(self.origin.prompts)},
+            "class_names": list(self.class_names),
+            "files": self.files,
+        }
+
+    def _with(self, name: str, arrays: dict[str, AnyArray], metadata: dict[str, str]) -> FeatureStore:
+        from safetensors.numpy import save
+
+        data = save({key: np.ascontiguousarray(value) for key, value in arrays.items()}, metadata)
+        _write(self.folder / name, data)
+        files = {**self.files, name: hashlib.sha256(data).hexdigest()}
+        after = FeatureStore(self.folder, self.origin, self.class_names, files)
+        _write(self.folder / MANIFEST, json.dumps(after._manifest(), indent=1, ensure_ascii=False).encode())
+        return after
+
+
+def _write(path: Path, data: bytes) -> None:
+    """Write a file so that it is on the disk, and whole, before it has its name."""
+    with replacing(path) as handle:
+        handle.write(data)
+        handle.flush()
+        os.fsync(handle.fileno())
+
+
+def _mapped(path: Path) -> tuple[dict[str, AnyArray], dict[str, str]]:
+    """Map the arrays of a .safetensors file (8 bytes of length, a JSON header, the data); return its metadata too."""
+    try:
+        with open(path, "rb") as handle:
+            size = int.from_bytes(handle.read(8), "little")
+            header = json.loads(handle.read(size))
+        metadata = header.pop("__metadata__", {})
+        arrays: dict[str, AnyArray] = {
+            name: np.memmap(
+                path, _DTYPES[entry["dtype"]], "r", 8 + size + entry["data_offsets"][0], tuple(entry["shape"])
+            )
+            for name, entry in header.items()
+        }
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise FileError(f"{path} cannot be read; it is missing, damaged or cut short ({error}).") from error
+    return arrays, metadata
