@@ -1,0 +1,207 @@
+"""ADAPT: a Gaussian classifier from a bank of confident samples, fused with the zero-shot logits.
+
+Y. Zhang et al., "Backpropagation-Free Test-Time Adaptation via Probabilistic Gaussian Alignment", NeurIPS 2025.
+
+Symbols:  f_i -> x[i]   t_k -> text[k]   c_ik -> logits[i, k]   p_ik -> p[i, k]   H_i -> h[i]   L -> bank   M -> m
+          mu_k -> mu[k]   w_k, b_k -> w[k], b[k]   sum over the bank of class k of p f -> sums[k]   alpha, scale
+
+The data are seen all at once (transductive), or sample by sample with a bank that is kept (online). Either way
+score_ik = c_ik exp((A_ik - max_k A_ik) / scale),  A_ik = log_softmax_k(f_i . w_k + b_k) + scale / (2M) f_i . sums_k;
+the last term is the sum of the similarities to the M samples of the bank, each times its probability of class k.
+
+`scores` are these, online divided by the size of their row's sum (published: by the sum, which turns a row with a
+negative sum upside down). Cosines may be negative, so `probs` is the softmax of the undivided score, a damped logit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, ClassVar
+
+from moontide.core.arrays import Array, device, namespace, to_numpy
+from moontide.core.precision import moment_precision, ridge_precision
+from moontide.core.simplex import log_softmax, one_hot, softmax
+from moontide.core.slots import NONE, place
+from moontide.methods.gda_clip import discriminant
+from moontide.options import option
+from moontide.protocols import OnlineMethod, State
+from moontide.types import Result, Task
+
+
+@dataclass(frozen=True)
+class ADAPTState(State):
+    """The bank of at most L samples a class and the class means."""
+
+    bank: Array  # (K, L, d) features, zero where a slot is empty
+    weight: Array  # (K, L) probability of the class, zero where a slot is empty
+    entropy: Array  # (K, L) infinite where a slot is empty
+    mu: Array  # (K, d)
+    last: Array  # (d,) the sample that entered last
+
+
+@dataclass(frozen=True)
+class ADAPT(OnlineMethod):
+    """Class means and a shared covariance from the most confident samples, without iteration.
+
+    >>> import numpy as np
+    >>> ADAPT().fit_predict(np.eye(3), np.eye(3)).labels
+    array([0, 1, 2])
+    """
+
+    citation: ClassVar[str] = "Zhang et al., NeurIPS 2025"
+    state_type: ClassVar[type[State]] = ADAPTState
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "original_transductive": {"mode": "transductive", "bank": 6},
+        "original_online": {"mode": "online", "bank": 16, "faithful": True},
+    }
+
+    mode: str = option("auto", "see a batch at once, or sample by sample; auto: a batch at once, a stream by samples",
+                       choices=("auto", "transductive", "online"))  # fmt: skip
+    bank: int = option(12, "L, samples kept a class", low=1)
+    alpha: float = option(0.9, "weight of the samples in the class means; 1 - alpha is the text's", low=0, high=1)
+    scale: float = option(50.0, "weight of the similarities, and what the sum with the Gaussian is divided by", above=0)
+    faithful: bool = option(False, "online, as first published: a sample that does not enter the bank is given the "
+                                   "similarities of the last one that did")  # fmt: skip
+
+    def inert(self) -> Iterator[tuple[tuple[str, ...], str]]:
+        """Name the options that the others switch off."""
+        if self.mode == "transductive":
+            yield ("faithful",), "with mode='transductive'"
+
+    def peak_bytes(self, n: int, k: int, d: int, itemsize: int) -> int:
+        """Add two banks (of the state and of its residuals) and some d x d matrices to the usual estimate."""
+        banks = 0 if self.mode == "transductive" else 3 * k * self.bank * d
+        return super().peak_bytes(n, k, d, itemsize) + itemsize * (banks + 5 * d * d)
+
+    def start(self, task: Task) -> ADAPTState:
+        """Make the state before the first sample: no bank, the means at the text."""
+        xp = namespace(task.text)
+        kind = {"dtype": task.text.dtype, "device": device(task.text)}
+        size = 0 if self.mode == "transductive" else self.bank
+        return ADAPTState(
+            text=task.text,
+            logit_scale=task.logit_scale,
+            seen=0,
+            bank=xp.zeros((task.k, size, task.d), **kind),
+            weight=xp.zeros((task.k, size), **kind),
+            entropy=xp.full((task.k, size), xp.inf, **kind),
+            mu=xp.asarray(task.text, copy=True),
+            last=xp.zeros((task.d,), **kind),
+        )
+
+    def _fit(self, task: Task) -> Result:
+        if self.mode == "online":
+            return super()._fit(task)
+        return self.transduce(task.features, task.text, task.logit_scale)
+
+    def transduce(self, x: Array, text: Array, logit_scale: float) -> Result:
+        """Predict unit rows `x` from all of them at once."""
+        logits = logit_scale * (x @ text.T)  # (N, K)
+        p, h = confidence(logits)  # (N, K), (N,)
+        labels = namespace(x).argmax(p, axis=1)  # (N,)
+        rows = most_confident(h, labels, self.bank)  # (M,)
+        kept, of = x[rows], labels[rows]  # (M, d), (M,)
+        q = one_hot(of, text.shape[0], p) * p[rows]  # (M, K) the bank's probabilities of its own classes
+        mu = self.batch_means(x, p, kept, q, text)  # (K, d)
+        w, b = discriminant(mu, ridge_precision(kept - mu[of]))  # (K, d), (K,)
+        score = self.fuse(logits, x @ w.T + b, x @ (q.T @ kept).T, rows.shape[0])  # (N, K)
+        return Result(softmax(score), p, score, details={"mu": mu})
+
+    def batch_means(self, x: Array, p: Array, kept: Array, q: Array, text: Array) -> Array:
+        """mu_k = alpha (sum_bank p f + sum_i p_ik f_i) / (sum_bank p + sum_i p_ik) + (1 - alpha) t_k; no bank: t_k."""
+        xp = namespace(x)
+        banked = xp.sum(q, axis=0)  # (K,)
+        count = xp.where(banked > 0, banked + xp.sum(p, axis=0), xp.ones_like(banked))  # (K,)
+        mu = xp.where((banked > 0)[:, None], (q.T @ kept + p.T @ x) / count[:, None], text)  # (K, d)
+        return self.alpha * mu + (1 - self.alpha) * text
+
+    def _step(self, state: Any, x: Array) -> tuple[Any, Result]:
+        if self.mode == "transductive":
+            return state, self.transduce(x, state.text, state.logit_scale)
+        xp = namespace(x)
+        logits = state.logit_scale * (x @ state.text.T)  # (n, K)
+        p, h = confidence(logits)  # (n, K), (n,)
+        labels = to_numpy(xp.argmax(p, axis=1))  # (n,) on the host, as the slots
+        slots = place(state.entropy, labels, to_numpy(h)).tolist()
+        state = state.fork()  # the copy that this step writes to
+        moments = residual_moments(state.bank, state.entropy, state.mu)
+        sums = xp.matmul(state.weight[:, None, :], state.bank)[:, 0, :]  # (K, d)
+        scores = []
+        # Nothing changes between two samples that enter: only the first of a run may enter.
+        entered = [i for i in range(1, len(slots)) if slots[i] != NONE]
+        for start, stop in pairwise([0, *entered, len(slots)]):
+            if slots[start] != NONE:
+                k, own = labels[start], slice(labels[start], labels[start] + 1)
+                before = residual_moments(state.bank[own], state.entropy[own], state.mu[own])
+                self.enter(state, k, slots[start], x[start], p[start, k], h[start])
+                after = residual_moments(state.bank[own], state.entropy[own], state.mu[own])
+                moments = tuple(m - b + a for m, b, a in zip(moments, before, after, strict=True))
+                sums[k] = state.weight[k] @ state.bank[k]
+            w, b = discriminant(state.mu, moment_precision(*moments))  # (K, d), (K,)
+            run = x[start:stop]  # (r, d)
+            similarity = (state.last[None, :] if self.faithful else run) @ sums.T  # (1, K) or (r, K)
+            scores.append(self.fuse(logits[start:stop], run @ w.T + b, similarity, moments[2]))
+        score = xp.concat(scores)  # (n, K)
+        size = xp.abs(xp.sum(score, axis=1, keepdims=True))  # (n, 1)
+        native = score / xp.clip(size, min=float(xp.finfo(x.dtype).smallest_normal))
+        return state, Result(softmax(score), p, native)
+
+    def enter(self, state: ADAPTState, k: int, slot: int, f: Array, p: Array, h: Array) -> None:
+        """Put a sample into the bank of class k, and move its mean, all in place.
+
+        mu_k = alpha (sum_bank_k p f + p_new f_new) / (sum_bank_k p + p_new) + (1 - alpha) t_k: the new sample, in the
+        bank already, counts twice.
+        """
+        state.bank[k, slot], state.weight[k, slot], state.entropy[k, slot] = f, p, h
+        mean = (state.weight[k] @ state.bank[k] + p * f) / (namespace(f).sum(state.weight[k]) + p)  # (d,)
+        state.mu[k] = self.alpha * mean + (1 - self.alpha) * state.text[k]
+        state.last[:] = f
+
+    def fuse(self, logits: Array, gaussian: Array, similarity: Array, m: int) -> Array:
+        """score = c exp((A - max A) / scale), A = log_softmax(gaussian) + scale / (2 M) similarity, (n, K)."""
+        xp = namespace(logits)
+        a = log_softmax(gaussian) + self.scale / (2 * m) * similarity  # (n, K)
+        return logits * xp.exp((a - xp.max(a, axis=1, keepdims=True)) / self.scale)
+
+
+def confidence(logits: Array) -> tuple[Array, Array]:
+    """Return the probabilities, (n, K), and their entropies H = -sum_k p_k ln p_k, (n,).
+
+    >>> import numpy as np
+    >>> confidence(np.asarray([[0.0, 0.0]]))
+    (array([[0.5, 0.5]]), array([0.69314718]))
+    """
+    xp = namespace(logits)
+    log_p = log_softmax(logits)  # (n, K)
+    p = xp.exp(log_p)
+    return p, -xp.sum(p * log_p, axis=1)
+
+
+def most_confident(h: Array, labels: Array, size: int) -> Array:
+    """Return the rows of the at most `size` lowest entropies of each predicted class, class by class.
+
+    >>> import numpy as np
+    >>> most_confident(np.asarray([0.3, 0.1, 0.2, 0.4]), np.asarray([1, 1, 1, 0]), 2)
+    array([3, 1, 2])
+    """
+    xp = namespace(h)
+    rows = xp.argsort(h, stable=True)  # (N,) by entropy
+    rows = rows[xp.argsort(labels[rows], stable=True)]  # by class, then by entropy
+    of = labels[rows]
+    rank = xp.arange(h.shape[0], device=device(h)) - xp.searchsorted(of, of)  # place within the class
+    return rows[rank < size]
+
+
+def residual_moments(bank: Array, entropy: Array, mu: Array) -> tuple[Array, ...]:
+    """Of the residuals r = f - mu_k of the filled slots: sum r r', (d, d), sum r, (d,), and their number.
+
+    >>> import numpy as np
+    >>> residual_moments(np.asarray([[[3.0], [9.0]]]), np.asarray([[0.1, np.inf]]), np.asarray([[1.0]]))
+    (array([[4.]]), array([2.]), 1)
+    """
+    xp = namespace(bank)
+    classes, slots = xp.nonzero(xp.isfinite(entropy))
+    r = bank[classes, slots] - mu[classes]  # (n, d)
+    return r.T @ r, xp.sum(r, axis=0), r.shape[0]
