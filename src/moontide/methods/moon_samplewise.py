@@ -1,0 +1,145 @@
+"""MOON one sample at a time (the dagger variant): statistics come from a bank of the last samples instead of a batch.
+
+J. Huang et al., "Von Mises-Fisher Mixture Model with Dynamic Shrinkage for Realistic Test-Time Transduction",
+ICML 2026, Tab. sample-wise; behaviour of the released program.
+
+Symbols:  f_j, z_j, gamma_j of the bank -> bank_features, bank_z, bank_gamma   y -> y   beta_k -> beta   m -> neighbours
+          v_k = S_k / n_k, S_k = sum_j gamma_j z_jk f_j, n_k = sum_j gamma_j z_jk   R_k = beta_k v_k + (1 - beta_k) t_k
+
+A sample is predicted from the bank, z ∝ y^text_weight exp((kappa_k mu_k.f + log C_d(kappa_k) + message_k) / temper),
+and then enters it, the oldest leaving. The first sample keeps its zero-shot prediction. Where samples are cut into
+steps changes nothing.
+
+The released program adds each new sample to S_k and subtracts the one that leaves, so that rounding errors add up along
+the stream. Here everything is computed from the bank for every sample, the errors are those of one sum over the bank,
+and no K x d work is left: with a_jk = beta_k gamma_j z_jk / n_k
+
+    R_k.f = sum_j a_jk f_j.f + (1 - beta_k) t_k.f
+    |R_k|^2 = sum_jl a_jk f_j.f_l a_lk + 2 (1 - beta_k) sum_j a_jk f_j.t_k + (1 - beta_k)^2
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from moontide.core.arrays import Array, class_counts, device, namespace
+from moontide.core.ple import EPS, concentration, log_c, sample_weights
+from moontide.core.simplex import log_softmax, softmax
+from moontide.options import option
+from moontide.protocols import OnlineMethod, State, copy_array
+from moontide.types import Result, Task
+
+BLOCK_ROWS = 128  # samples whose products with the bank and each other are made at once
+FLOOR = 1e-6  # smallest mean resultant length and smallest kappa
+
+
+@dataclass(frozen=True)
+class BankState(State):
+    """The last B samples, oldest first; zeros in front until B were seen."""
+
+    bank_features: Array  # (B, d)
+    bank_z: Array  # (B, K)
+    bank_gamma: Array  # (B,)
+
+
+@dataclass(frozen=True)
+class SamplewiseMOON(OnlineMethod):
+    """MOON on a stream of single samples, with a bank of the last ones.
+
+    >>> import numpy as np
+    >>> rng = np.random.default_rng(0)
+    >>> SamplewiseMOON(bank=4).fit_predict(rng.normal(size=(8, 16)), rng.normal(size=(3, 16))).probs.shape
+    (8, 3)
+    """
+
+    citation: ClassVar[str] = "Huang et al., ICML 2026"
+    state_type: ClassVar[type[State]] = BankState
+
+    bank: int = option(128, "B, samples remembered", low=1)
+    alpha: float = option(1.0, "anchor weight, one for all classes", above=0)
+    neighbours: int = option(3, "m, nearest samples of the bank that send a message", low=1)
+    temper: float = option(100.0, "what the log-likelihood and the message are divided by", above=0)
+    laplacian_weight: float = option(1.0, "weight of the message", low=0)
+    text_weight: float = option(1.0, "weight of the zero-shot prediction", low=0)
+    kappa_cap: float = option(500.0, "largest kappa (inf: none)", above=0)
+    r_cap: float = option(0.999, "largest mean resultant length (1: none)", above=0, high=1)
+
+    def inert(self) -> Iterator[tuple[tuple[str, ...], str]]:
+        """Name the options that the others switch off."""
+        if self.laplacian_weight == 0:
+            yield ("neighbours",), "with laplacian_weight=0"
+
+    def start(self, task: Task) -> BankState:
+        """Make an empty bank."""
+        xp = namespace(task.text)
+        kind = {"dtype": task.text.dtype, "device": device(task.text)}
+        features, z = xp.zeros((self.bank, task.d), **kind), xp.zeros((self.bank, task.k), **kind)
+        return BankState(task.text, task.logit_scale, 0, features, z, xp.zeros((self.bank,), **kind))
+
+    def _step(self, state: BankState, x: Array) -> tuple[BankState, Result]:  # type: ignore[override]
+        results = []
+        for start in range(0, x.shape[0], BLOCK_ROWS):
+            state, result = self.block(state, x[start : start + BLOCK_ROWS, :])
+            results.append(result)
+        return state, Result.concatenate(results)
+
+    def block(self, state: BankState, x: Array) -> tuple[BankState, Result]:
+        """Predict some samples one after the other; the products of all of them are made at once."""
+        xp = namespace(x)
+        n, b = x.shape[0], self.bank
+        f = xp.concat([state.bank_features, x])  # (B + n, d) the bank of sample i ends before row B + i
+        gram, cosine = f @ f.T, f @ state.text.T  # (B + n, B + n), (B + n, K)
+        log_y = log_softmax(state.logit_scale * cosine[b:, :])  # (n, K)
+        y = xp.exp(log_y)  # (n, K)
+        log_prior = self.text_weight * xp.clip(log_y, min=math.log(EPS))  # (n, K)
+        z = xp.concat([state.bank_z, y])  # (B + n, K) rows from B on still to be predicted
+        gamma = xp.concat([state.bank_gamma, xp.zeros_like(x[:, 0])])  # (B + n,)
+        weighted = z * gamma[:, None]  # (B + n, K)
+        labels = xp.argmax(z, axis=1)  # (B + n,)
+        for i in range(n):
+            now = b + i
+            held = slice(max(i, b - state.seen), now)  # rows of the bank
+            if held.start < now:
+                dots, kappa = self.parameters(weighted[held, :], labels[held], gram[held, held], cosine[held, :],
+                                              gram[held, now], cosine[now, :], x.shape[1])  # fmt: skip
+                log_likelihood = kappa * dots + log_c(x.shape[1], kappa, "asymptotic")  # (K,)
+                heard = self.laplacian_weight * message(gram[held, now], z[held, :], self.neighbours)  # (K,)
+                z[now, :] = softmax(log_prior[i, :] + (log_likelihood + heard) / self.temper)
+                labels[now] = xp.argmax(z[now, :])
+            gamma[now] = sample_weights(z[now : now + 1, :])[0]
+            weighted[now, :] = gamma[now] * z[now, :]
+        last = slice(n, n + b)
+        bank = {"bank_features": f[last, :], "bank_z": z[last, :], "bank_gamma": gamma[last]}
+        after = replace(state, seen=state.seen + n, **{name: copy_array(rows) for name, rows in bank.items()})
+        return after, Result(z[b:, :], y)
+
+    def parameters(self, weighted: Array, labels: Array, gram: Array, cosine: Array, near: Array, to_text: Array, d: int
+                   ) -> tuple[Array, Array]:  # fmt: skip
+        """Return mu_k.f for the sample f and kappa_k from a bank of b samples, (K,) and (K,).
+
+        `weighted` (b, K) is gamma_j z_jk, `gram` (b, b) f_j.f_l, `cosine` (b, K) f_j.t_k, `near` (b,) f_j.f and
+        `to_text` (K,) f.t_k.
+        """
+        xp = namespace(weighted)
+        count = xp.astype(class_counts(labels, to_text.shape[0]), to_text.dtype)  # (K,)
+        beta = count / (count + self.alpha + EPS)  # (K,)
+        a = weighted * (beta / (xp.sum(weighted, axis=0) + EPS))  # (b, K)
+        square = xp.sum(a * (gram @ a + 2 * (1 - beta) * cosine), axis=0) + (1 - beta) ** 2  # (K,) |R_k|^2
+        r = xp.sqrt(xp.clip(square, min=FLOOR**2))  # (K,)
+        dots = (near @ a + (1 - beta) * to_text) / r  # (K,)
+        return dots, xp.clip(concentration(r, d, "banerjee", self.r_cap), min=FLOOR, max=self.kappa_cap)
+
+
+def message(near: Array, z: Array, m: int) -> Array:
+    """Return the votes of the m nearest samples of the bank (or all it has), weighed by softmax of their cosines, (K,).
+
+    >>> import numpy as np
+    >>> message(np.asarray([0.3, 0.9, 0.3]), np.eye(3), 1)
+    array([0., 1., 0.])
+    """
+    xp = namespace(near)
+    nearest = xp.argsort(-near)[:m]  # (m,) stable: of equally near samples the older
+    return softmax(near[nearest]) @ z[nearest, :]
