@@ -15,12 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from moontide.core.arrays import to_numpy
+from moontide.core.arrays import is_torch_array, to_numpy
 from moontide.core.memory import require_memory
-from moontide.errors import MissingInputError, MoontideError, OptionError
+from moontide.errors import MissingInputError, MoontideError, OptionError, unknown_name
 from moontide.metrics import IntArray, accuracy
 from moontide.protocols import Method
-from moontide.registry import method, method_type
+from moontide.registry import method, method_names
 from moontide.store.files import read_task
 from moontide.types import PER_SAMPLE, Result, Task
 
@@ -58,13 +58,15 @@ def run_batches(
         extras = {name: value[order] if name in PER_SAMPLE else value for name, value in task.extras.items()}
         task = replace(task, features=task.features[order], graph=None, extras=extras)
     results: list[Result] = []
+    done = 0
     for batch in task.batches(batch_size):
         result = solver.fit_predict(batch)
         results.append(
             Result(result.probs, result.zero_shot, result.native_scores, (), result.n_iter, result.converged)
         )
+        done += batch.n
         if progress:
-            progress(len(results), -(-task.n // batch_size))
+            progress(done, task.n)
     joined = Result.concatenate(results)
     if shuffle_seed is None:
         return joined
@@ -141,7 +143,8 @@ def compare_methods(
     """Run methods with their defaults on a features file (read with `source`), each in a process of its own.
 
     Seconds are those of one run after an unmeasured one on a few samples. Peak memory is what the run added at its
-    highest point to the resident memory of its process, inputs and libraries not counted; it is measured on Linux only.
+    highest point to the resident memory of its process (measured on Linux only) or, on cuda, to what was allocated on
+    the device; inputs and libraries are not counted.
     The best accuracy comes first, or without labels the fastest; a method that fails does not stop the others.
 
     >>> compare_methods("missing.npz", ["moon"])
@@ -151,7 +154,8 @@ def compare_methods(
     """
     names = list(dict.fromkeys(names))
     for name in names:
-        method_type(name)
+        if name not in method_names():
+            raise unknown_name("method", name, method_names())
     read_task(features, **source)  # refuses a bad file once, here
     outcomes = []
     for done, name in enumerate(names, 1):
@@ -192,24 +196,30 @@ def _measure(name: str, features: str, batch_size: int | None, source: dict[str,
     solver = method(name)
     task, labels, _ = read_task(features, **source)
     solver.fit_predict(task.rows(0, min(task.n, WARM_UP)))
-    before = _resident("VmRSS")
+    before = _memory(task, reset=True)
     start = time.perf_counter()
     result = run_batches(solver, task, batch_size)
     to_numpy(result.labels)  # waits for the device
     seconds = time.perf_counter() - start
-    after = _resident("VmHWM")
+    after = _memory(task)
     found = asdict(compare_predictions(labels, result))
     kept = {key: found[key] for key in ("accuracy", "changed", "better", "worse")}
     peak = None if before is None or after is None else max(0, after - before)
     return {"status": "ran", "seconds": seconds, "peak_bytes": peak, **kept}
 
 
-def _resident(field: str) -> int | None:
-    """Read the resident memory of this process now (VmRSS), or its peak since VmRSS was asked for (VmHWM), in bytes."""
+def _memory(task: Task, reset: bool = False) -> int | None:
+    """Return the most bytes that were held since the last `reset`, on the device or in this process (Linux)."""
+    if is_torch_array(task.features):
+        import torch
+
+        if reset:
+            torch.cuda.reset_peak_memory_stats()
+        return int(torch.cuda.max_memory_allocated())
     try:
-        if field == "VmRSS":
+        if reset:
             Path("/proc/self/clear_refs").write_text("5")  # sets the peak back to what is resident now
-        found = re.search(rf"{field}:\s+(\d+) kB", Path("/proc/self/status").read_text())
+        found = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
     except OSError:
         return None
     return int(found[1]) * 1024 if found else None

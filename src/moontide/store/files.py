@@ -19,7 +19,7 @@ import os
 import tempfile
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -81,7 +81,7 @@ def read_task(
     scales = (logit_scale, anchors.logit_scale(), images.logit_scale(), 100.0)
     task = Task(
         image,
-        anchors.matrix("text_features"),
+        anchors.matrix("text_features", named=text is None),
         next(scale for scale in scales if scale is not None),
         anchors.class_names() if classes is None else read_class_names(classes),
         extras={} if views is None else {"views": like(as_matrix(views, "view_features", 3), image)},
@@ -129,13 +129,13 @@ class Arrays:
     arrays: Mapping[str, AnyArray | None]
     ids: list[Any] | None = None
 
-    def matrix(self, name: str) -> AnyArray:
-        """Return the array called `name`, or the file's only one where it has no name of its own."""
-        found = self.arrays.get(name, self.arrays.get(UNNAMED))
+    def matrix(self, name: str, named: bool = False) -> AnyArray:
+        """Return the array called `name` or, unless it must be `named`, the only one of a file without names."""
+        found = self.arrays.get(name, None if named else self.arrays.get(UNNAMED))
         if found is None:
             hint = "; pass the file that has it with --text" if name == "text_features" else ""
-            holds = f"it holds {', '.join(sorted(self.arrays))}" if self.arrays else "it holds nothing"
-            raise FileError(f"{self.path} has no array '{name}': {holds}{hint}.")
+            holds = ", ".join(sorted(key or "one matrix" for key in self.arrays)) or "nothing"
+            raise FileError(f"{self.path} has no array '{name}': it holds {holds}{hint}.")
         return found
 
     def logit_scale(self) -> float | None:
@@ -331,9 +331,10 @@ def replacing(path: str | Path) -> Iterator[BinaryIO]:
             yield handle
         os.replace(temporary, path)
     except OSError as error:
-        raise FileError(f"{path} cannot be written: {error.strerror}.") from error
+        raise FileError(f"{path} cannot be written: {error.strerror or error}.") from error
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # it is gone where all went well
+            temporary.unlink()
 
 
 def write_predictions(

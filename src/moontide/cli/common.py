@@ -1,0 +1,214 @@
+"""What several commands share: where the input comes from, how a method is named, and how a result is summed up."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from cyclopts import Group, Parameter
+
+from moontide.errors import FileError, OptionError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from moontide.evaluate import Comparison
+    from moontide.protocols import Method
+    from moontide.types import Result, Task
+
+INPUT = Group("Input")
+SHOWN_CLASSES = 5
+
+Features = Annotated[
+    Path,
+    Parameter(
+        help="Image embeddings: an .npz with image_features, text_features and, if there are any, labels, classnames, "
+        "logit_scale or temperature, view_features; or an .npy, .safetensors or .parquet together with --text.",
+        group=INPUT,
+    ),
+]
+BatchSize = Annotated[int | None, Parameter(help="Samples in a batch; the last batch may be smaller.")]
+
+AsJson = Annotated[
+    bool, Parameter(name="--json", negative="", show_default=False, help="Print JSON instead of a table.")
+]
+
+
+@Parameter(name="*", group=INPUT)
+@dataclass(frozen=True)
+class Source:
+    """The options that say what goes with the image embeddings.
+
+    >>> Source(classes="cat,dog").device
+    'cpu'
+    """
+
+    text: Annotated[
+        Path | None,
+        Parameter(help="Class embeddings, a file of the same kinds; goes before the text_features in FEATURES."),
+    ] = None
+    classes: Annotated[
+        str | None, Parameter(help="Class names: a comma-separated list, or a text file with one name a line.")
+    ] = None
+    labels: Annotated[
+        Path | None,
+        Parameter(help="True class numbers from 0, only used to score: an .npy, or a text file with one a line."),
+    ] = None
+    logit_scale: Annotated[
+        float | None, Parameter(help="Logit scale of the model, 1 / temperature (else the file's, else 100).")
+    ] = None
+    dtype: Annotated[
+        Literal["float32", "float64"] | None,
+        Parameter(help="Precision to compute in (else float64 for a float64 file, and float32 for any other)."),
+    ] = None
+    device: Annotated[
+        Literal["cpu", "cuda"],
+        Parameter(help="Where to compute: cpu runs on numpy, cuda on torch, which must be installed."),
+    ] = "cpu"
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class Choice:
+    """The options that say which method runs, and how.
+
+    >>> Choice(settings=("beta=soft", "neighbours=5")).make("moon").neighbours
+    5
+    """
+
+    method: Annotated[str | None, Parameter(help="The method (else moon); 'moontide methods' lists them.")] = None
+    preset: Annotated[str | None, Parameter(help="A named set of options of the method.")] = None
+    settings: Annotated[
+        tuple[str, ...],
+        Parameter(
+            name="--set",
+            negative="",
+            show_default=False,
+            metavar="OPTION=VALUE",
+            help="One option of the method, as option=value; may be repeated.",
+        ),
+    ] = ()
+
+    def make(self, default: str = "moon") -> Method:
+        """Make the method; `default` is the one where none is named."""
+        from moontide.registry import method_type
+
+        given = {}
+        for setting in self.settings:
+            option, equals, value = setting.partition("=")
+            if not equals:
+                raise OptionError(f"'--set' must have the form option=value. Got {setting!r} instead.")
+            if option in given:
+                raise OptionError(f"'--set' gives the option {option!r} more than once; keep one.")
+            given[option] = value
+        cls = method_type(self.method or default)
+        options = cls.parse(given)
+        return cls(**options) if self.preset is None else cls.from_preset(self.preset, **options)
+
+
+NO_SOURCE, NO_CHOICE = Source(), Choice()  # nothing said on the command line
+
+
+def check_not_input(out: Path, *inputs: Path | None) -> None:
+    """Refuse an output that would replace an input.
+
+    >>> check_not_input(Path("out.npz"), Path("in.npz"), None)
+    """
+    if any(path is not None and path.resolve() == out.resolve() for path in inputs):
+        raise FileError(f"The output {out} is an input of this very command; give it another name.")
+
+
+@contextmanager
+def progress_bar(label: str) -> Iterator[Callable[[int, int], None]]:
+    """Show a bar on stderr while it is a terminal; yields the function (done, total) that moves it.
+
+    >>> with progress_bar("moon") as advance:
+    ...     advance(1, 2)
+    """
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        job = bar.add_task(label, total=None)
+        yield lambda done, total: bar.update(job, completed=done, total=total)
+
+
+def note(sentence: str) -> None:
+    """Print a line that is not part of the output.
+
+    >>> note("done")
+    """
+    print(sentence, file=sys.stderr)
+
+
+def table_console() -> Console:
+    """Return the console that tables go to; a pipe gets wide lines, so that none is broken needlessly.
+
+    >>> table_console().width > 0
+    True
+    """
+    from rich.console import Console
+
+    console = Console(markup=False, highlight=False)
+    return console if console.is_terminal else Console(markup=False, highlight=False, width=160)
+
+
+def percent(share: float) -> str:
+    """Write a share as a percentage.
+
+    >>> percent(0.6128)
+    '61.28 %'
+    """
+    return f"{100 * share:.2f} %"
+
+
+def print_summary(found: Comparison, result: Result, task: Task) -> None:
+    """Print what changed, and how good it is where there are labels; else the largest predicted classes.
+
+    >>> import numpy as np, moontide
+    >>> from moontide.evaluate import compare_predictions
+    >>> task = moontide.Task(np.eye(2), np.eye(2), class_names=("cat", "dog"))
+    >>> result = moontide.MOON().fit_predict(task)
+    >>> print_summary(compare_predictions(None, result), result, task)
+    changed    0 of 2
+    classes    cat 50.00 %, dog 50.00 %
+    >>> print_summary(compare_predictions(np.asarray([0, 1]), result), result, task)
+    zero-shot  100.00 %
+    adapted    100.00 % (+0.00)
+    changed    0 of 2: 0 for better, 0 for worse, 0 sideways
+    """
+    import numpy as np
+
+    from moontide.core.arrays import to_numpy
+
+    if found.accuracy is not None and found.zero_shot_accuracy is not None:
+        gain = 100 * (found.accuracy - found.zero_shot_accuracy)
+        print(f"zero-shot  {percent(found.zero_shot_accuracy)}")
+        print(f"adapted    {percent(found.accuracy)} ({gain:+.2f})")
+        how = f": {found.better} for better, {found.worse} for worse, {found.sideways} sideways"
+        print(f"changed    {found.changed} of {found.samples}{how}")
+        return
+    counts = np.bincount(to_numpy(result.labels), minlength=task.k)
+    names = task.class_names or [f"class {k}" for k in range(task.k)]
+    largest = [k for k in np.argsort(-counts, kind="stable")[:SHOWN_CLASSES] if counts[k]]
+    print(f"changed    {found.changed} of {found.samples}")
+    print(f"classes    {', '.join(f'{names[k]} {percent(counts[k] / found.samples)}' for k in largest)}")
+
+
+def json_safe(value: Any) -> Any:
+    """Write infinities as text, which JSON has no number for.
+
+    >>> json_safe({"cap": float("inf"), "m": [3]})
+    {'cap': 'inf', 'm': [3]}
+    """
+    if isinstance(value, dict):
+        return {key: json_safe(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [json_safe(item) for item in value]
+    return str(value) if isinstance(value, float) and value in (float("inf"), float("-inf")) else value

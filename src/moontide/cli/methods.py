@@ -1,0 +1,90 @@
+"""`moontide methods`: what methods there are, and what each can be told."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+
+from moontide.cli.common import AsJson, json_safe, table_console
+
+
+def methods(
+    name: Annotated[str | None, Parameter(help="One method, with all its options and presets.")] = None,
+    /,
+    *,
+    as_json: AsJson = False,
+) -> None:
+    """List the methods, or one of them with its options, their defaults and allowed values, and its presets.
+
+    For example:
+
+        moontide methods
+        moontide methods moon
+    """
+    from moontide.registry import method_names
+
+    if as_json:
+        found = [describe(n) for n in method_names()] if name is None else describe(name)
+        print(json.dumps(json_safe(found), indent=2))
+    elif name is None:
+        _print_all([describe(n) for n in method_names()])
+    else:
+        _print_one(describe(name))
+
+
+def describe(name: str) -> dict[str, Any]:
+    """Gather all that is to know about a method.
+
+    >>> describe("moon")["options"]["neighbours"]
+    {'default': 3, 'allowed': 'an integer of at least 1', 'doc': 'm, neighbours of a sample in the graph'}
+    """
+    from moontide.protocols import OnlineMethod
+    from moontide.registry import method_type
+
+    cls = method_type(name)
+    return {
+        "name": name,
+        "about": (cls.__doc__ or "").strip().partition("\n")[0],
+        "kind": "online" if issubclass(cls, OnlineMethod) else "batch",
+        "citation": cls.citation,
+        "needs": sorted(cls.needs),
+        "presets": {preset: dict(options) for preset, options in cls.presets.items()},
+        "options": {
+            key: {"default": spec.default, "allowed": spec.rule(), "doc": spec.doc} for key, spec in cls.specs().items()
+        },
+    }
+
+
+def _print_all(found: list[dict[str, Any]]) -> None:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD)
+    for heading in ("method", "kind", "needs", "presets", "citation"):
+        table.add_column(heading, no_wrap=heading in ("method", "kind"))
+    for m in found:
+        table.add_row(m["name"], m["kind"], ", ".join(m["needs"]), ", ".join(m["presets"]), m["citation"])
+    console = table_console()
+    console.print(table)
+    console.print("Needs are those beyond features. 'moontide methods NAME' lists the options of one.")
+
+
+def _print_one(m: dict[str, Any]) -> None:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD)
+    for heading in ("option", "default", "allowed", "what it does"):
+        table.add_column(heading, no_wrap=heading in ("option", "default"))
+    for key, spec in m["options"].items():
+        table.add_row(key, str(spec["default"]), spec["allowed"], spec["doc"])
+    console = table_console()
+    console.print(f"{m['name']} ({m['kind']}): {m['about']}\n{m['citation']}")
+    if m["needs"]:
+        console.print(f"needs beyond features: {', '.join(m['needs'])}")
+    console.print(table if m["options"] else "It has no options.")
+    for preset, options in m["presets"].items():
+        settings = ", ".join(f"{key}={value}" for key, value in options.items())
+        console.print(f"preset {preset}: {settings or 'the defaults'}")

@@ -1,0 +1,117 @@
+"""`moontide stream`: label a file in its order, as if it came in batch after batch."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+
+from moontide.cli.common import (
+    NO_CHOICE,
+    NO_SOURCE,
+    Choice,
+    Features,
+    Source,
+    check_not_input,
+    note,
+    print_summary,
+    progress_bar,
+)
+from moontide.errors import OptionError
+
+if TYPE_CHECKING:
+    from moontide.protocols import Method
+
+
+def stream(
+    features: Features,
+    /,
+    *,
+    choice: Choice = NO_CHOICE,
+    batch_size: Annotated[int, Parameter(help="Samples that come in together.")] = 64,
+    drop_last: Annotated[
+        bool,
+        Parameter(
+            negative="",
+            show_default=False,
+            help="Leave out the last samples where they do not fill a batch, as the published protocol does.",
+        ),
+    ] = False,
+    resume: Annotated[
+        Path | None,
+        Parameter(help="Go on from this state with its method and options; the classes must be the same."),
+    ] = None,
+    save_state: Annotated[Path | None, Parameter(help="Where to write the state after the last batch.")] = None,
+    out: Annotated[
+        Path | None, Parameter(help="Where to write the predictions: an .npz, .csv, .jsonl or .parquet.")
+    ] = None,
+    source: Source = NO_SOURCE,
+) -> None:
+    """Label a file in its order, as if it came in batch after batch; online methods remember what they saw.
+
+    A batch method labels each batch on its own. For example:
+
+        moontide stream monday.npz --method tda --save-state tda.safetensors
+        moontide stream tuesday.npz --resume tda.safetensors --out tuesday.csv
+    """
+    from moontide.evaluate import compare_predictions
+    from moontide.store.files import PREDICTIONS, check_output, read_task, write_predictions
+    from moontide.streams import load_state, run_stream
+    from moontide.streams import save_state as write_state
+
+    for path, kinds in ((out, PREDICTIONS), (save_state, (".safetensors",))):
+        if path is not None:
+            check_output(path, kinds)
+            check_not_input(path, features, source.text, source.labels)
+    task, labels, ids = read_task(features, **asdict(source))
+    solver, state = (choice.make(), None) if resume is None else load_state(resume, task.features)
+    if resume is not None:
+        check_same_method(choice, solver, resume)
+    start = time.perf_counter()
+    with progress_bar(solver.name) as progress:
+        state, result = run_stream(solver, task, batch_size, state=state, drop_last=drop_last, progress=progress)
+    n = len(result.labels)
+    note(f"{solver.name}: {n} samples in {-(-n // batch_size)} batches, {time.perf_counter() - start:.2f} s")
+    if out is not None:
+        write_predictions(out, result, ids and ids[:n], task.class_names)
+        note(f"wrote {out}")
+    if save_state is not None:
+        write_state(save_state, solver, state)
+        note(f"wrote {save_state}, the state after {state.seen} samples")
+    print_summary(compare_predictions(None if labels is None else labels[:n], result), result, task)
+
+
+def check_same_method(choice: Choice, saved: Method, path: Path) -> None:
+    """Refuse a method, preset or option on the command line that a state was not made with.
+
+    >>> import moontide
+    >>> check_same_method(Choice("moon"), moontide.method("moon"), Path("moon.safetensors"))
+    """
+    from moontide.protocols import as_online
+
+    if choice == NO_CHOICE:
+        return
+    asked = as_online(choice.make(saved.name))
+    if asked != as_online(saved):
+        raise OptionError(
+            f"The state {path} was made by {in_words(saved)}. Got {in_words(asked)} instead; leave '--method', "
+            "'--preset' and '--set' out to go on with it."
+        )
+
+
+def in_words(solver: Method) -> str:
+    """Name a method and the options that are not at their defaults.
+
+    >>> import moontide
+    >>> in_words(moontide.method("moon", beta="soft"))
+    'moon with beta=soft'
+    """
+    from moontide.protocols import PerBatch
+
+    inside = solver.method if isinstance(solver, PerBatch) else solver
+    values = {name: getattr(inside, name) for name in inside.specs()}
+    changed = [f"{name}={value}" for name, value in values.items() if value != inside.specs()[name].default]
+    return f"{inside.name} with {', '.join(changed) or 'its defaults'}"
