@@ -1,8 +1,11 @@
-"""Settings of the test run: draws that repeat, and one thread for torch, which small arrays only slow down."""
+"""Settings of the test run: draws that repeat, and one thread a process, since more only slow small arrays down."""
 
-import torch
-from hypothesis import settings
+import os
+
+for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ.setdefault(name, "1")  # read when numpy and torch are imported
+
+from hypothesis import settings  # noqa: E402
 
 settings.register_profile("moontide", derandomize=True, deadline=None, max_examples=50)
 settings.load_profile("moontide")
-torch.set_num_threads(1)

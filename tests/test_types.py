@@ -41,7 +41,7 @@ def test_a_task_has_no_labels_and_cannot_be_changed() -> None:
         ({"text": TEXT[:0]}, "'text_features' must not be empty"),
         ({"text": TEXT[:, :3]}, "must have the same dimension. Got 4 and 3 instead; were they made by one model"),
         ({"features": np.where(np.arange(6)[:, None] == 2, np.nan, FEATURES)}, "'image_features' .* Row 2 hold NaN"),
-        ({"text": TEXT * [[1], [0], [1]]}, "'text_features' must not have all-zero rows.* Got zeros in row 1;"),
+        ({"text": TEXT * [[1], [0], [1]]}, r"'text_features' must not have all-zero rows.* [Rr]ow 1\b"),
         ({"logit_scale": 0.0}, "'logit_scale' must be a positive number .* Got 0.0 instead"),
         ({"logit_scale": -5}, "'logit_scale' .* Got -5 instead"),
         ({"logit_scale": float("nan")}, "'logit_scale' .* Got nan instead"),

@@ -77,9 +77,9 @@ def test_unit_rows_have_length_one_whatever_they_had(x: np.ndarray, dtype: str, 
 
 
 def test_zero_rows_are_named() -> None:
-    with pytest.raises(InputError, match=r"'x' must not have all-zero rows, .* Got zeros in rows 0, 2; remove them."):
+    with pytest.raises(InputError, match=r"'x' must not have all-zero rows, .* [Rr]ows 0, 2\b.*; remove them."):
         unit_rows(np.asarray([[0.0, 0.0], [1.0, 0.0], [0.0, 0.0]]), "x")
-    with pytest.raises(InputError, match="Got zeros in row 1;"):
+    with pytest.raises(InputError, match=r"'views' .* [Rr]ow 1\b"):
         unit_rows(np.asarray([[[1.0], [1.0]], [[1.0], [0.0]]]), "views")
     assert (unit_rows(np.zeros((1, 2))) == 0).all()
 

@@ -5,7 +5,7 @@ import tracemalloc
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -41,6 +41,7 @@ def test_it_finds_what_sorting_finds(f: np.ndarray, m: int, block: int) -> None:
             np.testing.assert_array_equal(to_numpy(found.weights), weights)
 
 
+@settings(max_examples=20)
 @given(st.integers(0, 100), st.integers(1, 30))
 def test_it_finds_what_sorting_finds_among_embeddings(seed: int, block: int) -> None:
     f = unit_rows(np.random.default_rng(seed).normal(size=(40, 8)))
@@ -107,7 +108,7 @@ def test_a_graph_of_wrong_shape_or_range_is_refused() -> None:
         Graph(np.zeros(2, int), np.zeros(2))
     for index in (-1, 2):
         with pytest.raises(InputError, match="row numbers from 0 to 1"):
-            Graph(np.asarray([[0], [index]]), np.zeros((2, 1)))
+            adapt_graph(Graph(np.asarray([[0], [index]]), np.zeros((2, 1))), np.ones((2, 3)))
 
 
 def test_a_given_graph_is_brought_to_the_features() -> None:

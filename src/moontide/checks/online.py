@@ -14,6 +14,7 @@ import numpy as np
 from moontide.checks.tasks import Tasks, expect, expect_same
 from moontide.core.simplex import zero_shot
 from moontide.protocols import OnlineMethod, State, samples
+from moontide.streams import load_state, save_state
 from moontide.types import Result, Task
 
 
@@ -115,13 +116,12 @@ def check_state_round_trips(m: OnlineMethod, tasks: Tasks) -> None:
     >>> from moontide import method, protocols
     >>> check_state_round_trips(protocols.as_online(method("zero_shot")), Tasks())
     """
-    from moontide.streams import load_state, save_state
-
     state = _warm(m, tasks)
     live = {f.name: getattr(state, f.name) for f in dataclasses.fields(state) if f.metadata.get("live")}
     with tempfile.TemporaryDirectory() as folder:
-        save_state(Path(folder) / "state", m, state)
-        loaded_method, loaded = load_state(Path(folder) / "state", **live)
+        path = Path(folder) / "state.safetensors"
+        save_state(path, m, state)
+        loaded_method, loaded = load_state(path, **live)
     expect(loaded_method == m, f"the file gives back the method {loaded_method}, not {m}")
     for name, value in _fields(state).items():
         found = getattr(loaded, name)
