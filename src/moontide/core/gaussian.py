@@ -1,0 +1,109 @@
+"""Gaussian mixtures with diagonal covariances: the equations shared by StatA, TransCLIP and MOON's Gaussian variant.
+
+Shapes: features f are (N, d), means mu (K, d), variances (K, d), or (1, d) where all classes share one diagonal.
+
+Squares are expanded into matrix products, so nothing larger than N x K, N x d or K x d is ever held, and all are taken
+around the mean of the features, so that float32 loses little where the terms cancel. No variance is below FLOOR / d.
+"""
+
+from __future__ import annotations
+
+from moontide.core.arrays import Array, device, namespace
+from moontide.core.ple import shrink
+from moontide.core.simplex import softmax
+
+# Smallest variance, in units of 1 / d, the mean square of a coordinate of a unit row. Variances of CLIP features are
+# 1e-2 to 1e2 of it; 1e-6 of it is near the rounding of half-precision features and says nothing of a class.
+FLOOR = 1e-6
+CHUNK = 2500  # rows that the published programs take at once
+
+
+def log_density(f: Array, mu: Array, variance: Array) -> Array:
+    """Log N(f_i; mu_k, variance_k) without its constant: -1/2 sum_j [(f_ij - mu_kj)^2 / s_kj + log s_kj].
+
+    >>> import numpy as np
+    >>> log_density(np.asarray([[1.0], [3.0]]), np.asarray([[1.0], [2.0]]), np.asarray([[1.0], [0.5]])).round(3)
+    array([[ 0.   , -0.653],
+           [-2.   , -0.653]])
+    """
+    xp = namespace(f)
+    centre = xp.mean(f, axis=0)  # (d,)
+    f, mu = f - centre, mu - centre
+    scaled = mu / variance  # (K, d)
+    # (f - mu)^2 / s = f^2 / s - 2 f mu / s + mu^2 / s
+    out = f @ scaled.T  # (N, K)
+    out -= f**2 @ (0.5 / variance).T  # (N, K) or (N, 1)
+    out -= xp.sum(mu * scaled + xp.log(variance), axis=1) / 2  # (K,)
+    return out
+
+
+def class_weights(log_z: Array) -> Array:
+    """z_ik / sum_i z_ik as (K, N), from log z: rows sum to 1 also where every z_ik of a class underflows to 0.
+
+    >>> import numpy as np
+    >>> class_weights(np.asarray([[0.0, -2000.0], [0.0, -2000.0]]))
+    array([[0.5, 0.5],
+           [0.5, 0.5]])
+    """
+    return softmax(log_z.T)
+
+
+def class_variance(weights: Array, f: Array, v: Array, mu: Array) -> Array:
+    """Eq. stata-shrinkage: T_k = sum_i w_ki (f_i - mu_k)^2 for `weights` w (K, N), `v` = w f the means under them.
+
+    >>> import numpy as np
+    >>> w, f = np.asarray([[0.5, 0.5]]), np.asarray([[0.0], [2.0]])
+    >>> class_variance(w, f, w @ f, np.asarray([[4.0]]))
+    array([[10.]])
+    """
+    xp = namespace(f)
+    centre = xp.mean(f, axis=0)  # (d,)
+    within = weights @ (f - centre) ** 2 - (v - centre) ** 2  # (K, d)
+    return xp.clip(within, min=0.0) + (v - mu) ** 2
+
+
+def anchored_variance(weights: Array, f: Array, v: Array, mu: Array, beta: Array, text: Array, anchor: Array) -> Array:
+    """Eq. stata-shrinkage: Sigma_k = beta_k T_k + (1 - beta_k) (Sigma' + (t_k - mu_k)^2), at least the floor, (K, d).
+
+    >>> import numpy as np
+    >>> w, f = np.asarray([[0.5, 0.5]]), np.asarray([[0.0], [2.0]])
+    >>> anchored_variance(w, f, w @ f, w @ f, np.asarray([0.5]), np.asarray([[4.0]]), np.asarray([[2.0]]))
+    array([[6.]])
+    """
+    variance = shrink(class_variance(weights, f, v, mu), beta, anchor + (text - mu) ** 2)  # (K, d)
+    return namespace(f).clip(variance, min=FLOOR / f.shape[1])
+
+
+def pooled_variance(z: Array, f: Array, mu: Array, faithful: bool) -> Array:
+    """App. "Revisiting StatA": Sigma'_j = sum_ik z_ik (f_ij - mu_kj)^2 / N, at least the floor, (1, d).
+
+    `faithful`: with the defect of the published programs, see `row_weights`.
+
+    >>> import numpy as np
+    >>> pooled_variance(np.eye(2), np.asarray([[0.0], [2.0]]), np.asarray([[1.0], [5.0]]), False)
+    array([[5.]])
+    """
+    xp = namespace(f)
+    centre = xp.mean(f, axis=0)  # (d,)
+    f, mu, w = f - centre, mu - centre, row_weights(f, faithful)
+    sums = z.T @ (w[:, None] * f)  # (K, d)
+    variance = w @ f**2 + (w @ z) @ mu**2 - 2 * xp.sum(mu * sums, axis=0)  # (d,)
+    return xp.clip(variance, min=FLOOR / f.shape[1])[None, :]
+
+
+def row_weights(f: Array, faithful: bool) -> Array:
+    """Return the weight 1 / N of each sample in the pooled variance, (N,).
+
+    The published programs add up chunks of 2500 rows and divide the running sum by N after each chunk, so that for
+    N > 2500 a row is divided by N once for every chunk from its own to the last: `faithful` repeats that.
+
+    >>> import numpy as np
+    >>> row_weights(np.zeros((4, 1)), True)
+    array([0.25, 0.25, 0.25, 0.25])
+    """
+    xp = namespace(f)
+    n = f.shape[0]
+    rows = xp.arange(n, device=device(f))
+    divisions = (n - 1) // CHUNK - rows // CHUNK + 1 if faithful else xp.ones_like(rows)  # (N,)
+    weights: Array = float(n) ** -xp.astype(divisions, f.dtype)
+    return weights
