@@ -1,0 +1,82 @@
+"""MOON with Gaussians: MOON's dynamic shrinkage on StatA's mixture, "MOON_Gaussian" of the MOON paper's comparison.
+
+J. Huang et al., "Von Mises-Fisher Mixture Model with Dynamic Shrinkage for Realistic Test-Time Transduction",
+ICML 2026, sec. "Comparisons with variants"; StatA: M. Zanella et al., CVPR 2025.
+
+Symbols:  as in `moon` (lambda_k, alpha_k, gamma_i, beta_k, v_k) and in `stata` (Sigma' -> anchor, Sigma_k -> spread)
+
+No program of this variant is published. It is read here as the released MOON with the family exchanged and nothing
+else: the likelihood and the variances Sigma', T_k, Sigma_k are StatA's, with T_k weighted by gamma_i z_ik like v_k;
+alpha_k = 1 / lambda_k with the normalised geometric confidence, gamma_i from z_i, hard counts that gamma does not
+weigh, mu_k = normalise(beta_k v_k + (1 - beta_k) t_k) with v_k as it is (StatA scales it to unit length first), a
+single pass over the assignments in each E-step, and a likelihood divided by 50 in both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+from moontide.core.arrays import Array, namespace, unit_rows
+from moontide.core.gaussian import anchored_variance, class_weights, log_density, pooled_variance
+from moontide.core.ple import EPS, anchor_weights, class_confidence, sample_weights, shrink, shrinkage
+from moontide.core.simplex import log_softmax
+from moontide.methods.stata import NEIGHBOURS, Mixture, alternate, smoother
+from moontide.options import option
+from moontide.protocols import Method
+from moontide.types import Result, Task
+
+
+@dataclass(frozen=True)
+class MOONGaussian(Method):
+    """Transduction with Gaussians shrunk towards text, less in confident classes and by confident samples.
+
+    >>> import numpy as np
+    >>> features = np.asarray([[1.0, 0.1, 0.5], [0.9, 0.2, 0.5], [0.2, 0.9, 0.5]])
+    >>> MOONGaussian().fit_predict(features, np.eye(3)).labels
+    array([0, 0, 1])
+    """
+
+    citation: ClassVar[str] = "Huang et al., ICML 2026"
+
+    beta: str = option("hard", "counts in beta_k: argmax labels or soft assignments", choices=("hard", "soft"))
+    temper: float = option(50.0, "what the log-likelihood is divided by in the E-step", above=0)
+    neighbours: int = option(NEIGHBOURS, "m, neighbours of a sample in the graph", low=1)
+    laplacian_weight: float = option(1.0, "weight of the neighbours' votes", low=0)
+    text_weight: float = option(1.0, "weight of the zero-shot prediction in the E-step", low=0)
+    iterations: int = option(10, "T, M-steps; an E-step is before each and after the last", low=1)
+
+    def inert(self) -> Iterator[tuple[tuple[str, ...], str]]:
+        """Name the options that the others switch off."""
+        if self.laplacian_weight == 0:
+            yield ("neighbours",), "with laplacian_weight=0"
+
+    def _fit(self, task: Task) -> Result:
+        xp = namespace(task.features)
+        f, text = task.features, task.text
+        log_y = log_softmax(task.logit_scale * (f @ text.T))  # (N, K)
+        y = xp.exp(log_y)  # (N, K)
+        anchor = pooled_variance(y, f, text, faithful=False)  # (1, d)
+        alpha = anchor_weights(class_confidence(y))  # (K,)
+
+        def m_step(log_z: Array) -> Mixture:
+            z = xp.exp(log_z)  # (N, K)
+            gamma = sample_weights(z)  # (N,)
+            beta = shrinkage(z, gamma, xp.argmax(z, axis=1), alpha, self.beta, False)  # (K,)
+            weights = class_weights(log_z + xp.log(gamma + EPS)[:, None])  # (K, N)
+            v = weights @ f  # v_k = sum_i gamma_i z_ik f_i / sum_i gamma_i z_ik, (K, d)
+            mu = unit_rows(shrink(v, beta, text))  # mu_k = beta_k v_k + (1 - beta_k) t_k, (K, d)
+            return Mixture(mu, anchored_variance(weights, f, v, mu, beta, text, anchor), beta)
+
+        return alternate(
+            log_y,
+            Mixture(text, anchor, xp.zeros_like(alpha)),
+            lambda mixture: log_density(f, mixture.mu, mixture.spread),
+            m_step,
+            smoother(task, self.name, self.neighbours, self.laplacian_weight),
+            text_weight=self.text_weight,
+            temper=self.temper,
+            iterations=self.iterations,
+            inner_iterations=1,
+        )

@@ -1,0 +1,91 @@
+"""StatA with a von Mises-Fisher mixture, "StatA_vMF" of the MOON paper's comparison.
+
+J. Huang et al., "Von Mises-Fisher Mixture Model with Dynamic Shrinkage for Realistic Test-Time Transduction",
+ICML 2026, sec. "Comparisons with variants"; StatA: M. Zanella et al., CVPR 2025.
+
+Symbols:  as in `moon` (kappa'_k -> anchor_kappa, mu_k, kappa_k, v_k, R_k -> resultant) and in `stata` (log_y, log_z)
+
+No program of this variant is published. It is read here as StatA with the family exchanged and nothing else: one static
+alpha for all classes, no gamma_i, and five updates of the assignments in an E-step; the likelihood, kappa' and the
+M-step R_k = beta_k v_k + (1 - beta_k) t_k, mu_k = R_k / |R_k|, kappa_k = A_d^{-1}(|R_k|) are the released MOON's, with
+its caps and its large-kappa normaliser. v_k is not scaled to unit length, which would leave kappa_k without meaning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from moontide.core.arrays import Array, namespace, unit_rows
+from moontide.core.ple import concentration, empirical_means, initial_resultant, log_c, shrink, shrinkage
+from moontide.core.simplex import log_softmax
+from moontide.methods.stata import NEIGHBOURS, Mixture, alternate, smoother
+from moontide.options import option
+from moontide.protocols import Method
+from moontide.types import Result, Task
+
+COUNT_EPSILON = 1e-10  # added to soft counts where they divide, as in the released MOON
+
+
+@dataclass(frozen=True)
+class StatAvMF(Method):
+    """Transduction with class directions that are shrunk towards text by one weight alpha for all classes.
+
+    >>> import numpy as np
+    >>> features = np.asarray([[1.0, 0.1, 0.5], [0.9, 0.2, 0.5], [0.2, 0.9, 0.5]])
+    >>> StatAvMF().fit_predict(features, np.eye(3)).labels
+    array([0, 0, 1])
+    """
+
+    citation: ClassVar[str] = "Huang et al., ICML 2026"
+
+    beta: str = option("hard", "counts in beta_k: argmax labels or soft assignments", choices=("hard", "soft"))
+    alpha: float = option(1.0, "anchor weight, the same for all classes", low=0)
+    kappa_cap: float = option(500.0, "largest re-estimated kappa (inf: none)", above=0)
+    r_cap: float = option(0.999, "largest mean resultant length (1: none)", above=0, high=1)
+    temper: float = option(50.0, "what the log-likelihood is divided by in the E-step", above=0)
+    neighbours: int = option(NEIGHBOURS, "m, neighbours of a sample in the graph", low=1)
+    laplacian_weight: float = option(1.0, "weight of the neighbours' votes", low=0)
+    text_weight: float = option(1.0, "weight of the zero-shot prediction in the E-step", low=0)
+    iterations: int = option(10, "T, M-steps; an E-step is before each and after the last", low=1)
+    inner_iterations: int = option(5, "updates of the assignments in an E-step", low=1)
+
+    def inert(self) -> Iterator[tuple[tuple[str, ...], str]]:
+        """Name the options that the others switch off."""
+        if self.laplacian_weight == 0:
+            yield ("neighbours", "inner_iterations"), "with laplacian_weight=0"
+
+    def _fit(self, task: Task) -> Result:
+        xp = namespace(task.features)
+        f, text, d = task.features, task.text, task.d
+        cosine = f @ text.T  # (N, K)
+        log_y = log_softmax(task.logit_scale * cosine)  # (N, K)
+        anchor_r = initial_resultant(xp.exp(log_y), cosine, COUNT_EPSILON)  # (K,)
+        ones = xp.ones_like(log_y[:, 0])  # (N,)
+        anchor_kappa = concentration(anchor_r, d, "banerjee", self.r_cap)  # (K,)
+
+        def log_likelihood(mixture: Mixture) -> Array:
+            kappa = mixture.spread  # (K,)
+            return f @ (kappa[:, None] * mixture.mu).T + log_c(d, kappa, "asymptotic")  # (N, K)
+
+        def m_step(log_z: Array) -> Mixture:
+            z = xp.exp(log_z)  # (N, K)
+            beta = shrinkage(z, ones, xp.argmax(z, axis=1), self.alpha, self.beta, False)  # (K,)
+            resultant = shrink(empirical_means(z, ones, f, COUNT_EPSILON), beta, text)  # (K, d)
+            r = xp.linalg.vector_norm(resultant, axis=1)  # (K,)
+            kappa = xp.clip(concentration(r, d, "banerjee", self.r_cap), max=self.kappa_cap)  # (K,)
+            return Mixture(unit_rows(resultant), kappa, beta)
+
+        result = alternate(
+            log_y,
+            Mixture(text, anchor_kappa, xp.zeros_like(anchor_kappa)),
+            log_likelihood,
+            m_step,
+            smoother(task, self.name, self.neighbours, self.laplacian_weight),
+            text_weight=self.text_weight,
+            temper=self.temper,
+            iterations=self.iterations,
+            inner_iterations=self.inner_iterations,
+        )
+        return replace(result, kappa=result.details["spread"])
