@@ -138,6 +138,7 @@ def _facts(suite: Suite, pack: Pack, scenario: Scenario, run: int, entry: Entry)
         "options": dict(entry.options),
         "label": entry.label,
         "vary": entry.vary,
+        "timing": suite.timing,
     }
 
 

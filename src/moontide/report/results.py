@@ -1,0 +1,224 @@
+"""The records of a results folder, sorted into the cells of tables. Reports know nothing but these."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from moontide.bench.records import Record, key, read_records
+from moontide.errors import FileError
+from moontide.report.paper import DATASETS, About, paper
+from moontide.report.stats import Floats
+from moontide.store.datasets import dataset
+
+TITLES = {
+    "zero_shot": "zero-shot", "mta": "MTA", "tent": "TENT", "tda": "TDA", "dmn": "DMN", "oga": "OGA",
+    "em_dirichlet": "EM-Dirichlet", "zlap": "ZLaP", "gda_clip": "GDA-CLIP", "transclip": "TransCLIP", "adapt": "ADAPT",
+    "stata": "StatA", "stata_vmf": "StatA-vMF", "moon_gaussian": "MOON-Gaussian", "moon_samplewise": "MOON sample-wise",
+    "moon": "MOON",
+}  # fmt: skip
+_ORDER = list(TITLES)
+
+
+class Row(NamedTuple):
+    """A method with its options, as a row of a table."""
+
+    method: str
+    options: str  # JSON
+    label: str | None
+    vary: str | None  # the option that a sweep runs through
+
+    @property
+    def title(self) -> str:
+        """What reports call it.
+
+        >>> Row("stata", "{}", None, None).title, Row("moon", '{"alpha": 1.0}', "without alpha", None).title
+        ('StatA', 'without alpha')
+        """
+        return self.label or TITLES.get(self.method, self.method)
+
+    @property
+    def ours(self) -> bool:
+        """Whether it is MOON as published, the method that the paper is about."""
+        return (self.method, self.options) == ("moon", "{}")
+
+    @property
+    def value(self) -> Any:
+        """The value of the option that varies."""
+        return json.loads(self.options).get(self.vary)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """The runs of one method on one dataset in one scenario, in the order of the runs."""
+
+    records: tuple[Record, ...]
+
+    def _column(self, name: str) -> Floats:
+        return np.asarray([record[name] for record in self.records], dtype=np.float64)
+
+    @cached_property
+    def accuracy(self) -> Floats:
+        """Accuracy of each run in percent: the mean over its batches."""
+        return 100 * self._column("accuracy")
+
+    @cached_property
+    def gain(self) -> Floats:
+        """What each run gained over zero-shot on the same samples, in points."""
+        return self.accuracy - 100 * self._column("zero_shot")
+
+    @property
+    def pooled(self) -> float:
+        """Accuracy over all samples of all runs, in percent."""
+        return float(100 * self._column("correct").sum() / self._column("n").sum())
+
+    @property
+    def calibration_error(self) -> float:
+        """Mean expected calibration error of a run, in points."""
+        return float(100 * self._column("ece").mean())
+
+    @property
+    def seconds(self) -> float:
+        """Median seconds of a run."""
+        return float(np.median(self._column("seconds")))
+
+    def paired(self, other: Cell) -> Floats:
+        """Return the differences of accuracy on the runs that both have."""
+        theirs = {record["run"]: a for record, a in zip(other.records, other.accuracy, strict=True)}
+        pairs = [(a, theirs.get(r["run"])) for r, a in zip(self.records, self.accuracy, strict=True)]
+        return np.asarray([a - b for a, b in pairs if b is not None], dtype=np.float64)
+
+
+@dataclass(frozen=True)
+class Table:
+    """One scenario of a suite under one backbone: methods x datasets."""
+
+    suite: str
+    version: int
+    timing: bool
+    backbone: str | None
+    scenario: dict[str, Any]
+    columns: list[str]  # the datasets of the suite, the paper's first and in its order
+    cells: dict[tuple[Row, str], Cell]
+
+    @cached_property
+    def rows(self) -> list[Row]:
+        """The methods in the order of the paper's tables, entries of one method as they were first run."""
+        found = list(dict.fromkeys(row for row, _ in self.cells))
+        return sorted(found, key=lambda r: _ORDER.index(r.method) if r.method in _ORDER else -1)
+
+    def mean_cells(self, row: Row) -> list[Cell] | None:
+        """Return the cells that the average of a row is over, or None where a dataset is missing."""
+        cells = [self.cells[row, column] for column in self.columns if (row, column) in self.cells]
+        return cells if len(cells) == len(self.columns) else None
+
+    def about(self, row: Row) -> About:
+        """Return what the paper's numbers for a row would be about."""
+        facts = {"backbone": self.backbone, **self.scenario, "scenario": self.scenario["name"]}
+        return About.make(facts, row.method, json.loads(row.options))
+
+    def paper_value(self, row: Row, column: str | None) -> float | None:
+        """Return the paper's number for a dataset, or for the average (None) if the datasets are the paper's."""
+        if column is not None:
+            return paper().cell(self.about(row), column)
+        return paper().means.get(self.about(row)) if self.columns == list(DATASETS) else None
+
+
+@dataclass(frozen=True)
+class Results:
+    """Everything in a results folder that a report shows, and what must be said about it."""
+
+    tables: list[Table]
+    environments: Counter[str]  # records by what made them
+    notes: list[str]
+
+
+def column_title(name: str) -> str:
+    """Return the paper's name of a dataset, or the name as it is.
+
+    >>> column_title("oxford_pets"), column_title("cifar10")
+    ('Pets', 'cifar10')
+    """
+    return dataset(name).title if name in DATASETS else name
+
+
+def collect(folder: str | Path) -> Results:
+    """Read a results folder.
+
+    >>> collect("no-such-folder")
+    Traceback (most recent call last):
+        ...
+    moontide.errors.FileError: There are no results in no-such-folder; make some with 'moontide bench run'.
+    """
+    records = list({key(record): record for record in read_records(folder)}.values())
+    if not records:
+        raise FileError(f"There are no results in {folder}; make some with 'moontide bench run'.")
+    newest = {r["suite"]: r["version"] for r in sorted(records, key=lambda r: r["version"])}  # the last one stays
+    shown = [record for record in records if record["version"] == newest[record["suite"]]]
+    notes = []
+    if len(shown) < len(records):
+        notes.append(f"{len(records) - len(shown)} records of older versions of their suites are left out.")
+    tables = _tables(shown)
+    made = Counter(_maker(record) for record in shown)
+    if len(made) > 1:
+        notes.append("The records were made by several versions or machines, listed at the end.")
+    return Results(tables, made, [*notes, *_size_notes(shown), *_run_notes(tables)])
+
+
+def _tables(records: list[Record]) -> list[Table]:
+    hashes: dict[tuple[str, str | None], set[str]] = {}
+    for record in records:
+        hashes.setdefault((record["dataset"], record["backbone"]), set()).add(record["features"])
+    runs: dict[tuple[str, str, str], dict[tuple[Row, str], list[Record]]] = {}
+    for record in records:
+        row = Row(record["method"], json.dumps(record["options"], sort_keys=True), record["label"], record["vary"])
+        several = len(hashes[record["dataset"], record["backbone"]]) > 1  # features were made anew under one name
+        column = f"{record['dataset']} {record['features'][:6]}" if several else record["dataset"]
+        place = (record["suite"], record["backbone"] or "~", record["scenario"]["id"])
+        runs.setdefault(place, {}).setdefault((row, column), []).append(record)
+    columns: dict[tuple[str, str], set[str]] = {}
+    for (suite, backbone, _), cells in runs.items():
+        columns.setdefault((suite, backbone), set()).update(column for _, column in cells)
+    tables = []
+    for place, cells in runs.items():
+        first = next(iter(cells.values()))[0]
+        known = sorted(columns[place[:2]], key=lambda c: (DATASETS.index(c) if c in DATASETS else len(DATASETS), c))
+        made = {where: Cell(tuple(sorted(found, key=lambda r: r["run"]))) for where, found in cells.items()}
+        facts = {name: first[name] for name in ("suite", "version", "timing", "backbone", "scenario")}
+        tables.append((place[:2], Table(**facts, columns=known, cells=made)))
+    return [table for _, table in sorted(tables, key=lambda pair: pair[0])]
+
+
+def _maker(record: Record) -> str:
+    about = record["environment"]
+    commit = f" ({about['commit'][:12]}{'-dirty' * about['commit'].endswith('-dirty')})" if about["commit"] else ""
+    torch = f", torch {about['torch']}" if about["torch"] else ""
+    versions = f"Moontide {about['moontide']}{commit}, Python {about['python']}, numpy {about['numpy']}{torch}"
+    return f"{versions}; {about['machine']}"
+
+
+def _size_notes(records: Iterable[Record]) -> Iterable[str]:
+    """Say where features named after a dataset of the paper are not those of its test set."""
+    for name, samples, classes in sorted({(r["dataset"], r["samples"], r["classes"]) for r in records}):
+        if name in DATASETS and (samples, classes) != ((known := dataset(name)).samples, known.classes):
+            yield (
+                f"{known.title} was run on {samples} samples of {classes} classes; the paper's test set has "
+                f"{known.samples} of {known.classes}, so differences from its numbers are not only those of programs."
+            )
+
+
+def _run_notes(tables: Iterable[Table]) -> Iterable[str]:
+    for table in tables:
+        counts = {len(cell.records) for cell in table.cells.values()}
+        if len(counts) > 1:
+            yield (
+                f"{table.suite}, {table.scenario['id']}: cells have {min(counts)} to {max(counts)} runs; "
+                "tests between two methods use the runs that both have."
+            )

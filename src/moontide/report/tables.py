@@ -1,0 +1,274 @@
+"""Tables in the paper's shape, as plain data; `render.py` writes them as Markdown, LaTeX, CSV and HTML."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from moontide.metrics import tail_accuracy
+from moontide.report.paper import DATASETS, paper
+from moontide.report.results import Cell, Row, Table, column_title
+from moontide.report.stats import half_width, sign_flip_p
+
+SETTINGS = {"batch": "batches", "online": "streams in batches"}
+AVERAGE = "Avg."
+
+
+class Number(NamedTuple):
+    """A number of a table: its value, half its 95 % interval, the gain over zero-shot, its rank in the column."""
+
+    value: float
+    half: float | None = None
+    gain: float | None = None
+    rank: int = 0  # 1 best, 2 second, 0 any other
+    digits: int = 1
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of a table: a method, what the paper has for it, or the test between the two best."""
+
+    title: str
+    numbers: Sequence[Number | None]
+    kind: str = "method"  # "method", "ours" (the paper's own method), "paper" or "test"
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A table as it is printed: a caption, the headings, and blocks of lines, each with a name of its own."""
+
+    name: str  # of files
+    caption: str
+    headings: Sequence[str]
+    blocks: Sequence[tuple[str, Sequence[Line]]]
+
+
+def accuracy_grids(tables: Iterable[Table]) -> list[Grid]:
+    """Return accuracy by method and dataset, one block a scenario, one grid for each batch size of a suite."""
+    grids = []
+    for group in grouped([t for t in tables if not t.timing], ("setting", "batch_size")):
+        lines = [(scenario_title(table), lines) for table in group if (lines := _accuracy_lines(table))]
+        if not lines:
+            continue
+        first = group[0]
+        headings = [*map(column_title, first.columns), *[AVERAGE] * (len(first.columns) > 1)]
+        runs = _span(len(cell.records) for table in group for cell in table.cells.values())
+        caption = (
+            f"Top-1 accuracy in % (mean over {runs} runs, ± half the 95 % bootstrap interval, and the gain over "
+            f"zero-shot on the same samples), {_place(first)}."
+        )
+        grids.append(Grid(table_name(first, "accuracy"), caption, headings, lines))
+    return grids
+
+
+def _accuracy_lines(table: Table) -> list[Line]:
+    rows = [row for row in table.rows if row.vary is None]
+    if not rows or [row.method for row in rows] == ["zero_shot"]:
+        return []
+    wide = len(table.columns) > 1
+    parts: list[dict[Row, list[Cell]]] = [
+        {row: [cell] for row in rows if (cell := table.cells.get((row, column)))} for column in table.columns
+    ]
+    if wide:
+        parts.append({row: cells for row in rows if (cells := table.mean_cells(row))})
+    columns = [_rank({row: _number(cells) for row, cells in part.items()}) for part in parts]
+    names = [*table.columns, *[None] * wide]
+    lines = []
+    for row in rows:
+        numbers = [column.get(row) for column in columns]
+        lines += _with_paper(row, numbers, [table.paper_value(row, name) for name in names])
+    tests = [_test(part) for part in parts]
+    if any(p is not None for p in tests):
+        shown = [None if p is None else Number(p, digits=4) for p in tests]
+        lines.append(Line("p, best against second", shown, "test"))
+    return lines
+
+
+def _with_paper(row: Row, numbers: Sequence[Number | None], printed: Sequence[float | None]) -> list[Line]:
+    """Return the line of a method and, where the paper has numbers for it, the line of these."""
+    lines = [Line(row.title, numbers, "ours" if row.ours else "method")]
+    if any(value is not None for value in printed):
+        pairs = zip(printed, numbers, strict=True)
+        compared = [None if p is None else Number(p, gain=n.value - p if n else None) for p, n in pairs]
+        lines.append(Line("the paper, and ours minus it", compared, "paper"))
+    return lines
+
+
+def _number(cells: Sequence[Cell]) -> Number:
+    value = float(np.mean([cell.accuracy.mean() for cell in cells]))
+    gain = float(np.mean([cell.gain.mean() for cell in cells]))
+    is_zero_shot = cells[0].records[0]["method"] == "zero_shot"
+    return Number(value, half_width(*(cell.accuracy for cell in cells)), None if is_zero_shot else gain)
+
+
+def _rank(column: dict[Row, Number]) -> dict[Row, Number]:
+    """Mark the best and the second of a column; numbers that are printed alike share their rank."""
+    values = sorted({round(number.value, 1) for number in column.values()}, reverse=True)[:2] if len(column) > 1 else []
+    rank = {value: place for place, value in enumerate(values, 1)}
+    return {row: number._replace(rank=rank.get(round(number.value, 1), 0)) for row, number in column.items()}
+
+
+def _test(part: dict[Row, list[Cell]]) -> float | None:
+    """Test the best against the second of a column on the runs that both have."""
+    order = sorted(part.values(), key=lambda cells: -float(np.mean([cell.accuracy.mean() for cell in cells])))
+    if len(order) < 2:
+        return None
+    differences = [a.paired(b) for a, b in zip(order[0], order[1], strict=True)]
+    return None if any(d.size == 0 for d in differences) else sign_flip_p(*differences)
+
+
+def summary_grids(tables: Iterable[Table]) -> list[Grid]:
+    """Return the mean over datasets and scenarios by method and batch size, the shape of the paper's ablations."""
+    grids = []
+    for suite in grouped([t for t in tables if not t.timing], ()):
+        groups = [g for g in grouped(suite, ("setting", "batch_size")) if len(g) > 1]
+        rows = list(dict.fromkeys(row for group in groups for table in group for row in table.rows if row.vary is None))
+        if len(rows) < 2:
+            continue
+        columns, printed = [], []
+        for group in groups:
+            found: dict[Row, Number] = {}
+            paper_means: dict[Row, float | None] = {}
+            for row in rows:
+                cells = [table.mean_cells(row) for table in group]
+                if all(cells):
+                    found[row] = _number([cell for part in cells for cell in part or ()])
+                ours = all(table.columns == list(DATASETS) for table in group)
+                paper_means[row] = paper().means.get(group[0].about(row)._replace(scenario=None)) if ours else None
+            columns.append(_rank(found))
+            printed.append(paper_means)
+        lines = []
+        for row in rows:
+            numbers = [column.get(row) for column in columns]
+            lines += _with_paper(row, numbers, [means[row] for means in printed])
+        first = suite[0]
+        headings = [f"{SETTINGS[g[0].scenario['setting']]} of {g[0].scenario.get('batch_size', 'all')}" for g in groups]
+        caption = f"Top-1 accuracy in %, mean over datasets and scenarios, {first.suite}{of_backbone(first)}."
+        grids.append(Grid(table_name(first, "summary", sizes=False), caption, headings, [("", lines)]))
+    return grids
+
+
+MEASURES: tuple[tuple[str, Callable[[Cell], float], int], ...] = (
+    ("mean", lambda cell: float(cell.accuracy.mean()), 1),
+    ("pooled", lambda cell: cell.pooled, 1),
+    ("worst 10 %", lambda cell: tail_accuracy(cell.accuracy), 1),
+    ("calibration error", lambda cell: cell.calibration_error, 1),
+    ("ms a run", lambda cell: 1000 * cell.seconds, 1),
+)
+
+
+def measure_grids(tables: Iterable[Table]) -> list[Grid]:
+    """Return further measures by method, each the mean over datasets: pooled and tail accuracy, calibration, time."""
+    grids = []
+    for group in grouped([t for t in tables if not t.timing], ("setting", "batch_size")):
+        blocks = []
+        for table in group:
+            rows = [row for row in table.rows if row.vary is None]
+            lines = []
+            for row in rows if len(rows) > 1 else []:
+                cells = table.mean_cells(row)
+                if cells:
+                    numbers = [Number(float(np.mean([f(c) for c in cells])), digits=d) for _, f, d in MEASURES]
+                    lines.append(Line(row.title, numbers, "ours" if row.ours else "method"))
+            if lines:
+                blocks.append((scenario_title(table), lines))
+        if blocks:
+            caption = (
+                "Accuracy in % as the mean over runs, pooled over all samples, and in the worst 10 % of runs; expected "
+                f"calibration error in points; median milliseconds of a run. Means over datasets, {_place(group[0])}."
+            )
+            grids.append(Grid(table_name(group[0], "measures"), caption, [name for name, _, _ in MEASURES], blocks))
+    return grids
+
+
+def sweep_grids(tables: Iterable[Table]) -> list[Grid]:
+    """Return accuracy along the values of an option, mean over datasets, one grid an option."""
+    grids = []
+    for group in grouped(list(tables), ()):
+        options = dict.fromkeys(row.vary for table in group for row in table.rows if row.vary)
+        for option in options:
+            values = sorted({row.value for table in group for row in table.rows if row.vary == option})
+            blocks = []
+            for table in group:
+                methods: dict[str, dict[float, Row]] = {}
+                for row in table.rows:
+                    if row.vary == option:
+                        methods.setdefault(row.title, {})[row.value] = row
+                lines = []
+                for title, found in methods.items():
+                    cells = [table.mean_cells(found[v]) if v in found else None for v in values]
+                    lines.append(Line(title, [None if c is None else _number(c) for c in cells]))
+                blocks.append((scenario_title(table), lines))
+            caption = f"Top-1 accuracy in % by {option}, mean over datasets, {group[0].suite}{of_backbone(group[0])}."
+            name = table_name(group[0], option, sizes=False)
+            grids.append(Grid(name, caption, [f"{value:g}" for value in values], blocks))
+    return grids
+
+
+def runtime_grids(tables: Iterable[Table]) -> list[Grid]:
+    """Return median milliseconds of a run by batch size and method, with the paper's, which are of another machine."""
+    grids = []
+    for group in grouped([t for t in tables if t.timing], ()):
+        for column in dict.fromkeys(column for table in group for column in table.columns):
+            rows = list(dict.fromkeys(row for table in group for row in table.rows))
+            lines = []
+            for table in group:
+                cells = [table.cells.get((row, column)) for row in rows]
+                n = next((cell.records[0]["n"] for cell in cells if cell), 0)
+                times = [None if cell is None else Number(1000 * cell.seconds) for cell in cells]
+                lines.append(Line(f"{n} samples", times))
+                size = table.scenario.get("batch_size", 0)
+                theirs = [paper().seconds.get((size, row.method)) if column == "imagenet" else None for row in rows]
+                if any(theirs):
+                    shown = [None if s is None else Number(1000 * s) for s in theirs]
+                    lines.append(Line(f"the paper at {size}, NVIDIA RTX 4090", shown, "paper"))
+            caption = f"Median milliseconds of a run on {column_title(column)}{of_backbone(group[0])}, graph included."
+            name = f"{table_name(group[0], 'runtime', sizes=False)}-{column}"
+            grids.append(Grid(name, caption, [row.title for row in rows], [("", lines)]))
+    return grids
+
+
+def grouped(tables: Iterable[Table], by: Sequence[str]) -> list[list[Table]]:
+    """Return the tables of each suite and backbone together, further split by facts of their scenarios."""
+    groups: dict[tuple[object, ...], list[Table]] = {}
+    for table in tables:
+        place = (table.suite, table.backbone, *(table.scenario.get(name) for name in by))
+        groups.setdefault(place, []).append(table)
+    return list(groups.values())
+
+
+def scenario_title(table: Table) -> str:
+    """Name a scenario for people: "very low (1–4 classes)"."""
+    facts = table.scenario
+    word = str(facts["name"]).replace("_", " ")
+    match facts.get("effective_classes"), facts.get("xi"):
+        case [low, high], _:
+            return f"{word} ({low}–{high} classes)"
+        case _, float(xi):
+            return f"{word} (ξ = {xi:g})"
+        case _:
+            return word
+
+
+def _place(table: Table) -> str:
+    size = table.scenario.get("batch_size")
+    return f"{table.suite}, {SETTINGS[table.scenario['setting']]} of {size or 'all samples'}{of_backbone(table)}"
+
+
+def of_backbone(table: Table) -> str:
+    """Name the backbone at the end of a caption."""
+    return f", {table.backbone or 'a backbone of no known name'}"
+
+
+def table_name(table: Table, what: str, sizes: bool = True) -> str:
+    """Name a file: suite, backbone, with `sizes` setting and batch size, and what it shows."""
+    size = f"{table.scenario['setting']}-{table.scenario.get('batch_size', 'all')}"
+    return "-".join(filter(None, [table.suite, table.backbone, size if sizes and size != table.suite else "", what]))
+
+
+def _span(counts: Iterable[int]) -> str:
+    found = sorted(set(counts))
+    return str(found[0]) if len(found) == 1 else f"{found[0]} to {found[-1]}"
