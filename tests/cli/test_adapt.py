@@ -105,6 +105,16 @@ def test_shuffle_takes_views_and_native_scores_along(arrays):
         np.testing.assert_allclose(drawn.scores, whole.scores, rtol=1e-4, atol=1e-4)
 
 
+def test_batches_of_torch_tensors(arrays):
+    torch = pytest.importorskip("torch")
+    image, text = arrays["image_features"], arrays["text_features"]
+    for seed in (None, 0):
+        ours = run_batches(library.MOON(), library.Task(image, text), 16, shuffle_seed=seed)
+        tensors = library.Task(torch.from_numpy(image), torch.from_numpy(text))
+        theirs = run_batches(library.MOON(), tensors, 16, shuffle_seed=seed)
+        np.testing.assert_allclose(theirs.probs.numpy(), ours.probs, atol=1e-4)
+
+
 def test_dtype(moontide, features, tmp_path):
     for dtype in ("float32", "float64"):
         assert moontide("adapt", features, "--dtype", dtype, "--out", tmp_path / "p.npz")[0] == 0

@@ -230,7 +230,7 @@ def too_few_views(folder, arrays):
     return [npz(folder, **arrays, view_features=np.ones((39, 2, 16)))]
 
 
-@case("all-zero rows", "rows 0, 9")
+@case("all-zero rows", "0, 9")
 def zero_rows(folder, arrays):
     return [npz(folder, **with_rows(arrays, [0, 9], 0))]
 
@@ -473,7 +473,7 @@ def test_bad_input_is_one_sentence(name, moontide, tmp_path, arrays):
     assert err.startswith("error: ")
     assert err.count("\n") == 1
     for word in words:
-        assert word in err
+        assert word.lower() in err.lower()
     assert sorted(tmp_path.rglob("*")) == before
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Group, Parameter
 
@@ -199,16 +199,3 @@ def print_summary(found: Comparison, result: Result, task: Task) -> None:
     largest = [k for k in np.argsort(-counts, kind="stable")[:SHOWN_CLASSES] if counts[k]]
     print(f"changed    {found.changed} of {found.samples}")
     print(f"classes    {', '.join(f'{names[k]} {percent(counts[k] / found.samples)}' for k in largest)}")
-
-
-def json_safe(value: Any) -> Any:
-    """Write infinities as text, which JSON has no number for.
-
-    >>> json_safe({"cap": float("inf"), "m": [3]})
-    {'cap': 'inf', 'm': [3]}
-    """
-    if isinstance(value, dict):
-        return {key: json_safe(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [json_safe(item) for item in value]
-    return str(value) if isinstance(value, float) and value in (float("inf"), float("-inf")) else value

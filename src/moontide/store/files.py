@@ -118,7 +118,7 @@ def place(x: AnyArray, dtype: str | None, device: str) -> Array:
         return x
     import torch
 
-    return torch.from_numpy(x).to(device)
+    return torch.tensor(x, device=device)
 
 
 @dataclass(frozen=True)
