@@ -14,7 +14,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, TypeVar
 
-from moontide.core.arrays import Array, as_matrix, is_torch_array, like, unit_rows
+from moontide.core.arrays import Array, as_real, is_torch_array, like, unit_rows
 from moontide.core.graph import Graph
 from moontide.core.memory import require_memory
 from moontide.core.simplex import zero_shot
@@ -146,7 +146,7 @@ class OnlineMethod(Method):
         if "images" in self.needs:
             return x
         ndim = 3 if "views" in self.needs else 2
-        x = like(unit_rows(as_matrix(x, "x", ndim), "x"), state.text)
+        x = like(unit_rows(as_real(x, "x", ndim), "x"), state.text)
         if x.shape[-1] != state.text.shape[1]:
             raise InputError(
                 f"'x' must have the dimension of the text features, {state.text.shape[1]}. Got {x.shape[-1]} instead."

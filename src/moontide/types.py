@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from moontide.core.arrays import Array, as_matrix, is_torch_array, like, namespace, unit_rows
+from moontide.core.arrays import Array, as_real, is_torch_array, like, namespace, unit_rows
 from moontide.core.graph import Graph, adapt_graph
 from moontide.errors import InputError
 
@@ -37,8 +37,8 @@ class Task:
 
     def __post_init__(self) -> None:
         """Check everything once, so that no method has to."""
-        features = as_matrix(self.features, "image_features")
-        text = as_matrix(self.text, "text_features")
+        features = as_real(self.features, "image_features")
+        text = as_real(self.text, "text_features")
         if features.shape[1] != text.shape[1]:
             raise InputError(
                 "'image_features' and 'text_features' must have the same dimension. "

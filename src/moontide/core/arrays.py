@@ -17,12 +17,18 @@ Array: TypeAlias = Any  # a numpy.ndarray or a torch.Tensor
 
 __all__ = [
     "Array",
+    "affine",
     "as_matrix",
+    "as_real",
     "class_counts",
+    "columns",
     "device",
+    "device_type",
     "is_torch_array",
     "like",
     "namespace",
+    "put",
+    "put_columns",
     "to_numpy",
     "unit_rows",
 ]
@@ -63,18 +69,24 @@ def like(x: Any, ref: Array) -> Array:
     return xp.asarray(x, dtype=ref.dtype, device=device(ref))
 
 
-def _rows(bad: Array) -> str:
-    """Name the first true entries of a mask: 'rows 3, 8 and 12 more'."""
-    rows = np.flatnonzero(to_numpy(bad))
-    shown = ", ".join(str(r) for r in rows[:_SHOWN])
-    more = f" and {rows.size - _SHOWN} more" if rows.size > _SHOWN else ""
-    return f"row{'s' if rows.size > 1 else ''} {shown}{more}"
-
-
 def as_matrix(x: Any, name: str, ndim: int = 2) -> Array:
     """Check that `x` is a non-empty finite array of real numbers with `ndim` axes; widen half precision to float32.
 
     >>> as_matrix(np.ones((2, 3), dtype=np.float16), "image_features").dtype
+    dtype('float32')
+    """
+    x = as_real(x, name, ndim)
+    xp = namespace(x)
+    finite = xp.isfinite(x)
+    if not bool(xp.all(finite)):
+        _refuse(~finite, f"'{name}' must be finite.", "Got NaN or infinity in {}; remove or recompute them.")
+    return x
+
+
+def as_real(x: Any, name: str, ndim: int = 2) -> Array:
+    """Check the same but for finiteness, which `unit_rows` finds on its way.
+
+    >>> as_real(np.ones((2, 3), dtype=np.float16), "image_features").dtype
     dtype('float32')
     """
     if is_torch_array(x):
@@ -91,42 +103,49 @@ def as_matrix(x: Any, name: str, ndim: int = 2) -> Array:
         raise InputError(f"'{name}' must be a {ndim}-D array. Got {x.ndim}-D with shape {tuple(x.shape)} instead.")
     if 0 in x.shape:
         raise InputError(f"'{name}' must not be empty. Got shape {tuple(x.shape)}.")
-    if not (xp.isdtype(x.dtype, "real floating") or xp.isdtype(x.dtype, "integral")):
-        raise InputError(
-            f"'{name}' must hold real numbers. Got dtype {x.dtype} instead; convert it with .astype('float32')."
-        )
-    if x.dtype != xp.float64:
+    if x.dtype not in (xp.float32, xp.float64):
+        if not (xp.isdtype(x.dtype, "real floating") or xp.isdtype(x.dtype, "integral")):
+            raise InputError(
+                f"'{name}' must hold real numbers. Got dtype {x.dtype} instead; convert it with .astype('float32')."
+            )
         x = xp.astype(x, xp.float32)
-    # A sum is finite if and only if nothing in the row is NaN or infinite (or overflows, which no embedding does).
-    bad = ~xp.isfinite(xp.sum(x, axis=tuple(range(1, ndim))))
-    if bool(xp.any(bad)):
-        raise InputError(
-            f"'{name}' must be finite. {_rows(bad).capitalize()} hold NaN or infinity; remove or recompute them."
-        )
     return x
 
 
 def unit_rows(x: Array, name: str | None = None) -> Array:
-    """Scale the last axis to length 1, whatever it was; where `name` is given, a zero row is an error that says which.
+    """Scale the last axis to length 1, whatever it was; `name`: rows with NaN, infinity or only zeros are named errors.
 
     >>> unit_rows(np.asarray([[3.0, 4.0]]))
     array([[0.6, 0.8]])
     """
     xp = namespace(x)
-    with np.errstate(over="ignore"):
-        square = xp.vecdot(x, x)[..., None]
-    if not bool(xp.all((square > 1e-24) & (square < 1e24))):  # near the limits of float32: scale by the largest first
+    with np.errstate(over="ignore", invalid="ignore"):
+        norm = xp.linalg.vector_norm(x, axis=-1, keepdims=True)
+        usual = bool(xp.min(norm) > 1e-12) and bool(xp.max(norm) < 1e12)
+    if not usual:  # something is wrong, or near the limits of float32: scale by the largest first
+        if name is not None:
+            _refuse(
+                ~xp.isfinite(x), f"'{name}' must be finite.", "Got NaN or infinity in {}; remove or recompute them."
+            )
         largest = xp.max(xp.abs(x), axis=-1, keepdims=True)
         zero = largest == 0
-        if name is not None and bool(xp.any(zero)):
-            bad = xp.any(xp.reshape(zero, (x.shape[0], -1)), axis=-1)
-            raise InputError(
-                f"'{name}' must not have all-zero rows, which have no direction. "
-                f"Got zeros in {_rows(bad)}; remove them."
+        if name is not None:
+            _refuse(
+                zero, f"'{name}' must not have all-zero rows, which have no direction.", "Got zeros in {}; remove them."
             )
         x = x / xp.where(zero, xp.ones_like(largest), largest)
-        square = xp.clip(xp.vecdot(x, x)[..., None], min=1)  # 1 or more, but for zero rows
-    return x / xp.sqrt(square)
+        norm = xp.clip(xp.linalg.vector_norm(x, axis=-1, keepdims=True), min=1)  # 1 or more, but for zero rows
+    return x / norm
+
+
+def _refuse(bad: Array, rule: str, got: str) -> None:
+    """Raise an error that names the rows of a mask, if there are any: 'Got zeros in rows 3, 8 and 12 more; ...'."""
+    rows = np.flatnonzero(to_numpy(bad).reshape(bad.shape[0], -1).any(axis=1))
+    if rows.size:
+        shown = ", ".join(str(r) for r in rows[:_SHOWN])
+        more = f" and {rows.size - _SHOWN} more" if rows.size > _SHOWN else ""
+        plural = "s" if rows.size > 1 else ""
+        raise InputError(f"{rule} " + got.format(f"row{plural} {shown}{more}"))
 
 
 def class_counts(labels: Array, k: int, weights: Array | None = None) -> Array:
@@ -139,3 +158,61 @@ def class_counts(labels: Array, k: int, weights: Array | None = None) -> Array:
         weights = labels.new_ones(labels.shape) if weights is None else weights
         return weights.new_zeros(k).index_add_(0, labels, weights)
     return np.bincount(labels, weights, minlength=k)
+
+
+def device_type(x: Array) -> str:
+    """Return the kind of device that an array is on: "cpu", "cuda", ...
+
+    >>> device_type(np.zeros(1))
+    'cpu'
+    """
+    return str(x.device.type) if is_torch_array(x) else "cpu"
+
+
+def columns(x: Array, which: Array | slice) -> Array:
+    """Return some columns of a matrix; `slice(None)` is all of them, without a copy.
+
+    >>> columns(np.eye(2), np.asarray([1]))
+    array([[0.],
+           [1.]])
+    """
+    return x if isinstance(which, slice) else namespace(x).take(x, which, axis=1)
+
+
+def put_columns(x: Array, which: Array | slice, values: Array) -> Array:
+    """Return a matrix with some columns replaced by `values`, as a new array; `slice(None)` replaces all.
+
+    >>> put_columns(np.zeros((1, 2)), np.asarray([1]), np.ones((1, 1)))
+    array([[0., 1.]])
+    """
+    if isinstance(which, slice):
+        return values
+    x = namespace(x).asarray(x, copy=True)
+    x[:, which] = values
+    return x
+
+
+def put(x: Array, which: Array | slice, values: Array) -> Array:
+    """Return an array with some rows replaced by `values`, as a new array; `slice(None)` replaces all.
+
+    >>> put(np.zeros(2), np.asarray([1]), np.ones(1))
+    array([0., 1.])
+    """
+    if isinstance(which, slice):
+        return values
+    x = namespace(x).asarray(x, copy=True)
+    x[which, ...] = values
+    return x
+
+
+def affine(x: Array, w: Array, b: Array) -> Array:
+    """Return x w' + b in one pass over the result where the library can, (N, K) from (N, d), (K, d) and (K,).
+
+    >>> affine(np.ones((1, 2)), np.ones((1, 2)), np.ones(1))
+    array([[3.]])
+    """
+    if is_torch_array(x):
+        return b.addmm(x, w.T)  # the bias is added as the product is written
+    out = x @ w.T
+    out += b
+    return out

@@ -6,12 +6,12 @@ Shapes: z, zero_shot y and votes are (N, K), features f (N, d), text (K, d); alp
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import NamedTuple
 
+from moontide.core import kernels
 from moontide.core.arrays import Array, class_counts, namespace
 from moontide.core.bessel import banerjee, inverse_bessel_ratio
-from moontide.core.graph import Graph
+from moontide.core.graph import Affinity, Graph
 from moontide.core.simplex import entropy
 from moontide.core.vmf import log_normaliser, log_normaliser_asymptotic
 
@@ -134,19 +134,23 @@ class Assignment(NamedTuple):
     z: Array  # (N, K)
     labels: Array  # (N,) argmax of z
     log_sum: Array  # (N,) log of the sum that z was divided by
-    entropy: Array  # (N,) H(z_i)
+    gamma: Array  # (N,) entropy weight of z_i
     heard: Array  # (N,) z_i . votes_i
     echo: Array  # (N,) z_i . votes_i of the z that went in, whose votes these are
+    counts: Array  # (K,) how many samples have each label
 
 
-def e_step(logits: Array, z: Array, votes_of: Callable[[Array], Array]) -> Assignment:
+def e_step(logits: Array, z: Array, votes_of: Affinity) -> Assignment:
     """Eq. update-z: z_i = softmax(logits_i + votes_i), the votes those of the previous z; `logits` are overwritten.
 
     >>> import numpy as np
-    >>> e_step(np.zeros((1, 2)), np.ones((1, 2)), np.zeros_like).z
+    >>> alone = Graph(np.zeros((1, 0), int), np.zeros((1, 0))).operator(symmetric=True)
+    >>> e_step(np.zeros((1, 2)), np.ones((1, 2)), alone).z
     array([[0.5, 0.5]])
     """
     xp = namespace(logits)
+    if fused(logits):
+        return Assignment(*kernels.e_step(logits, z, (votes_of.pointer, votes_of.neighbour, votes_of.weight)))
     votes = votes_of(z)  # (N, K)
     logits += votes
     labels = xp.argmax(logits, axis=1)  # (N,)
@@ -156,8 +160,32 @@ def e_step(logits: Array, z: Array, votes_of: Callable[[Array], Array]) -> Assig
     total = xp.sum(new, axis=1, keepdims=True)  # (N, 1)
     new /= total
     log_total = xp.log(total[:, 0])  # (N,)
-    entropy = log_total - xp.vecdot(new, logits)
-    return Assignment(new, labels, top[:, 0] + log_total, entropy, xp.vecdot(new, votes), xp.vecdot(z, votes))
+    gamma = entropy_weights(log_total - xp.vecdot(new, logits), z.shape[1])  # (N,)
+    heard, echoed = xp.vecdot(new, votes), xp.vecdot(z, votes)  # (N,), (N,)
+    counts = xp.astype(class_counts(labels, z.shape[1]), z.dtype)  # (K,)
+    return Assignment(new, labels, top[:, 0] + log_total, gamma, heard, echoed, counts)
+
+
+def echo(z: Array, votes_of: Affinity) -> Array:
+    """Return z_i . (M z)_i, the Laplacian term of each sample, (N,).
+
+    >>> import numpy as np
+    >>> echo(np.eye(2), Graph(np.asarray([[1], [0]]), np.ones((2, 1))).operator(symmetric=False))
+    array([0., 0.])
+    """
+    if fused(z):
+        return kernels.e_step(z, z, (votes_of.pointer, votes_of.neighbour, votes_of.weight))[5]
+    return namespace(z).vecdot(z, votes_of(z))
+
+
+def fused(x: Array) -> bool:
+    """Tell whether the fused GPU kernel can take the rows of `x`, (N, K).
+
+    >>> import numpy as np
+    >>> fused(np.zeros((1, 1)))
+    False
+    """
+    return x.dtype != namespace(x).float64 and x.shape[1] <= kernels.MAX_CLASSES and kernels.usable(x)
 
 
 def shrinkage(z: Array, gamma: Array, labels: Array, alpha: Array, beta: str, gamma_in_counts: bool) -> Array:
@@ -175,6 +203,19 @@ def shrinkage(z: Array, gamma: Array, labels: Array, alpha: Array, beta: str, ga
     return counts / (counts + alpha + EPS)
 
 
+def weighted_sums(z: Array, gamma: Array, f: Array) -> tuple[Array, Array]:
+    """Return the sufficient statistics sum_i gamma_i z_ik f_i, (K, d), and sum_i gamma_i z_ik, (K,).
+
+    >>> import numpy as np
+    >>> weighted_sums(np.ones((2, 1)), np.ones(2), np.eye(2))
+    (array([[1., 1.]]), array([2.]))
+    """
+    if z.dtype != gamma.dtype:  # half precision on a GPU
+        gamma = gamma.to(z.dtype)
+        return kernels.half_product(z.T, f * gamma[:, None]), kernels.half_product(z.T, gamma[:, None])[:, 0]
+    return z.T @ (f * gamma[:, None]), gamma @ z
+
+
 def empirical_means(z: Array, gamma: Array, f: Array, epsilon: float) -> Array:
     """Alg. 1: v_k = sum_i gamma_i z_ik f_i / sum_i gamma_i z_ik.
 
@@ -182,8 +223,17 @@ def empirical_means(z: Array, gamma: Array, f: Array, epsilon: float) -> Array:
     >>> empirical_means(np.ones((2, 1)), np.ones(2), np.eye(2), 0.0)
     array([[0.5, 0.5]])
     """
-    weighted = z * gamma[:, None]  # (N, K)
-    return (weighted.T @ f) / _count(namespace(z).sum(weighted, axis=0), epsilon)[:, None]  # (K, d)
+    return means(*weighted_sums(z, gamma, f), epsilon)
+
+
+def means(sums: Array, counts: Array, epsilon: float) -> Array:
+    """Divide sufficient statistics: v_k = sums_k / counts_k, `epsilon` the released guard.
+
+    >>> import numpy as np
+    >>> means(np.ones((1, 2)), np.asarray([2.0]), 0.0)
+    array([[0.5, 0.5]])
+    """
+    return sums / _count(counts, epsilon)[:, None]
 
 
 def shrink(v: Array, beta: Array, anchor: Array) -> Array:
@@ -207,24 +257,25 @@ def anchor_kl(text: Array, anchor_kappa: Array, anchor_r: Array, mu: Array, kapp
     return log_c(d, anchor_kappa, form) - log_c(d, kappa, form) + anchor_r * (anchor_kappa - kappa * aligned)
 
 
-def objective(step: Assignment, gamma: Array, log_evidence: Array, alpha: Array, kl: Array, temper: float) -> Array:
-    """Eq. ple-ours after an E-step without its Laplacian term: KL(z || y) - z . log p of each sample, the anchors' KL.
+def objective(gamma: Array, heard: Array, log_sum: Array, log_evidence: Array, echo: Array, alpha: Array, kl: Array,
+              temper: float) -> Array:  # fmt: skip
+    """Eq. ple-ours after an E-step: gamma_i (KL(z_i || y_i) - z_i . log p_i) - echo_i / 2, and the anchors' KL.
 
-    With z = softmax(a), sum_k z_k (log z_k - a_k) = -log_sum, so that a sample's terms collapse to heard - log_sum;
-    `log_evidence` is the row constant left out of the logits. The Laplacian term, -sum_i gamma_i echo_i / 2, is known
-    when the votes of the new z are. No N x K x d work is needed.
+    With z = softmax(a), sum_k z_k (log z_k - a_k) = -log_sum, so that a sample's first terms are heard - log_sum, and
+    `log_evidence` is the row constant left out of a. `echo` is the Laplacian term gamma_i z_i . (M z)_i of the new z.
+    No N x K x d work is needed, and leading axes (iterations) are kept: (..., N) and (..., K) give (...).
 
     >>> import numpy as np
     >>> one, zero = np.ones(1), np.zeros(1)
-    >>> float(objective(Assignment(one, zero, one, zero, zero, zero), one, zero, one, zero, 1.0))
+    >>> float(objective(one, zero, one, zero, zero, one, zero, 1.0))
     -1.0
     """
     xp = namespace(gamma)
-    per_sample = step.heard - step.log_sum + log_evidence  # (N,)
-    return xp.sum(gamma * per_sample) + xp.sum(alpha * kl) / temper
+    per_sample = gamma * (heard - log_sum + log_evidence) - echo / 2  # (..., N)
+    return xp.sum(per_sample, axis=-1) + xp.sum(alpha * kl, axis=-1) / temper
 
 
-def neighbour_votes(graph: Graph, symmetric: bool, mean: bool, weight: float) -> Callable[[Array], Array]:
+def neighbour_votes(graph: Graph, symmetric: bool, mean: bool, weight: float) -> Affinity:
     """Eq. ple-ours, Laplacian: the map z -> weight x (W z), or (W + W') z, divided by the number of votes where `mean`.
 
     >>> import numpy as np

@@ -13,11 +13,7 @@ def softmax(logits: Array) -> Array:
     array([[0.5, 0.5],
            [1. , 0. ]])
     """
-    xp = namespace(logits)
-    p = logits - xp.max(logits, axis=-1, keepdims=True)  # (..., K)
-    p = xp.exp(p)
-    p /= xp.sum(p, axis=-1, keepdims=True)
-    return p
+    return softmax_evidence(logits)[0]
 
 
 def log_softmax(logits: Array) -> Array:
@@ -33,16 +29,19 @@ def log_softmax(logits: Array) -> Array:
     return shifted
 
 
-def log_sum_exp(logits: Array) -> Array:
-    """Return log sum_k exp(logits_k) over the last axis, computed without overflow.
+def softmax_evidence(logits: Array) -> tuple[Array, Array]:
+    """Return the softmax over the last axis and log sum_k exp(logits_k), computed without overflow.
 
     >>> import numpy as np
-    >>> log_sum_exp(np.asarray([[1000.0, 0.0]]))
-    array([1000.])
+    >>> softmax_evidence(np.asarray([[1000.0, 0.0]]))
+    (array([[1., 0.]]), array([1000.]))
     """
     xp = namespace(logits)
     top = xp.max(logits, axis=-1, keepdims=True)  # (..., 1)
-    return top[..., 0] + xp.log(xp.sum(xp.exp(logits - top), axis=-1))
+    p = xp.exp(logits - top)  # (..., K)
+    total = xp.sum(p, axis=-1, keepdims=True)  # (..., 1)
+    p /= total
+    return p, (top + xp.log(total))[..., 0]
 
 
 def zero_shot(features: Array, text: Array, logit_scale: float) -> Array:

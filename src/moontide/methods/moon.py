@@ -23,36 +23,63 @@ holds with `votes="gamma"`, where a neighbour's vote counts by its own gamma too
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
-from moontide.core.arrays import Array, namespace
-from moontide.core.graph import Graph, nearest_neighbours
+from moontide.core import kernels
+from moontide.core.arrays import Array, affine, class_counts, columns, device_type, namespace, put, put_columns
+from moontide.core.graph import Affinity, Graph, nearest_neighbours
 from moontide.core.ple import (
     EPS,
+    Assignment,
     anchor_kl,
     anchor_logits,
     anchor_weights,
     class_confidence,
     concentration,
     e_step,
-    empirical_means,
-    entropy_weights,
+    echo,
     initial_resultant,
     log_c,
+    means,
     neighbour_votes,
     objective,
     prototypes,
     sample_weights,
     shrink,
-    shrinkage,
+    weighted_sums,
 )
-from moontide.core.simplex import log_sum_exp
+from moontide.core.replay import replay
+from moontide.core.simplex import softmax_evidence
 from moontide.errors import OptionError
 from moontide.options import option
 from moontide.protocols import Method
 from moontide.types import Result, Task
+
+
+class Anchors(NamedTuple):
+    """The anchor distribution V'_k of each class and how strongly it holds."""
+
+    text: Array  # (K, d) mu'_k = t_k
+    kappa: Array  # (K,) kappa'_k
+    r: Array  # (K,) A_d(kappa'_k)
+    alpha: Array  # (K,) alpha_k
+
+    def rows(self, which: Array | slice) -> Anchors:
+        """Return some of the classes."""
+        return self if isinstance(which, slice) else Anchors(*(x[which, ...] for x in self))
+
+
+class Classes(NamedTuple):
+    """The distribution V_k of each class after an M-step, and what its scores are made of."""
+
+    beta: Array  # (K,)
+    mu: Array  # (K, d)
+    kappa: Array  # (K,)
+    prototypes: Array  # (K, d)
+    offset: Array  # (K,) log C_d(kappa_k) / temper
+    kl: Array  # (K,) KL(V'_k || V_k)
 
 
 @dataclass(frozen=True)
@@ -102,6 +129,8 @@ class MOON(Method):
                                  choices=("asymptotic", "accurate"))  # fmt: skip
     inverse: str = option("banerjee", "kappa from r: Banerjee's formula or Newton to full accuracy",
                           choices=("banerjee", "newton"))  # fmt: skip
+    precision: str = option("full", "products on a GPU: float32, or rounded to 10 bits with float32 sums, faster; half "
+                            "also stores z in 16 bits", choices=("full", "tf32", "half"))  # fmt: skip
     iterations: int = option(10, "T, rounds of E-step and M-step", low=1)
     final_assignment: bool = option(True, "one more E-step after the last M-step")
     count_epsilon: float = option(1e-10, "added to soft counts where they divide", low=0)
@@ -127,63 +156,96 @@ class MOON(Method):
             yield ("update_mu", "update_kappa", "kappa_cap"), "without an M-step"
 
     def _fit(self, task: Task) -> Result:
+        if self.precision != "full" and device_type(task.features) == "cpu":
+            raise OptionError(
+                f"The 'precision' option of moon has no effect on a CPU. Got {self.precision!r}; leave it at 'full'."
+            )
+        out = replay(self._solve, task, self.precision)
+        energy, same = out.pop("energy").tolist(), bool(out.pop("same"))
+        graph = Graph(out.pop("neighbours"), out.pop("weights"))
+        z, y, kappa, beta = (out.pop(name) for name in ("z", "y", "kappa", "beta"))
+        return Result(z, y, None, energy, self.m_steps, same, kappa, beta, {**out, "graph": graph})
+
+    def _solve(self, task: Task) -> dict[str, Array]:
+        """Alternate E-steps and M-steps. Nothing here waits for a GPU, so that the whole run can be replayed there."""
         xp = namespace(task.features)
         f, text, d, scale = task.features, task.text, task.d, self.text_weight * task.logit_scale
         cosine = f @ text.T  # (N, K)
-        log_evidence = log_sum_exp(task.logit_scale * cosine)  # (N,)
-        y = xp.exp(task.logit_scale * cosine - log_evidence[:, None])  # (N, K)
-        log_evidence *= self.text_weight
-        alpha = self.alpha_k(y)  # (K,)
-        anchor_r = xp.clip(initial_resultant(y, cosine, self.count_epsilon), min=0, max=self.r_cap)  # (K,)
-        anchor_kappa = concentration(anchor_r, d, self.inverse, self.r_cap)  # (K,)
-        anchor = text * anchor_r[:, None] if self.update == "exact" else text  # (K, d)
+        y, log_evidence = softmax_evidence(task.logit_scale * cosine)  # (N, K), (N,)
+        r = xp.clip(initial_resultant(y, cosine, self.count_epsilon), min=0, max=self.r_cap)  # (K,)
+        anchors = Anchors(text, concentration(r, d, self.inverse, self.r_cap), r, self.alpha_k(y))
         graph, votes_of = self.smoother(task)
 
         # A class without samples is at its anchor: what it scores there, `rest`, is computed once, and the products of
-        # an iteration are made for the L `live` classes only.
-        rest_mu, rest_kappa = self.parameters(anchor, text, anchor_kappa)
-        logits = anchor_logits(cosine, anchor_kappa, d, self.log_normaliser, scale, self.temper)  # (N, K)
-        rest = anchor_logits(cosine, rest_kappa, d, self.log_normaliser, scale, self.temper)  # (N, K)
-        mu, kappa, beta, labels = text, anchor_kappa, xp.zeros_like(alpha), xp.argmax(y, axis=1)
-        gamma = xp.ones_like(y[:, 0]) if self.gamma == "off" else sample_weights(y)  # (N,)
+        # an iteration are made for the L `live` classes only (on a GPU for all: counting them would make it wait).
+        none = xp.zeros_like(r)  # (K,)
+        at_rest = self.m_step(xp.zeros_like(text), none, none, anchors, scale)
+        on_cpu = device_type(f) == "cpu"
+        rest = (
+            anchor_logits(cosine, at_rest.kappa, d, self.log_normaliser, scale, self.temper) if on_cpu else y
+        )  # (N, K)
+        logits = anchor_logits(cosine, anchors.kappa, d, self.log_normaliser, scale, self.temper)  # (N, K)
+        live, classes = slice(None), at_rest._replace(kappa=anchors.kappa, kl=none)
+        labels = None if self.m_steps else xp.argmax(y, axis=1)  # (N,)
+        early = self.gamma == "zero_shot" or self.votes == "gamma"  # whether gamma is asked for before the first E-step
+        gamma = sample_weights(y) if early else xp.ones_like(log_evidence)  # (N,)
         said = y * gamma[:, None] if self.votes == "gamma" else y  # (N, K)
-        weight, energy = gamma, []  # (N,), L_PLE after each E-step
+        low = f  # (N, d)
+        if self.precision == "half":
+            said, low = said.half(), f.half()
+        trace: list[tuple[Array, ...]] = []  # what L_PLE after each E-step is made of
         for it in range(self.m_steps + 1):
             step = e_step(logits, said, votes_of)
             z, before, labels = step.z, labels, step.labels  # (N, K), (N,), (N,)
-            if it:
-                energy[-1] -= xp.sum(weight * step.echo) / 2
             if self.gamma == "assignments":
-                gamma = entropy_weights(step.entropy, task.k)  # (N,)
+                gamma = step.gamma  # (N,)
             said = z * gamma[:, None] if self.votes == "gamma" else z
             weight = xp.ones_like(gamma) if self.votes == "gamma" else gamma  # `said` has gamma in it already
-            kl = anchor_kl(text, anchor_kappa, anchor_r, mu, kappa, d, self.log_normaliser)  # (K,)
-            energy.append(objective(step, gamma, log_evidence, alpha, kl, self.temper))
+            trace.append((gamma, step.heard, step.log_sum, step.echo, weight, put(at_rest.kl, live, classes.kl)))
             if it == self.m_steps:
                 break
-            beta = shrinkage(z, gamma, labels, alpha, self.beta, self.gamma_in_counts)  # (K,)
-            live = xp.nonzero(beta)[0]  # (L,)
-            v = empirical_means(xp.take(z, live, axis=1), gamma, f, self.count_epsilon)  # (L, d)
-            resultant = shrink(v, beta[live], anchor[live, :])  # (L, d)
-            mu, kappa = xp.asarray(rest_mu, copy=True), xp.asarray(rest_kappa, copy=True)
-            mu[live, :], kappa[live] = self.parameters(resultant, text[live, :], anchor_kappa[live])
-            logits = xp.asarray(rest, copy=True)  # (N, K)
-            logits[:, live] = f @ prototypes(text[live, :], mu[live, :], kappa[live], scale, self.temper).T
-            logits[:, live] += log_c(d, kappa[live], self.log_normaliser) / self.temper
-        energy[-1] -= xp.sum(weight * xp.vecdot(said, votes_of(said))) / 2
-        details = {"mu": mu, "alpha": alpha, "gamma": gamma, "anchor_kappa": anchor_kappa, "graph": graph}
-        same = bool(xp.all(labels == before))
-        return Result(z, y, None, tuple(float(e) for e in energy), self.m_steps, same, kappa, beta, details)
+            counts = self.counts(step, gamma)  # (K,)
+            live = xp.nonzero(counts)[0] if on_cpu else slice(None)  # (L,)
+            sums, soft = weighted_sums(columns(z, live), gamma, low)  # (L, d), (L,)
+            classes = self.m_step(sums, soft, counts[live], anchors.rows(live), scale)
+            logits = put_columns(rest, live, affine(f, classes.prototypes, classes.offset))  # (N, K)
+        gammas, heard, log_sum, echoes, weights, kl = (xp.stack(column) for column in zip(*trace, strict=True))
+        echoes = xp.concat([echoes[1:, :], echo(said, votes_of)[None, :]])  # known one E-step later
+        log_evidence *= self.text_weight
+        energy = objective(gammas, heard, log_sum, log_evidence, weights * echoes, anchors.alpha, kl, self.temper)
+        return {
+            "z": xp.astype(z, f.dtype), "y": y, "energy": energy, "same": xp.all(labels == before),
+            "beta": put(none, live, classes.beta), "kappa": put(at_rest.kappa, live, classes.kappa),
+            "mu": put(at_rest.mu, live, classes.mu), "alpha": anchors.alpha, "gamma": gamma,
+            "anchor_kappa": anchors.kappa, "neighbours": graph.neighbours, "weights": graph.weights,
+        }  # fmt: skip
 
-    def parameters(self, resultant: Array, mu: Array, kappa: Array) -> tuple[Array, Array]:
-        """Eq. update-m: mean direction and concentration of the resultants; what is not updated stays as given."""
-        xp = namespace(resultant)
+    def counts(self, step: Assignment, gamma: Array) -> Array:
+        """Return the n_k that beta_k is made of: soft, hard, or hard and gamma-weighted, (K,)."""
+        if self.beta == "soft":
+            return gamma @ step.z
+        return class_counts(step.labels, step.z.shape[1], gamma) if self.gamma_in_counts else step.counts
+
+    def m_step(self, sums: Array, soft: Array, counts: Array, anchors: Anchors, scale: float) -> Classes:
+        """Eq. update-m and update-m-real: parameters of L classes from their statistics, and what they score with."""
+        xp, d = namespace(sums), sums.shape[1]
+        simple = self.inverse == "banerjee" and self.log_normaliser == "asymptotic"
+        if simple and self.update_mu and self.update_kappa and kernels.usable(sums) and sums.dtype == xp.float32:
+            caps = (self.count_epsilon, self.r_cap, self.kappa_cap, scale, self.temper)
+            return Classes(*kernels.m_step(sums, soft, counts, anchors, self.update == "exact", *caps))
+        text, anchor_kappa, anchor_r, alpha = anchors
+        beta = counts / (counts + alpha + EPS)  # (L,)
+        anchor = text * anchor_r[:, None] if self.update == "exact" else text  # (L, d)
+        resultant = shrink(means(sums, soft, self.count_epsilon), beta, anchor)  # (L, d)
         r = xp.linalg.vector_norm(resultant, axis=1)  # (L,)
+        mu, kappa = text, anchor_kappa
         if self.update_mu:
             mu = resultant / xp.clip(r, min=EPS)[:, None]
         if self.update_kappa:
-            kappa = xp.clip(concentration(r, resultant.shape[1], self.inverse, self.r_cap), max=self.kappa_cap)
-        return mu, kappa
+            kappa = xp.clip(concentration(r, d, self.inverse, self.r_cap), max=self.kappa_cap)
+        offset = log_c(d, kappa, self.log_normaliser) / self.temper  # (L,)
+        kl = anchor_kl(text, anchor_kappa, anchor_r, mu, kappa, d, self.log_normaliser)  # (L,)
+        return Classes(beta, mu, kappa, prototypes(text, mu, kappa, scale, self.temper), offset, kl)
 
     @property
     def m_steps(self) -> int:
@@ -196,14 +258,13 @@ class MOON(Method):
             return anchor_weights(class_confidence(y, self.confidence, self.normalise_confidence), self.alpha)
         return namespace(y).full_like(y[0, :], self.alpha)
 
-    def smoother(self, task: Task) -> tuple[Graph | None, Callable[[Array], Array]]:
+    def smoother(self, task: Task) -> tuple[Graph, Affinity]:
         """Return the graph, given or built, and the function z -> votes of the neighbours, (N, K)."""
-        if self.laplacian_weight == 0:
-            return None, lambda z: namespace(z).zeros_like(z)
         if task.graph is not None and self.neighbours != self.specs()["neighbours"].default:
             raise OptionError(
                 "The 'neighbours' option of moon has no effect on a task that brings its own graph; leave it out."
             )
-        graph = task.graph or nearest_neighbours(task.features, self.neighbours)
+        m = self.neighbours if self.laplacian_weight else 0
+        graph = task.graph or nearest_neighbours(task.features, m, self.precision)
         symmetric, mean = self.graph == "symmetric", self.laplacian == "mean"
         return graph, neighbour_votes(graph, symmetric, mean, self.laplacian_weight)
