@@ -21,6 +21,7 @@ __all__ = [
     "as_matrix",
     "as_real",
     "class_counts",
+    "clip",
     "columns",
     "device",
     "device_type",
@@ -119,6 +120,8 @@ def unit_rows(x: Array, name: str | None = None) -> Array:
     array([[0.6, 0.8]])
     """
     xp = namespace(x)
+    if 0 in x.shape:
+        return x
     with np.errstate(over="ignore", invalid="ignore"):
         norm = xp.linalg.vector_norm(x, axis=-1, keepdims=True)
         usual = bool(xp.min(norm) > 1e-12) and bool(xp.max(norm) < 1e12)
@@ -134,7 +137,7 @@ def unit_rows(x: Array, name: str | None = None) -> Array:
                 zero, f"'{name}' must not have all-zero rows, which have no direction.", "Got zeros in {}; remove them."
             )
         x = x / xp.where(zero, xp.ones_like(largest), largest)
-        norm = xp.clip(xp.linalg.vector_norm(x, axis=-1, keepdims=True), min=1)  # 1 or more, but for zero rows
+        norm = clip(xp.linalg.vector_norm(x, axis=-1, keepdims=True), 1)  # 1 or more, but for zero rows
     return x / norm
 
 
@@ -158,6 +161,19 @@ def class_counts(labels: Array, k: int, weights: Array | None = None) -> Array:
         weights = labels.new_ones(labels.shape) if weights is None else weights
         return weights.new_zeros(k).index_add_(0, labels, weights)
     return np.bincount(labels, weights, minlength=k)
+
+
+def clip(x: Array, low: float | None = None, high: float | None = None) -> Array:
+    """Hold the entries of `x` in [low, high]; the standard's function takes several times as long on small arrays.
+
+    >>> clip(np.asarray([-1.0, 2.0]), 0, 1)
+    array([0., 1.])
+    """
+    if is_torch_array(x):
+        return x.clamp(low, high)
+    if low is not None:
+        x = np.maximum(x, x.dtype.type(low))
+    return x if high is None else np.minimum(x, x.dtype.type(high))
 
 
 def device_type(x: Array) -> str:

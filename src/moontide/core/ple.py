@@ -9,7 +9,7 @@ import math
 from typing import NamedTuple
 
 from moontide.core import kernels
-from moontide.core.arrays import Array, class_counts, namespace
+from moontide.core.arrays import Array, class_counts, clip, namespace
 from moontide.core.bessel import banerjee, inverse_bessel_ratio
 from moontide.core.graph import Affinity, Graph
 from moontide.core.simplex import entropy
@@ -35,7 +35,7 @@ def entropy_weights(h: Array, k: int) -> Array:
     >>> entropy_weights(np.log(np.asarray([1.0, 2.0])), 4)
     array([1. , 0.5])
     """
-    return namespace(h).clip(1 - h / (math.log(k) + EPS), min=0, max=1)  # (N,)
+    return clip(1 - h / (math.log(k) + EPS), 0, 1)  # (N,)
 
 
 def class_confidence(y: Array, mean: str = "geometric", normalise: bool = True) -> Array:
@@ -89,7 +89,7 @@ def concentration(r: Array, d: int, inverse: str, r_cap: float) -> Array:
     array([     0., 255373.])
     """
     xp = namespace(r)
-    r = xp.clip(r, min=0, max=min(r_cap, 1 - float(xp.finfo(r.dtype).eps)))
+    r = clip(r, 0, min(r_cap, 1 - float(xp.finfo(r.dtype).eps)))
     return banerjee(d, r) if inverse == "banerjee" else inverse_bessel_ratio(d, r)  # (K,)
 
 
@@ -290,4 +290,4 @@ def neighbour_votes(graph: Graph, symmetric: bool, mean: bool, weight: float) ->
 def _count(total: Array, epsilon: float) -> Array:
     """Return a soft count fit to divide by: `epsilon` is the released guard, the smallest number guards 0 / 0."""
     xp = namespace(total)
-    return xp.clip(total + epsilon, min=float(xp.finfo(total.dtype).smallest_normal))
+    return clip(total + epsilon, float(xp.finfo(total.dtype).smallest_normal))

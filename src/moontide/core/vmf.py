@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from moontide.core.arrays import Array, as_matrix, like, to_numpy, unit_rows
+from moontide.core.arrays import Array, as_matrix, clip, is_torch_array, like, namespace, to_numpy, unit_rows
 from moontide.core.bessel import bessel, widen
 from moontide.errors import InputError, OptionError
 
@@ -40,8 +40,10 @@ def log_normaliser_asymptotic(d: int, kappa: Any) -> Array:
     >>> log_normaliser_asymptotic(3, np.asarray([0.0, 1.0])).round(3)
     array([-13.816,  -1.   ])
     """
-    xp, _, dtype = widen(kappa)
-    kappa = xp.clip(xp.asarray(kappa, dtype=dtype), min=1e-6)
+    if not is_torch_array(kappa):
+        kappa = np.asarray(kappa)
+        kappa = kappa if kappa.dtype.kind == "f" else kappa.astype(np.float64)
+    xp, kappa = namespace(kappa), clip(kappa, 1e-6)
     return (d - 1) / 2 * xp.log(kappa) - kappa
 
 

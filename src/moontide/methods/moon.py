@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 from moontide.core import kernels
-from moontide.core.arrays import Array, affine, class_counts, columns, device_type, namespace, put, put_columns
+from moontide.core.arrays import Array, affine, class_counts, clip, columns, device_type, namespace, put, put_columns
 from moontide.core.graph import Affinity, Graph, nearest_neighbours
 from moontide.core.ple import (
     EPS,
@@ -172,7 +172,7 @@ class MOON(Method):
         f, text, d, scale = task.features, task.text, task.d, self.text_weight * task.logit_scale
         cosine = f @ text.T  # (N, K)
         y, log_evidence = softmax_evidence(task.logit_scale * cosine)  # (N, K), (N,)
-        r = xp.clip(initial_resultant(y, cosine, self.count_epsilon), min=0, max=self.r_cap)  # (K,)
+        r = clip(initial_resultant(y, cosine, self.count_epsilon), 0, self.r_cap)  # (K,)
         anchors = Anchors(text, concentration(r, d, self.inverse, self.r_cap), r, self.alpha_k(y))
         graph, votes_of = self.smoother(task)
 
@@ -240,9 +240,9 @@ class MOON(Method):
         r = xp.linalg.vector_norm(resultant, axis=1)  # (L,)
         mu, kappa = text, anchor_kappa
         if self.update_mu:
-            mu = resultant / xp.clip(r, min=EPS)[:, None]
+            mu = resultant / clip(r, EPS)[:, None]
         if self.update_kappa:
-            kappa = xp.clip(concentration(r, d, self.inverse, self.r_cap), max=self.kappa_cap)
+            kappa = clip(concentration(r, d, self.inverse, self.r_cap), high=self.kappa_cap)
         offset = log_c(d, kappa, self.log_normaliser) / self.temper  # (L,)
         kl = anchor_kl(text, anchor_kappa, anchor_r, mu, kappa, d, self.log_normaliser)  # (L,)
         return Classes(beta, mu, kappa, prototypes(text, mu, kappa, scale, self.temper), offset, kl)
