@@ -42,5 +42,10 @@ def test_the_key_depends_on_what_makes_a_run_and_on_nothing_else():
         assert key({**run, **changed}) != key(run)
 
 
+def test_a_folder_that_cannot_be_written_gets_a_sentence(tmp_path):
+    with pytest.raises(FileError, match=r"No record can be written to .*missing: No such file or directory"):
+        Log(tmp_path / "missing", "s").write({})
+
+
 def test_the_environment_can_be_written():
     assert json.loads(json.dumps(environment())) == environment()

@@ -39,12 +39,14 @@ class Log:
     def write(self, record: Record) -> None:
         """Append a line; it is on the disk when this returns."""
         line = json.dumps(record, ensure_ascii=False, allow_nan=False).encode() + b"\n"
-        if self._path is None:
-            self._path = self._claim()
-        with open(self._path, "ab") as handle:
-            handle.write(line)
-            handle.flush()
-            os.fsync(handle.fileno())
+        try:
+            self._path = self._path or self._claim()
+            with open(self._path, "ab") as handle:
+                handle.write(line)
+                handle.flush()
+                os.fsync(handle.fileno())
+        except OSError as error:
+            raise FileError(f"No record can be written to {self.folder}: {error.strerror}.") from error
 
     def _claim(self) -> Path:
         number = len(list(self.folder.glob(f"{self.suite}.*.jsonl")))

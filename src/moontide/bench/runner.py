@@ -76,13 +76,13 @@ def run_suite(
         raise OptionError(f"The suite {suite.name} measures time, so nothing may run beside it: leave 'jobs' at 1.")
     for entry in suite.entries:
         entry.build()
-    out = Path(out)
+    paths, out = find_data(data), Path(out)
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise FileError(f"The results folder {out} cannot be made: {error.strerror}.") from error
     outcome = Outcome()
-    todo = plan(suite, find_data(data), {key(record) for record in read_records(out)}, outcome)
+    todo = plan(suite, paths, {key(record) for record in read_records(out)}, outcome)
     total = sum(len(job.entries) for job in todo)
     worker = Worker(suite, out, environment())
     for written, failed in _in_order(worker, todo) if jobs == 1 else _in_parallel(worker, todo, jobs):

@@ -1,0 +1,101 @@
+import json
+
+import numpy as np
+import pytest
+
+from moontide.cli import main
+
+
+@pytest.fixture
+def moontide(capfd):
+    """Run a command line; returns the exit status, stdout and stderr."""
+
+    def run(*arguments):
+        status = main([str(argument) for argument in arguments])
+        captured = capfd.readouterr()
+        return status, captured.out, captured.err
+
+    return run
+
+
+def test_run_twice_and_report(moontide, features, tmp_path):
+    out = tmp_path / "results"
+    command = (
+        "bench",
+        "run",
+        "batch-64",
+        "--data",
+        features,
+        "--methods",
+        "zero_shot, moon",
+        "--runs",
+        2,
+        "--out",
+        out,
+    )
+    assert moontide(*command) == (0, "", f"12 runs done and 0 found in {out}\n")
+    assert moontide(*command) == (0, "", f"0 runs done and 12 found in {out}\n")
+    records = [json.loads(line) for line in (out / "batch-64.000.jsonl").read_text().splitlines()]
+    assert len(records) == 12
+    status, _, told = moontide("bench", "report", out)
+    assert status == 0
+    assert told.splitlines()[0] == f"wrote {out / 'report' / 'report.html'}"
+    assert (out / "report" / "report.html").exists()
+    assert moontide("bench", "report", out, "--out", tmp_path / "elsewhere")[0] == 0
+    assert (tmp_path / "elsewhere" / "report.md").exists()
+
+
+def test_skipped_methods_are_named(moontide, features, tmp_path):
+    data = features / "toy_vitb32.npz"
+    command = (
+        "bench",
+        "run",
+        "batch-64",
+        "--data",
+        data,
+        "--methods",
+        "moon,mta",
+        "--runs",
+        1,
+        "--out",
+        tmp_path / "r",
+    )
+    status, _, told = moontide(*command)
+    assert status == 0
+    assert "skipped: mta on toy: it needs views." in told
+
+
+def test_nothing_to_run_is_no_success(moontide, tmp_path):
+    np.savez(tmp_path / "a.npz", image_features=np.eye(2), text_features=np.eye(2))
+    status, _, told = moontide(
+        "bench", "run", "batch-64", "--data", tmp_path, "--methods", "moon", "--out", tmp_path / "r"
+    )
+    assert status == 1
+    assert "a.npz has no labels to score with." in told
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("run", "batch-65", "--data", "."), "There is no suite 'batch-65'. Did you mean 'batch-64'?"),
+        (("run", "batch-64", "--data", "nowhere"), "There is no file or folder nowhere to take features from."),
+        (("run", "batch-64", "--data", ".", "--methods", "mooon"), "There is no method 'mooon'. Did you mean 'moon'?"),
+        (("run", "batch-64", "--data", ".", "--runs", "0"), "'runs' must be at least 1. Got 0 instead."),
+        (("run", "batch-64", "--data", ".", "--jobs", "0"), "'jobs' must be at least 1. Got 0 instead."),
+        (("report", "nowhere"), "There are no results in nowhere"),
+    ],
+)
+def test_mistakes_get_a_sentence(moontide, tmp_path, monkeypatch, arguments, words):
+    monkeypatch.chdir(tmp_path)
+    status, out, told = moontide("bench", *arguments)
+    assert (status, out) == (2, "")
+    assert told.startswith("error: ")
+    assert words in told
+    assert list(tmp_path.iterdir()) == []  # nothing was written
+
+
+def test_the_list_of_suites(moontide):
+    status, out, _ = moontide("bench", "list")
+    assert status == 0
+    assert "batch-64 v1" in out
+    assert "without update of kappa" in out
