@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -13,6 +14,7 @@ import pytest
 import moontide
 from moontide.checks import Extras, Tasks, check_method, checks_for
 from moontide.checks.common import check_objective_never_rises
+from moontide.checks.tasks import expect_sound, single
 from moontide.core.arrays import to_numpy
 from moontide.core.simplex import zero_shot
 from moontide.methods.zero_shot import ZeroShot
@@ -20,6 +22,8 @@ from moontide.options import option
 from moontide.protocols import Method, OnlineMethod, PerBatch, State, zero_shot_of
 from moontide.registry import method_type
 from moontide.types import Result, Task
+
+CLOTHING = Path(__file__).parents[2] / "shared" / "features" / "clothing_tiny.npz"
 
 # What a method needs beyond features and views, by method.
 EXTRAS: dict[str, Extras] = {}
@@ -36,13 +40,18 @@ def methods() -> Iterator[tuple[str, Method]]:
     yield "PerBatch(moon)", PerBatch(moontide.method("moon"))
 
 
+def missing(method: Method) -> str:
+    """Say what a method needs that nothing here gives it."""
+    needs = sorted(method.needs - {"views"})
+    return f"{method.name} needs {needs}, and EXTRAS has no row for it" if needs and method.name not in EXTRAS else ""
+
+
 def cases() -> Iterator[Any]:
     for name, method in methods():
-        missing = sorted(method.needs - {"views"}) if method.name not in EXTRAS else []
         for check_name, check in checks_for(method, EXTRAS.get(method.name)):
             marks = []
-            if missing:
-                marks.append(pytest.mark.skip(reason=f"{name} needs {missing}, and EXTRAS has no row for it"))
+            if lacks := missing(method):
+                marks.append(pytest.mark.skip(reason=lacks))
             if reason := EXCEPTIONS.get((name, check_name)):
                 marks.append(pytest.mark.xfail(reason=reason, raises=AssertionError, strict=True))
             yield pytest.param(check, id=f"{name}-{check_name}", marks=marks)
@@ -57,6 +66,17 @@ def test_every_exception_is_of_a_check_and_has_a_reason() -> None:
     known = {(name, check) for name, method in methods() for check, _ in checks_for(method)}
     assert set(EXCEPTIONS) <= known
     assert all(len(reason) > 20 for reason in EXCEPTIONS.values())
+
+
+@pytest.mark.skipif(not CLOTHING.exists(), reason=f"{CLOTHING.name} is not here")
+@pytest.mark.parametrize("name", moontide.method_names())
+def test_no_method_gives_nan_in_another_embedding_space(name: str) -> None:
+    if lacks := missing(moontide.method(name)):
+        pytest.skip(lacks)
+    data = np.load(CLOTHING)
+    features, text = data["image_features"].astype("float32")[::10], data["text_features"].astype("float32")
+    task = single(Tasks(EXTRAS.get(name)).of(features, text, 1 / float(data["temperature"])))
+    expect_sound(moontide.method(name).fit_predict(task), task, name)
 
 
 EXACT = {"beta": "soft", "update": "exact", "inverse": "newton", "log_normaliser": "accurate", "kappa_cap": math.inf,

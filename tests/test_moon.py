@@ -204,12 +204,11 @@ def test_an_option_without_effect_is_refused_by_name(base: dict[str, Any], inert
     assert {name for names, _ in method.inert() for name in names} == set(inert)
     for name in inert:
         for value in OTHER[name]:
-            with pytest.raises(OptionError, match=r"^The '\w+' option of moon has no effect with") as error:
+            with pytest.raises(OptionError, match=f"^The '{name}' option of moon has no effect with"):
                 MOON(**base, **{name: value})
-            assert f"'{name}'" in str(error.value) or name in ("alpha", "gamma", "beta", "update_mu", "update_kappa")
 
 
-@pytest.mark.parametrize(("base", "inert"), [row for row in INERT if "gamma" not in row[0]])  # there it is by definition
+@pytest.mark.parametrize(("base", "inert"), [row for row in INERT if "gamma" not in row[0]])
 def test_what_is_refused_has_indeed_no_effect(base: dict[str, Any], inert: tuple[str, ...]) -> None:
     wanted = MOON(**base).fit_predict(TASK)
     for name in inert:

@@ -40,7 +40,10 @@ def test_a_task_has_no_labels_and_cannot_be_changed() -> None:
         ({"features": FEATURES[0]}, "'image_features' must be a 2-D array. Got 1-D"),
         ({"text": TEXT[:0]}, "'text_features' must not be empty"),
         ({"text": TEXT[:, :3]}, "must have the same dimension. Got 4 and 3 instead; were they made by one model"),
-        ({"features": np.where(np.arange(6)[:, None] == 2, np.nan, FEATURES)}, "'image_features' .* Row 2 hold NaN"),
+        (
+            {"features": np.where(np.arange(6)[:, None] == 2, np.nan, FEATURES)},
+            "'image_features' .* NaN or infinity in row 2;",
+        ),
         ({"text": TEXT * [[1], [0], [1]]}, r"'text_features' must not have all-zero rows.* [Rr]ow 1\b"),
         ({"logit_scale": 0.0}, "'logit_scale' must be a positive number .* Got 0.0 instead"),
         ({"logit_scale": -5}, "'logit_scale' .* Got -5 instead"),
@@ -145,7 +148,7 @@ def test_a_step_checks_its_samples() -> None:
     state = online.start(Task(FEATURES, TEXT))
     with pytest.raises(InputError, match=r"'x' must have the dimension of the text features, 4. Got 3 instead"):
         online.step(state, FEATURES[:, :3])
-    with pytest.raises(InputError, match=r"'x' must be finite. Row 0 hold NaN"):
+    with pytest.raises(InputError, match=r"'x' must be finite.*\b[Rr]ow 0\b"):
         online.step(state, np.full((1, 4), np.nan))
     with pytest.raises(InputError, match="'x' must be a 2-D array"):
         online.step(state, FEATURES[0])

@@ -48,10 +48,10 @@ def test_bfloat16_and_gradients_are_accepted() -> None:
         (np.ones((2, 2), dtype=bool), "'x' must hold real numbers. Got dtype bool instead"),
         (np.asarray([[1.0], [None]], dtype=object), "'x' must hold real numbers. Got dtype object instead"),
         ([[1.0, 2.0], [3.0]], "'x' must be a rectangular array of numbers"),
-        (np.diag([1.0, np.nan, np.inf, 1.0]), "'x' must be finite. Rows 1, 2 hold NaN or infinity; remove"),
-        (np.full((1, 2), -np.inf), "'x' must be finite. Row 0 hold"),
-        (np.full((20, 2), np.nan), "Rows 0, 1, 2, 3, 4, 5, 6, 7 and 12 more hold NaN"),
-        (torch.full((1, 2), torch.nan), "'x' must be finite. Row 0 hold"),
+        (np.diag([1.0, np.nan, np.inf, 1.0]), r"'x' must be finite.*\b[Rr]ows 1, 2\b"),
+        (np.full((1, 2), -np.inf), r"'x' must be finite.*\b[Rr]ow 0\b"),
+        (np.full((20, 2), np.nan), "[Rr]ows 0, 1, 2, 3, 4, 5, 6, 7 and 12 more"),
+        (torch.full((1, 2), torch.nan), r"'x' must be finite.*\b[Rr]ow 0\b"),
     ],
 )
 def test_what_no_method_can_use_is_refused_in_words(x: object, sentence: str) -> None:
@@ -61,7 +61,7 @@ def test_what_no_method_can_use_is_refused_in_words(x: object, sentence: str) ->
 
 def test_the_number_of_axes_can_be_another() -> None:
     assert as_matrix(np.ones((1, 2, 3)), "views", ndim=3).shape == (1, 2, 3)
-    with pytest.raises(InputError, match=r"'views' must be finite. Row 1 hold"):
+    with pytest.raises(InputError, match=r"'views' must be finite.*\b[Rr]ow 1\b"):
         as_matrix(np.where(np.arange(2)[:, None, None] == 1, np.nan, np.ones((2, 2, 3))), "views", ndim=3)
 
 

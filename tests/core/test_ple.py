@@ -124,9 +124,10 @@ def test_the_e_step_is_a_softmax_that_hears_the_votes(seed: int) -> None:
     np.testing.assert_allclose(step.z, z, rtol=1e-9, atol=1e-12)
     np.testing.assert_array_equal(step.labels, z.argmax(axis=1))
     np.testing.assert_allclose(step.log_sum, np.log(np.exp(logits + m @ before).sum(axis=1)), rtol=1e-9)
-    np.testing.assert_allclose(step.entropy, -(z * np.log(z)).sum(axis=1), atol=1e-9)
+    np.testing.assert_allclose(step.gamma, ple.sample_weights(z), atol=1e-9)
     np.testing.assert_allclose(step.heard, (z * (m @ before)).sum(axis=1), atol=1e-9)
     np.testing.assert_allclose(step.echo, (before * (m @ before)).sum(axis=1), atol=1e-9)
+    np.testing.assert_array_equal(step.counts, np.bincount(step.labels, minlength=4))
 
 
 @given(seeds)
