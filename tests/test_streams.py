@@ -27,6 +27,7 @@ SIZE = 8
 ONLINE = [name for name in moontide.method_names() if issubclass(method_type(name), OnlineMethod)]
 CASES = [moontide.method(name) for name in [*ONLINE, "moon", "mta"] if method_type(name).needs <= {"views"}]
 CASES += [moontide.method(name, access="sample") for name in ("tda", "dmn", "oga")]
+CLOTHING = Path(__file__).parents[2] / "shared" / "features" / "clothing_tiny.npz"
 KINDS = {"numpy": np.asarray, "torch": torch.asarray}
 
 
@@ -60,6 +61,18 @@ def assert_equal(found: Any, wanted: Any) -> None:
     found, wanted = np.asarray(found), np.asarray(wanted)
     assert found.dtype == wanted.dtype
     np.testing.assert_array_equal(found, wanted)
+
+
+@pytest.mark.skipif(not CLOTHING.exists(), reason="needs ../shared/features/clothing_tiny.npz")
+@pytest.mark.parametrize("name", [name for name in ONLINE if not method_type(name).needs])
+def test_float32_is_near_float64_in_another_embedding_space(name: str) -> None:
+    data = np.load(CLOTHING, allow_pickle=False)
+    features, text, scale = data["image_features"], data["text_features"], 1 / float(data["temperature"])
+    low, full = (
+        run_stream(moontide.method(name), Task(features.astype(dtype), text.astype(dtype), scale), 64)[1]
+        for dtype in (np.float32, np.float64)
+    )
+    np.testing.assert_allclose(low.probs, full.probs, atol=1e-3)
 
 
 def test_a_stream_is_its_steps() -> None:

@@ -62,7 +62,7 @@ class DMN(OnlineMethod):
                          choices=("logits", "probabilities"))  # fmt: skip
     capacity: int = option(10, "M, slots of a class", low=1)
     sharpness: float = option(5.5, "beta, how fast the weight of a slot falls with distance", low=0)
-    dynamic_weight: float = option(10.0, "weight of p_dyn in the scores", low=0)
+    dynamic_weight: float = option(10.0, "weight of p_dyn in the scores", above=0)
 
     def peak_bytes(self, n: int, k: int, d: int, itemsize: int) -> int:
         """Add the memory and its copy to the usual estimate."""

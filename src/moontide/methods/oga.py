@@ -65,7 +65,7 @@ class OGA(OnlineMethod):
 
     access: str = option("batch", "all samples of a step enter the memory before any is predicted, or one at a time",
                          choices=("batch", "sample"))  # fmt: skip
-    tau: float = option(0.01, "temper of the likelihood", low=0)
+    tau: float = option(0.01, "temper of the likelihood", above=0)
     capacity: int = option(8, "C, slots of a class", low=2)
     faithful: bool = option(True, "means divided by C instead of the filled slots, memory and means in half precision")
 
