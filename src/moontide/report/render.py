@@ -10,8 +10,6 @@ from html import escape
 from moontide.report.tables import AVERAGE, Grid, Number
 
 PREAMBLE = r"""\documentclass{article}
-\usepackage[utf8]{inputenc}
-\usepackage[T1]{fontenc}
 \usepackage[margin=2cm,landscape]{geometry}
 \usepackage{booktabs,graphicx,textcomp}
 \usepackage[table]{xcolor}
