@@ -64,7 +64,7 @@ def assert_equal(found: Any, wanted: Any) -> None:
 
 
 @pytest.mark.skipif(not CLOTHING.exists(), reason="needs ../shared/features/clothing_tiny.npz")
-@pytest.mark.parametrize("name", [name for name in ONLINE if not method_type(name).needs])
+@pytest.mark.parametrize("name", ["tda", "dmn", "oga", "moon_samplewise"])
 def test_float32_is_near_float64_in_another_embedding_space(name: str) -> None:
     data = np.load(CLOTHING, allow_pickle=False)
     features, text, scale = data["image_features"], data["text_features"], 1 / float(data["temperature"])
