@@ -10,7 +10,7 @@ import pytest
 
 from moontide.bench.records import Log
 from moontide.errors import FileError
-from moontide.report import write_report
+from moontide.report.bench import write_report
 from moontide.report.paper import About, paper
 from moontide.report.results import collect
 from moontide.report.tables import accuracy_grids, measure_grids, runtime_grids, summary_grids, sweep_grids
@@ -222,7 +222,7 @@ def test_a_report_is_the_same_every_time(results):
 
 
 def test_without_matplotlib_there_are_tables_and_a_sentence(results):
-    code = "import sys; sys.modules['matplotlib'] = None; import moontide.report as r; r.write_report(*sys.argv[1:])"
+    code = "import sys; sys.modules['matplotlib'] = None; import moontide.report.bench as r; r.write_report(*sys.argv[1:])"
     subprocess.run([sys.executable, "-c", code, str(results), str(results / "out")], check=True)
     page = (results / "out" / "report.html").read_text(encoding="utf-8")
     assert "pip install &#x27;moontide[plot]&#x27;" in page

@@ -65,7 +65,7 @@ def report(
 
     moontide bench report results/
     """
-    from moontide.report import write_report
+    from moontide.report.bench import write_report
 
     for path in write_report(results, results / "report" if out is None else out):
         note(f"wrote {path}")

@@ -1,0 +1,114 @@
+"""The report of a benchmark, from the records in a results folder and from nothing else."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterable
+from pathlib import Path
+
+from moontide.bench.toml import read_toml, toml_files
+from moontide.errors import FileError, MissingExtraError
+from moontide.metrics import tail_accuracy
+from moontide.report.page import Section, page
+from moontide.report.plots import figures
+from moontide.report.render import PREAMBLE, csv_text, latex, latex_text, markdown
+from moontide.report.results import Table, collect
+from moontide.report.stats import half_width
+from moontide.report.tables import accuracy_grids, measure_grids, runtime_grids, summary_grids, sweep_grids
+from moontide.store.files import replacing
+
+DETAILS = (
+    "suite", "version", "backbone", "setting", "batch_size", "scenario", "dataset", "method", "options", "label",
+    "runs", "accuracy", "half_interval", "gain", "pooled", "worst_tenth", "calibration_error", "median_seconds",
+    "paper",
+)  # fmt: skip
+
+
+def write_report(results: str | Path, out: str | Path) -> list[Path]:
+    """Write report.md, report.tex, report.html, the figures and the tables as CSV; return the paths.
+
+    Without matplotlib the report has no figures and says so.
+    """
+    out = Path(out)
+    found = collect(results)
+    notes, sections = list(found.notes), []
+    for suite in dict.fromkeys(table.suite for table in found.tables):
+        tables = [table for table in found.tables if table.suite == suite]
+        kinds = (accuracy_grids, summary_grids, sweep_grids, runtime_grids, measure_grids)
+        try:
+            drawn = figures(tables)
+        except MissingExtraError as error:
+            drawn, notes = [], [*found.notes, str(error)]
+        grids = [grid for kind in kinds for grid in kind(tables)]
+        sections.append(Section(suite, f"{_title(suite)} ({suite}, version {tables[0].version})", grids, drawn))
+    made = [f"{count} runs: {maker}" for maker, count in found.environments.most_common()]
+    files = {
+        "report.html": page(sections, notes, made).encode(),
+        "report.md": _markdown(sections, notes, made).encode(),
+        "report.tex": _latex(sections).encode(),
+        "details.csv": _details(found.tables).encode(),
+    }
+    for section in sections:
+        files |= {f"tables/{grid.name}.csv": csv_text(grid).encode() for grid in section.grids}
+        for figure in section.figures:
+            files |= {f"figures/{figure.name}.svg": figure.svg, f"figures/{figure.name}.pdf": figure.pdf}
+    for name, data in files.items():
+        try:
+            (out / name).parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise FileError(f"The report folder {out} cannot be made: {error.strerror}.") from error
+        with replacing(out / name) as handle:
+            handle.write(data)
+    return [out / name for name in files if "/" not in name]
+
+
+def _title(suite: str) -> str:
+    path = toml_files("suites").get(suite)
+    return suite if path is None else str(read_toml(path)["title"])
+
+
+def _markdown(sections: Iterable[Section], notes: Iterable[str], made: Iterable[str]) -> str:
+    parts = ["# Benchmark report", *(f"- {note}" for note in notes)]
+    for section in sections:
+        parts += [f"## {section.title}", *map(markdown, section.grids)]
+        parts += [f"![{figure.caption}](figures/{figure.name}.svg)" for figure in section.figures]
+    return "\n\n".join([*parts, "## Made by", *(f"- {line}" for line in made)]) + "\n"
+
+
+def _latex(sections: Iterable[Section]) -> str:
+    parts = [PREAMBLE]
+    for section in sections:
+        parts += [rf"\section*{{{latex_text(section.title)}}}", *map(latex, section.grids)]
+        for figure in section.figures:
+            image = rf"\includegraphics[width=\linewidth]{{figures/{figure.name}.pdf}}"
+            parts.append(
+                rf"\begin{{figure}}[htbp]\centering{image}\caption{{{latex_text(figure.caption)}}}\end{{figure}}"
+            )
+        parts.append(r"\clearpage")
+    return "\n".join([*parts, r"\end{document}", ""])
+
+
+def _details(tables: Iterable[Table]) -> str:
+    """Return every cell with all that is known of it, one line each."""
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    writer.writerow(DETAILS)
+    for table in tables:
+        facts = table.scenario
+        for (row, column), cell in table.cells.items():
+            where = [
+                table.suite,
+                table.version,
+                table.backbone,
+                facts["setting"],
+                facts.get("batch_size"),
+                facts["name"],
+            ]
+            numbers = [
+                cell.accuracy.mean(), half_width(cell.accuracy), cell.gain.mean(), cell.pooled,
+                tail_accuracy(cell.accuracy), cell.calibration_error, cell.seconds, table.paper_value(row, column),
+            ]  # fmt: skip
+            shown = [None if number is None else round(float(number), 6) for number in numbers]
+            writer.writerow([*where, column, row.method, row.options, row.label, len(cell.records), *shown])
+    return buffer.getvalue()
