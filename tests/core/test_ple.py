@@ -13,7 +13,7 @@ from scipy.optimize import minimize
 from moontide.core import ple
 from moontide.core.arrays import to_numpy, unit_rows
 from moontide.core.bessel import bessel_ratio
-from moontide.core.graph import Graph, nearest_neighbours
+from moontide.core.graph import Affinity, Graph, nearest_neighbours
 from moontide.core.simplex import softmax
 from moontide.core.vmf import kl, log_normaliser
 
@@ -26,6 +26,11 @@ def simplex_rows(n: int, k: int, seed: int, spread: float = 2.0) -> np.ndarray:
 
 def sphere(n: int, d: int, seed: int) -> np.ndarray:
     return unit_rows(np.random.default_rng([seed, n, d]).normal(size=(n, d)))
+
+
+def affinity(matrix: np.ndarray) -> Affinity:
+    n = len(matrix)
+    return Graph(np.tile(np.arange(n), (n, 1)), matrix).operator(symmetric=False)
 
 
 # One by one
@@ -119,7 +124,7 @@ def test_logits_are_prior_and_likelihood(seed: int) -> None:
 def test_the_e_step_is_a_softmax_that_hears_the_votes(seed: int) -> None:
     rng = np.random.default_rng(seed)
     logits, before, m = 3 * rng.normal(size=(5, 4)), simplex_rows(5, 4, seed), rng.normal(size=(5, 5))
-    step = ple.e_step(logits.copy(), before, lambda z: m @ z)
+    step = ple.e_step(logits.copy(), before, affinity(m))
     z = softmax(logits + m @ before)
     np.testing.assert_allclose(step.z, z, rtol=1e-9, atol=1e-12)
     np.testing.assert_array_equal(step.labels, z.argmax(axis=1))
@@ -131,11 +136,26 @@ def test_the_e_step_is_a_softmax_that_hears_the_votes(seed: int) -> None:
 
 
 @given(seeds)
+def test_the_e_step_takes_some_columns_from_elsewhere_and_works_in_blocks(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    logits, before, m = 3 * rng.normal(size=(9, 4)), simplex_rows(9, 4, seed), rng.normal(size=(9, 9))
+    live, values = np.asarray([1, 3]), rng.normal(size=(9, 2))
+    whole = logits.copy()
+    whole[:, live] = values
+    wanted = ple.e_step(whole, before, affinity(m))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("moontide.core.graph.BLOCK_ENTRIES", 8)  # two rows a block
+        found = ple.e_step(logits, before, affinity(m), live, values)
+    for a, b in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-12)
+
+
+@given(seeds)
 def test_the_e_step_minimises_its_surrogate(seed: int) -> None:
     """No other point of the simplex has a smaller KL(z || y) - z . (log p + votes)."""
     rng = np.random.default_rng(seed)
     logits, votes, others = 3 * rng.normal(size=(1, 4)), rng.normal(size=(1, 4)), simplex_rows(50, 4, seed)
-    step = ple.e_step(logits.copy(), votes, lambda z: z)
+    step = ple.e_step(logits.copy(), votes, affinity(np.eye(1)))
 
     def surrogate(z: np.ndarray) -> np.ndarray:
         return (z * (np.log(z) - logits - votes)).sum(axis=1)

@@ -6,15 +6,17 @@ Shapes: z, zero_shot y and votes are (N, K), features f (N, d), text (K, d); alp
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from moontide.core import kernels
-from moontide.core.arrays import Array, class_counts, clip, namespace
+from moontide.core.arrays import Array, class_counts, clip, columns, namespace, put_columns
 from moontide.core.bessel import banerjee, inverse_bessel_ratio
 from moontide.core.graph import Affinity, Graph
 from moontide.core.simplex import entropy
+from moontide.core.threads import in_threads
 from moontide.core.vmf import log_normaliser, log_normaliser_asymptotic
 
+NO_COLUMNS = slice(0, 0)
 EPS = 1e-12  # the released solver's guard in entropies, lambda, beta and norms
 
 
@@ -140,8 +142,12 @@ class Assignment(NamedTuple):
     counts: Array  # (K,) how many samples have each label
 
 
-def e_step(logits: Array, z: Array, votes_of: Affinity) -> Assignment:
-    """Eq. update-z: z_i = softmax(logits_i + votes_i), the votes those of the previous z; `logits` are overwritten.
+def e_step(
+    logits: Array, z: Array, votes_of: Affinity, live: Array | slice = NO_COLUMNS, values: Array | None = None
+) -> Assignment:
+    """Eq. update-z: z_i = softmax(logits_i + votes_i), the votes those of the previous z.
+
+    Where `values` (N, L) are given, they stand for the columns `live` of the logits.
 
     >>> import numpy as np
     >>> alone = Graph(np.zeros((1, 0), int), np.zeros((1, 0))).operator(symmetric=True)
@@ -150,20 +156,31 @@ def e_step(logits: Array, z: Array, votes_of: Affinity) -> Assignment:
     """
     xp = namespace(logits)
     if fused(logits):
+        logits = logits if values is None else put_columns(logits, live, values)
         return Assignment(*kernels.e_step(logits, z, (votes_of.pointer, votes_of.neighbour, votes_of.weight)))
-    votes = votes_of(z)  # (N, K)
-    logits += votes
-    labels = xp.argmax(logits, axis=1)  # (N,)
-    top = xp.max(logits, axis=1, keepdims=True)  # (N, 1)
-    logits -= top
-    new = xp.exp(logits)  # (N, K)
-    total = xp.sum(new, axis=1, keepdims=True)  # (N, 1)
-    new /= total
-    log_total = xp.log(total[:, 0])  # (N,)
-    gamma = entropy_weights(log_total - xp.vecdot(new, logits), z.shape[1])  # (N,)
-    heard, echoed = xp.vecdot(new, votes), xp.vecdot(z, votes)  # (N,), (N,)
+    new = xp.empty_like(z)  # (N, K)
+
+    def block(part: tuple[slice, Any]) -> tuple[Array, ...]:
+        rows, matrix = part
+        votes = matrix @ z  # (b, K)
+        a = logits[rows, :] + votes  # (b, K)
+        if values is not None:
+            a[:, live] = values[rows, :] + columns(votes, live)
+        labels = xp.argmax(a, axis=1)  # (b,)
+        top = xp.max(a, axis=1, keepdims=True)  # (b, 1)
+        a -= top
+        p = xp.exp(a)  # (b, K)
+        total = xp.sum(p, axis=1, keepdims=True)  # (b, 1)
+        p /= total
+        new[rows, :] = p
+        log_total = xp.log(total[:, 0])  # (b,)
+        entropy = log_total - xp.vecdot(p, a)  # (b,)
+        return labels, top[:, 0] + log_total, entropy, xp.vecdot(p, votes), xp.vecdot(z[rows, :], votes)
+
+    parts = in_threads(block, votes_of.blocks(z.shape[1]))
+    labels, log_sum, h, heard, echoed = (xp.concat(column) for column in zip(*parts, strict=True))
     counts = xp.astype(class_counts(labels, z.shape[1]), z.dtype)  # (K,)
-    return Assignment(new, labels, top[:, 0] + log_total, gamma, heard, echoed, counts)
+    return Assignment(new, labels, log_sum, entropy_weights(h, z.shape[1]), heard, echoed, counts)
 
 
 def echo(z: Array, votes_of: Affinity) -> Array:

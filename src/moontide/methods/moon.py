@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 from moontide.core import kernels
-from moontide.core.arrays import Array, affine, class_counts, clip, columns, device_type, namespace, put, put_columns
+from moontide.core.arrays import Array, affine, class_counts, clip, columns, device_type, namespace, put
 from moontide.core.graph import Affinity, Graph, nearest_neighbours
 from moontide.core.ple import (
     EPS,
@@ -181,11 +181,11 @@ class MOON(Method):
         none = xp.zeros_like(r)  # (K,)
         at_rest = self.m_step(xp.zeros_like(text), none, none, anchors, scale)
         on_cpu = device_type(f) == "cpu"
-        rest = (
-            anchor_logits(cosine, at_rest.kappa, d, self.log_normaliser, scale, self.temper) if on_cpu else y
-        )  # (N, K)
+        rest = y  # (N, K)
+        if on_cpu:
+            rest = anchor_logits(cosine, at_rest.kappa, d, self.log_normaliser, scale, self.temper)
         logits = anchor_logits(cosine, anchors.kappa, d, self.log_normaliser, scale, self.temper)  # (N, K)
-        live, classes = slice(None), at_rest._replace(kappa=anchors.kappa, kl=none)
+        live, values, classes = slice(None), None, at_rest._replace(kappa=anchors.kappa, kl=none)
         labels = None if self.m_steps else xp.argmax(y, axis=1)  # (N,)
         early = self.gamma == "zero_shot" or self.votes == "gamma"  # whether gamma is asked for before the first E-step
         gamma = sample_weights(y) if early else xp.ones_like(log_evidence)  # (N,)
@@ -195,7 +195,7 @@ class MOON(Method):
             said, low = said.half(), f.half()
         trace: list[tuple[Array, ...]] = []  # what L_PLE after each E-step is made of
         for it in range(self.m_steps + 1):
-            step = e_step(logits, said, votes_of)
+            step = e_step(logits, said, votes_of, live, values)
             z, before, labels = step.z, labels, step.labels  # (N, K), (N,), (N,)
             if self.gamma == "assignments":
                 gamma = step.gamma  # (N,)
@@ -208,7 +208,7 @@ class MOON(Method):
             live = xp.nonzero(counts)[0] if on_cpu else slice(None)  # (L,)
             sums, soft = weighted_sums(columns(z, live), gamma, low)  # (L, d), (L,)
             classes = self.m_step(sums, soft, counts[live], anchors.rows(live), scale)
-            logits = put_columns(rest, live, affine(f, classes.prototypes, classes.offset))  # (N, K)
+            logits, values = rest, affine(f, classes.prototypes, classes.offset)  # (N, K), (N, L)
         gammas, heard, log_sum, echoes, weights, kl = (xp.stack(column) for column in zip(*trace, strict=True))
         echoes = xp.concat([echoes[1:, :], echo(said, votes_of)[None, :]])  # known one E-step later
         log_evidence *= self.text_weight
