@@ -222,7 +222,9 @@ def test_a_report_is_the_same_every_time(results):
 
 
 def test_without_matplotlib_there_are_tables_and_a_sentence(results):
-    code = "import sys; sys.modules['matplotlib'] = None; import moontide.report.bench as r; r.write_report(*sys.argv[1:])"
+    code = (
+        "import sys; sys.modules['matplotlib'] = None; import moontide.report.bench as r; r.write_report(*sys.argv[1:])"
+    )
     subprocess.run([sys.executable, "-c", code, str(results), str(results / "out")], check=True)
     page = (results / "out" / "report.html").read_text(encoding="utf-8")
     assert "pip install &#x27;moontide[plot]&#x27;" in page

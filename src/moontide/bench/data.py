@@ -28,7 +28,12 @@ KINDS = (".npz", ".safetensors")
 
 @dataclass(frozen=True)
 class Pack:
-    """Features of one dataset, and the labels, which only samplers and scores see."""
+    """Features of one dataset, and the labels, which only samplers and scores see.
+
+    >>> pack = Pack("toy", None, "", np.eye(3), np.eye(3), np.asarray([0, 1, 2]), 100.0)
+    >>> pack.task(np.asarray([2, 0])).n
+    2
+    """
 
     dataset: str
     backbone: str | None
@@ -100,7 +105,15 @@ def _backbones() -> dict[str, list[str]]:
 
 
 def read_pack(path: str | Path) -> Pack:
-    """Read a feature file, or open a feature store; either must have labels to score with."""
+    """Read a feature file, or open a feature store; either must have labels to score with.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     np.savez(f"{folder}/pets_vitb16.npz", image_features=np.eye(2), text_features=np.eye(2), labels=[0, 1])
+    ...     pack = read_pack(f"{folder}/pets_vitb16.npz")
+    >>> pack.dataset, pack.backbone, pack.logit_scale
+    ('oxford_pets', 'clip_vit_b16', 100.0)
+    """
     path = Path(path)
     if path.is_dir():
         store = FeatureStore.open(path)

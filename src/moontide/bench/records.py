@@ -60,7 +60,14 @@ class Log:
 
 
 def read_records(folder: str | Path) -> Iterator[Record]:
-    """Yield every record of the .jsonl files directly in a folder, leaving out a last line that was cut short."""
+    """Yield every record of the .jsonl files directly in a folder, leaving out a last line that was cut short.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     _ = Path(folder, "a.jsonl").write_text('{"run": 0}\\n{"ru')
+    ...     list(read_records(folder))
+    [{'run': 0}]
+    """
     for path in sorted(Path(folder).glob("*.jsonl")):
         lines = path.read_bytes().split(b"\n")
         for number, line in enumerate(lines[:-1], 1):  # what follows the last line end is empty, or torn

@@ -35,7 +35,12 @@ Progress = Callable[[int, int], None]  # (done, of how many)
 
 @dataclass(frozen=True)
 class Job:
-    """One draw of a scenario, and the methods that have not met it yet (by their numbers in the suite)."""
+    """One draw of a scenario, and the methods that have not met it yet (by their numbers in the suite).
+
+    >>> from moontide.samplers import BatchSampler
+    >>> Job(Path("toy.npz"), Scenario("all", BatchSampler(), runs=1), run=0, entries=(0, 2)).run
+    0
+    """
 
     path: Path
     scenario: Scenario
@@ -45,7 +50,11 @@ class Job:
 
 @dataclass
 class Outcome:
-    """What a call of `run_suite` did: records written and found, and what was left out or failed, with reasons."""
+    """What a call of `run_suite` did: records written and found, and what was left out or failed, with reasons.
+
+    >>> Outcome(written=3).skipped
+    []
+    """
 
     written: int = 0
     found: int = 0
@@ -94,7 +103,13 @@ def run_suite(
 
 
 def plan(suite: Suite, paths: Iterable[Path], done: set[Any], outcome: Outcome) -> list[Job]:
-    """List the jobs that are left; count in `outcome` what is done, and say what cannot be done."""
+    """List the jobs that are left; count in `outcome` what is done, and say what cannot be done.
+
+    >>> from moontide.bench.suites import load_suite
+    >>> outcome = Outcome()
+    >>> plan(load_suite("batch-64"), [Path("missing.npz")], set(), outcome), outcome.skipped
+    ([], ['There is no file missing.npz.'])
+    """
     jobs = []
     for path in paths:
         try:
@@ -144,7 +159,12 @@ def _facts(suite: Suite, pack: Pack, scenario: Scenario, run: int, entry: Entry)
 
 
 class Worker:
-    """Does jobs and writes their records to a file of its own."""
+    """Does jobs and writes their records to a file of its own.
+
+    >>> from moontide.bench.suites import load_suite
+    >>> Worker(load_suite("batch-64"), Path("results"), environment()).log.suite
+    'batch-64'
+    """
 
     def __init__(self, suite: Suite, out: Path, about: Record) -> None:
         self.suite, self.out, self.about = suite, out, about
@@ -182,6 +202,12 @@ def score(method: Method, pack: Pack, batches: Sequence[IntArray], setting: str)
     """Run a method on the batches of one run, a fresh state at the start of a stream, and score what it says.
 
     Accuracy is the mean over batches; `correct` of `n` is the pooled one. Seconds are those of the method alone.
+
+    >>> from moontide.registry import method
+    >>> pack = Pack("toy", None, "", np.eye(3), np.eye(3), np.asarray([0, 1, 0]), 100.0)
+    >>> scores = score(method("zero_shot"), pack, [np.arange(3)], "batch")
+    >>> scores["accuracy"], scores["correct"], scores["n"]
+    (0.666667, 2, 3)
     """
     solver = as_online(method)
     state: Any = None

@@ -113,7 +113,11 @@ class Entry:
 
 @dataclass(frozen=True)
 class Suite:
-    """A benchmark: methods, scenarios and run counts under a name and a version."""
+    """A benchmark: methods, scenarios and run counts under a name and a version.
+
+    >>> Suite("mine", 1, "My suite", (Scenario("all", BatchSampler(), runs=1),), (Entry("moon"),)).timing
+    False
+    """
 
     name: str
     version: int

@@ -29,6 +29,11 @@ def write_report(results: str | Path, out: str | Path) -> list[Path]:
     """Write report.md, report.tex, report.html, the figures and the tables as CSV; return the paths.
 
     Without matplotlib the report has no figures and says so.
+
+    >>> write_report("no-such-folder", "report")
+    Traceback (most recent call last):
+        ...
+    moontide.errors.FileError: There are no results in no-such-folder; make some with 'moontide bench run'.
     """
     out = Path(out)
     found = collect(results)

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from html import escape
 from typing import NamedTuple
 
+from moontide.report.grids import Grid
 from moontide.report.plots import Figure
 from moontide.report.render import html
-from moontide.report.tables import Grid
 
 STYLE = """
 :root { --ink: #1a1a1a; --soft: #6b6b6b; --rule: #1a1a1a; --hair: #dcdcdc; }
@@ -49,7 +49,11 @@ img { max-width: 100%; height: auto; }
 
 
 class Section(NamedTuple):
-    """What a report shows of a suite."""
+    """What a report shows of a suite.
+
+    >>> Section("demo", "A demo", [], []).title
+    'A demo'
+    """
 
     name: str
     title: str

@@ -27,7 +27,11 @@ DATASETS = (
 
 
 class About(NamedTuple):
-    """What a number is about; scenario None: every scenario alike, or the mean over all of them."""
+    """What a number is about; scenario None: every scenario alike, or the mean over all of them.
+
+    >>> About.make({"setting": "batch", "batch_size": 64}, "moon", {"beta": "soft"}).options
+    '{"beta": "soft"}'
+    """
 
     backbone: str | None
     setting: str | None
@@ -44,7 +48,11 @@ class About(NamedTuple):
 
 
 class Paper(NamedTuple):
-    """All numbers of the paper, in percent."""
+    """All numbers of the paper, in percent.
+
+    >>> Paper({}, {}, {}).seconds
+    {}
+    """
 
     cells: dict[tuple[About, str], float]  # by dataset
     means: dict[About, float]  # over the eleven datasets
@@ -63,7 +71,11 @@ class Paper(NamedTuple):
 
 @cache
 def paper() -> Paper:
-    """Read the tables that come with Moontide."""
+    """Read the tables that come with Moontide.
+
+    >>> paper().seconds[128, "moon"]
+    0.03
+    """
     inside = Path(__file__).parents[1] / "bench" / "paper"  # as installed
     folder = inside if inside.exists() else Path(__file__).parents[3] / "benchmarks" / "paper"  # in a checkout
     tables = {path.stem: read_toml(path)["row"] for path in folder.glob("*.toml")}

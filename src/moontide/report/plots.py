@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from moontide.errors import missing_extra
+from moontide.report.grids import grouped, of_backbone, scenario_title, table_name
 from moontide.report.results import Cell, Row, Table, column_title
 from moontide.report.stats import half_width
-from moontide.report.tables import grouped, of_backbone, scenario_title, table_name
 
 STYLE = {
     "font.size": 9, "font.family": "DejaVu Sans", "axes.spines.top": False, "axes.spines.right": False,
@@ -28,7 +28,11 @@ WIDTH, HEIGHT, ACROSS = 2.6, 2.3, 4  # of a panel in inches, and panels in a row
 
 @dataclass(frozen=True)
 class Figure:
-    """A drawn figure: its name, what it shows, and its bytes."""
+    """A drawn figure: its name, what it shows, and its bytes.
+
+    >>> Figure("gain", "A gain.", b"<svg/>", b"%PDF").name
+    'gain'
+    """
 
     name: str
     caption: str
@@ -37,7 +41,12 @@ class Figure:
 
 
 def figures(tables: Sequence[Table]) -> list[Figure]:
-    """Draw every figure that the results have data for."""
+    """Draw every figure that the results have data for.
+
+    >>> from moontide.report.results import example
+    >>> [figure.name for figure in figures(example())]
+    ['batch-64-clip_vit_b16-gain', 'batch-64-clip_vit_b16-batch-time']
+    """
     try:
         import matplotlib
     except ImportError:
@@ -183,5 +192,5 @@ def _scatters(tables: Sequence[Table]) -> Iterable[Figure]:
         figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=6)
         caption = "Accuracy against median time of a run (a whole stream online), means over datasets"
         setting = group[0].scenario["setting"]
-        name = table_name(group[0], f"{setting}-time", sizes=False)
+        name = table_name(group[0], setting, "time", sizes=False)
         yield _save(figure, name, f"{caption}, {group[0].suite}{of_backbone(group[0])}.")

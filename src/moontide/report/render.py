@@ -7,7 +7,7 @@ import io
 from collections.abc import Sequence
 from html import escape
 
-from moontide.report.tables import AVERAGE, Grid, Number
+from moontide.report.grids import AVERAGE, Grid, Number
 
 PREAMBLE = r"""\documentclass{article}
 \usepackage[margin=2cm,landscape]{geometry}
@@ -50,7 +50,7 @@ _SIGNS = {"up": "+", "down": "−", "same": "±"}
 def markdown(grid: Grid) -> str:
     """Return a table for Markdown.
 
-    >>> from moontide.report.tables import Line
+    >>> from moontide.report.grids import Line
     >>> line = Line("MOON", [Number(81.24, 0.5, 15.0, rank=1)], "ours")
     >>> print(markdown(Grid("t", "Accuracy.", ["ImageNet"], [("low", [line])])))
     Accuracy.
@@ -88,7 +88,7 @@ def markdown(grid: Grid) -> str:
 def latex(grid: Grid) -> str:
     r"""Return a table environment for LaTeX; the colours and marks are commands of `PREAMBLE`.
 
-    >>> from moontide.report.tables import Line
+    >>> from moontide.report.grids import Line
     >>> line = Line("MOON", [Number(81.24, 0.5, -1.0, rank=1)], "ours")
     >>> print(latex(Grid("t", "Accuracy.", ["ImageNet"], [("low", [line])])).splitlines()[8])
     low & \cellcolor{ours}MOON & \cellcolor{ours}\textbf{81.2}\within{0.5}\down{1.0} \\
@@ -119,7 +119,7 @@ def latex(grid: Grid) -> str:
 def csv_text(grid: Grid) -> str:
     """Return the plain numbers of a table as CSV.
 
-    >>> from moontide.report.tables import Line
+    >>> from moontide.report.grids import Line
     >>> print(csv_text(Grid("t", "Accuracy.", ["a"], [("low", [Line("MOON", [Number(81.25)])])])))
     scenario,kind,method,a
     low,method,MOON,81.25
@@ -138,7 +138,7 @@ def csv_text(grid: Grid) -> str:
 def html(grid: Grid) -> str:
     """Return a table for the page; `page.py` has the style.
 
-    >>> from moontide.report.tables import Line
+    >>> from moontide.report.grids import Line
     >>> html(Grid("t", "Accuracy.", ["a"], [("", [Line("MOON", [Number(81.2, rank=1)])])])).count("<td")
     1
     """

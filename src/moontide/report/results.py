@@ -28,7 +28,11 @@ _ORDER = list(TITLES)
 
 
 class Row(NamedTuple):
-    """A method with its options, as a row of a table."""
+    """A method with its options, as a row of a table.
+
+    >>> Row("moon", '{"iterations": 3}', None, "iterations").value
+    3
+    """
 
     method: str
     options: str  # JSON
@@ -57,7 +61,11 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True)
 class Cell:
-    """The runs of one method on one dataset in one scenario, in the order of the runs."""
+    """The runs of one method on one dataset in one scenario, in the order of the runs.
+
+    >>> Cell(({"accuracy": 0.75, "zero_shot": 0.5}, {"accuracy": 0.5, "zero_shot": 0.5})).gain
+    array([25.,  0.])
+    """
 
     records: tuple[Record, ...]
 
@@ -98,7 +106,11 @@ class Cell:
 
 @dataclass(frozen=True)
 class Table:
-    """One scenario of a suite under one backbone: methods x datasets."""
+    """One scenario of a suite under one backbone: methods x datasets.
+
+    >>> [row.title for row in example()[0].rows]
+    ['zero-shot', 'MOON']
+    """
 
     suite: str
     version: int
@@ -133,7 +145,11 @@ class Table:
 
 @dataclass(frozen=True)
 class Results:
-    """Everything in a results folder that a report shows, and what must be said about it."""
+    """Everything in a results folder that a report shows, and what must be said about it.
+
+    >>> Results([], Counter(), ["Nothing yet."]).notes
+    ['Nothing yet.']
+    """
 
     tables: list[Table]
     environments: Counter[str]  # records by what made them
@@ -170,6 +186,29 @@ def collect(folder: str | Path) -> Results:
     if len(made) > 1:
         notes.append("The records were made by several versions or machines, listed at the end.")
     return Results(tables, made, [*notes, *_size_notes(shown), *_run_notes(tables)])
+
+
+def example() -> list[Table]:
+    """Return made-up tables for the examples in this package: four runs of two methods in two scenarios.
+
+    >>> [table.scenario["id"] for table in example()]
+    ['batch-64-very_low', 'batch-64-low']
+    """
+    size = {"setting": "batch", "batch_size": 64}
+    scenarios = (
+        {"id": "batch-64-very_low", "name": "very_low", **size, "effective_classes": [1, 4]},
+        {"id": "batch-64-low", "name": "low", **size, "effective_classes": [2, 10]},
+    )
+    common = {
+        "suite": "batch-64", "version": 1, "timing": False, "dataset": "imagenet", "backbone": "clip_vit_b16",
+        "features": "", "options": {}, "label": None, "vary": None, "zero_shot": 0.5, "n": 64, "ece": 0.1,
+    }  # fmt: skip
+    runs = [
+        {**common, "scenario": scenario, "run": run, "method": method, "accuracy": share, "correct": 64 * share,
+         "seconds": share / 10}
+        for scenario in scenarios for run in range(4) for method, share in (("zero_shot", 0.5), ("moon", 0.75))
+    ]  # fmt: skip
+    return _tables(runs)
 
 
 def _tables(records: list[Record]) -> list[Table]:

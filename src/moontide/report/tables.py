@@ -3,51 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 
 from moontide.metrics import tail_accuracy
+from moontide.report.grids import (
+    AVERAGE,
+    SETTINGS,
+    Grid,
+    Line,
+    Number,
+    grouped,
+    of_backbone,
+    place,
+    scenario_title,
+    table_name,
+)
 from moontide.report.paper import DATASETS, paper
 from moontide.report.results import Cell, Row, Table, column_title
 from moontide.report.stats import half_width, sign_flip_p
 
-SETTINGS = {"batch": "batches", "online": "streams in batches"}
-AVERAGE = "Avg."
-
-
-class Number(NamedTuple):
-    """A number of a table: its value, half its 95 % interval, the gain over zero-shot, its rank in the column."""
-
-    value: float
-    half: float | None = None
-    gain: float | None = None
-    rank: int = 0  # 1 best, 2 second, 0 any other
-    digits: int = 1
-
-
-@dataclass(frozen=True)
-class Line:
-    """A line of a table: a method, what the paper has for it, or the test between the two best."""
-
-    title: str
-    numbers: Sequence[Number | None]
-    kind: str = "method"  # "method", "ours" (the paper's own method), "paper" or "test"
-
-
-@dataclass(frozen=True)
-class Grid:
-    """A table as it is printed: a caption, the headings, and blocks of lines, each with a name of its own."""
-
-    name: str  # of files
-    caption: str
-    headings: Sequence[str]
-    blocks: Sequence[tuple[str, Sequence[Line]]]
-
 
 def accuracy_grids(tables: Iterable[Table]) -> list[Grid]:
-    """Return accuracy by method and dataset, one block a scenario, one grid for each batch size of a suite."""
+    """Return accuracy by method and dataset, one block a scenario, one grid for each batch size of a suite.
+
+    >>> from moontide.report.results import example
+    >>> (grid,) = accuracy_grids(example())
+    >>> for line in grid.blocks[0][1]:
+    ...     print(line.title, round(line.numbers[0].value, 1))
+    zero-shot 50.0
+    the paper, and ours minus it 66.6
+    MOON 75.0
+    the paper, and ours minus it 82.8
+    p, best against second 0.1
+    """
     grids = []
     for group in grouped([t for t in tables if not t.timing], ("setting", "batch_size")):
         lines = [(scenario_title(table), lines) for table in group if (lines := _accuracy_lines(table))]
@@ -55,10 +44,11 @@ def accuracy_grids(tables: Iterable[Table]) -> list[Grid]:
             continue
         first = group[0]
         headings = [*map(column_title, first.columns), *[AVERAGE] * (len(first.columns) > 1)]
-        runs = _span(len(cell.records) for table in group for cell in table.cells.values())
+        counts = [len(cell.records) for table in group for cell in table.cells.values()]
+        runs = f"{min(counts)} to " * (min(counts) < max(counts)) + f"{max(counts)}"
         caption = (
             f"Top-1 accuracy in % (mean over {runs} runs, ± half the 95 % bootstrap interval, and the gain over "
-            f"zero-shot on the same samples), {_place(first)}."
+            f"zero-shot on the same samples), {place(first)}."
         )
         grids.append(Grid(table_name(first, "accuracy"), caption, headings, lines))
     return grids
@@ -121,7 +111,12 @@ def _test(part: dict[Row, list[Cell]]) -> float | None:
 
 
 def summary_grids(tables: Iterable[Table]) -> list[Grid]:
-    """Return the mean over datasets and scenarios by method and batch size, the shape of the paper's ablations."""
+    """Return the mean over datasets and scenarios by method and batch size, the shape of the paper's ablations.
+
+    >>> from moontide.report.results import example
+    >>> [grid.headings for grid in summary_grids(example())]
+    [['batches of 64']]
+    """
     grids = []
     for suite in grouped([t for t in tables if not t.timing], ()):
         groups = [g for g in grouped(suite, ("setting", "batch_size")) if len(g) > 1]
@@ -161,7 +156,12 @@ MEASURES: tuple[tuple[str, Callable[[Cell], float], int], ...] = (
 
 
 def measure_grids(tables: Iterable[Table]) -> list[Grid]:
-    """Return further measures by method, each the mean over datasets: pooled and tail accuracy, calibration, time."""
+    """Return further measures by method, each the mean over datasets: pooled and tail accuracy, calibration, time.
+
+    >>> from moontide.report.results import example
+    >>> [grid.headings for grid in measure_grids(example())]
+    [['mean', 'pooled', 'worst 10 %', 'calibration error', 'ms a run']]
+    """
     grids = []
     for group in grouped([t for t in tables if not t.timing], ("setting", "batch_size")):
         blocks = []
@@ -178,14 +178,19 @@ def measure_grids(tables: Iterable[Table]) -> list[Grid]:
         if blocks:
             caption = (
                 "Accuracy in % as the mean over runs, pooled over all samples, and in the worst 10 % of runs; expected "
-                f"calibration error in points; median milliseconds of a run. Means over datasets, {_place(group[0])}."
+                f"calibration error in points; median milliseconds of a run. Means over datasets, {place(group[0])}."
             )
             grids.append(Grid(table_name(group[0], "measures"), caption, [name for name, _, _ in MEASURES], blocks))
     return grids
 
 
 def sweep_grids(tables: Iterable[Table]) -> list[Grid]:
-    """Return accuracy along the values of an option, mean over datasets, one grid an option."""
+    """Return accuracy along the values of an option, mean over datasets, one grid an option.
+
+    >>> from moontide.report.results import example
+    >>> sweep_grids(example())  # it has none
+    []
+    """
     grids = []
     for group in grouped(list(tables), ()):
         options = dict.fromkeys(row.vary for table in group for row in table.rows if row.vary)
@@ -209,7 +214,12 @@ def sweep_grids(tables: Iterable[Table]) -> list[Grid]:
 
 
 def runtime_grids(tables: Iterable[Table]) -> list[Grid]:
-    """Return median milliseconds of a run by batch size and method, with the paper's, which are of another machine."""
+    """Return median milliseconds of a run by batch size and method, with the paper's, which are of another machine.
+
+    >>> from moontide.report.results import example
+    >>> runtime_grids(example())  # it is no suite that measures time
+    []
+    """
     grids = []
     for group in grouped([t for t in tables if t.timing], ()):
         for column in dict.fromkeys(column for table in group for column in table.columns):
@@ -226,49 +236,6 @@ def runtime_grids(tables: Iterable[Table]) -> list[Grid]:
                     shown = [None if s is None else Number(1000 * s) for s in theirs]
                     lines.append(Line(f"the paper at {size}, NVIDIA RTX 4090", shown, "paper"))
             caption = f"Median milliseconds of a run on {column_title(column)}{of_backbone(group[0])}, graph included."
-            name = f"{table_name(group[0], 'runtime', sizes=False)}-{column}"
+            name = table_name(group[0], "median", column, sizes=False)
             grids.append(Grid(name, caption, [row.title for row in rows], [("", lines)]))
     return grids
-
-
-def grouped(tables: Iterable[Table], by: Sequence[str]) -> list[list[Table]]:
-    """Return the tables of each suite and backbone together, further split by facts of their scenarios."""
-    groups: dict[tuple[object, ...], list[Table]] = {}
-    for table in tables:
-        place = (table.suite, table.backbone, *(table.scenario.get(name) for name in by))
-        groups.setdefault(place, []).append(table)
-    return list(groups.values())
-
-
-def scenario_title(table: Table) -> str:
-    """Name a scenario for people: "very low (1–4 classes)"."""
-    facts = table.scenario
-    word = str(facts["name"]).replace("_", " ")
-    match facts.get("effective_classes"), facts.get("xi"):
-        case [low, high], _:
-            return f"{word} ({low}–{high} classes)"
-        case _, float(xi):
-            return f"{word} (ξ = {xi:g})"
-        case _:
-            return word
-
-
-def _place(table: Table) -> str:
-    size = table.scenario.get("batch_size")
-    return f"{table.suite}, {SETTINGS[table.scenario['setting']]} of {size or 'all samples'}{of_backbone(table)}"
-
-
-def of_backbone(table: Table) -> str:
-    """Name the backbone at the end of a caption."""
-    return f", {table.backbone or 'a backbone of no known name'}"
-
-
-def table_name(table: Table, what: str, sizes: bool = True) -> str:
-    """Name a file: suite, backbone, with `sizes` setting and batch size, and what it shows."""
-    size = f"{table.scenario['setting']}-{table.scenario.get('batch_size', 'all')}"
-    return "-".join(filter(None, [table.suite, table.backbone, size if sizes and size != table.suite else "", what]))
-
-
-def _span(counts: Iterable[int]) -> str:
-    found = sorted(set(counts))
-    return str(found[0]) if len(found) == 1 else f"{found[0]} to {found[-1]}"

@@ -1,0 +1,121 @@
+"""What a printed table is made of, and how tables, files and scenarios are called in a report."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from moontide.report.results import Table
+
+SETTINGS = {"batch": "batches", "online": "streams in batches"}
+AVERAGE = "Avg."
+
+
+class Number(NamedTuple):
+    """A number of a table: its value, half its 95 % interval, the gain over zero-shot, its rank in the column.
+
+    >>> Number(81.2, half=0.4, gain=15.0, rank=1).digits
+    1
+    """
+
+    value: float
+    half: float | None = None
+    gain: float | None = None
+    rank: int = 0  # 1 best, 2 second, 0 any other
+    digits: int = 1
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of a table: a method, what the paper has for it, or the test between the two best.
+
+    >>> Line("MOON", [Number(81.2), None], "ours").kind
+    'ours'
+    """
+
+    title: str
+    numbers: Sequence[Number | None]
+    kind: str = "method"  # "method", "ours" (the paper's own method), "paper" or "test"
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A table as it is printed: a caption, the headings, and blocks of lines, each with a name of its own.
+
+    >>> Grid("demo", "A demo.", ["ImageNet"], [("low", [Line("MOON", [Number(81.2)])])]).headings
+    ['ImageNet']
+    """
+
+    name: str  # of files
+    caption: str
+    headings: Sequence[str]
+    blocks: Sequence[tuple[str, Sequence[Line]]]
+
+
+def grouped(tables: Iterable[Table], by: Sequence[str]) -> list[list[Table]]:
+    """Return the tables of each suite and backbone together, further split by facts of their scenarios.
+
+    >>> from moontide.report.results import example
+    >>> [len(group) for group in grouped(example(), ())], [len(group) for group in grouped(example(), ("name",))]
+    ([2], [1, 1])
+    """
+    groups: dict[tuple[object, ...], list[Table]] = {}
+    for table in tables:
+        key = (table.suite, table.backbone, *(table.scenario.get(name) for name in by))
+        groups.setdefault(key, []).append(table)
+    return list(groups.values())
+
+
+def scenario_title(table: Table) -> str:
+    """Name a scenario for people.
+
+    >>> from moontide.report.results import example
+    >>> scenario_title(example()[0])
+    'very low (1–4 classes)'
+    """
+    facts = table.scenario
+    word = str(facts["name"]).replace("_", " ")
+    match facts.get("effective_classes"), facts.get("xi"):
+        case [low, high], _:
+            return f"{word} ({low}–{high} classes)"
+        case int(number), _:
+            return f"{word} ({number} classes)"
+        case _, float(xi):
+            return f"{word} (ξ = {xi:g})"
+        case _:
+            return word
+
+
+def place(table: Table) -> str:
+    """Say which experiment it is, at the end of a caption.
+
+    >>> from moontide.report.results import example
+    >>> place(example()[0])
+    'batch-64, batches of 64, clip_vit_b16'
+    """
+    size = table.scenario.get("batch_size")
+    return f"{table.suite}, {SETTINGS[table.scenario['setting']]} of {size or 'all samples'}{of_backbone(table)}"
+
+
+def of_backbone(table: Table) -> str:
+    """Name the backbone at the end of a caption.
+
+    >>> from moontide.report.results import example
+    >>> of_backbone(example()[0])
+    ', clip_vit_b16'
+    """
+    return f", {table.backbone or 'a backbone of no known name'}"
+
+
+def table_name(table: Table, *what: str, sizes: bool = True) -> str:
+    """Name a file: suite, backbone, with `sizes` setting and batch size, and what it shows.
+
+    >>> from moontide.report.results import example
+    >>> table_name(example()[0], "accuracy")
+    'batch-64-clip_vit_b16-accuracy'
+    """
+    size = f"{table.scenario['setting']}-{table.scenario.get('batch_size', 'all')}"
+    words = [table.suite, table.backbone, size if sizes and size != table.suite else None, *what]
+    return "-".join(re.sub(r"[^\w.-]+", "_", word) for word in words if word)
