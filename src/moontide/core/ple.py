@@ -9,7 +9,7 @@ import math
 from typing import Any, NamedTuple
 
 from moontide.core import kernels
-from moontide.core.arrays import Array, class_counts, clip, columns, namespace, put_columns
+from moontide.core.arrays import Array, class_counts, clip, columns, namespace, put_columns, row_dots
 from moontide.core.bessel import banerjee, inverse_bessel_ratio
 from moontide.core.graph import Affinity, Graph
 from moontide.core.simplex import entropy
@@ -167,15 +167,15 @@ def e_step(
         if values is not None:
             a[:, live] = values[rows, :] + columns(votes, live)
         labels = xp.argmax(a, axis=1)  # (b,)
-        top = xp.max(a, axis=1, keepdims=True)  # (b, 1)
+        top = xp.take_along_axis(a, labels[:, None], axis=1)  # (b, 1)
         a -= top
         p = xp.exp(a)  # (b, K)
         total = xp.sum(p, axis=1, keepdims=True)  # (b, 1)
         p /= total
         new[rows, :] = p
         log_total = xp.log(total[:, 0])  # (b,)
-        entropy = log_total - xp.vecdot(p, a)  # (b,)
-        return labels, top[:, 0] + log_total, entropy, xp.vecdot(p, votes), xp.vecdot(z[rows, :], votes)
+        entropy = log_total - row_dots(p, a)  # (b,)
+        return labels, top[:, 0] + log_total, entropy, row_dots(p, votes), row_dots(z[rows, :], votes)
 
     parts = in_threads(block, votes_of.blocks(z.shape[1]))
     labels, log_sum, h, heard, echoed = (xp.concat(column) for column in zip(*parts, strict=True))
@@ -192,7 +192,7 @@ def echo(z: Array, votes_of: Affinity) -> Array:
     """
     if fused(z):
         return kernels.e_step(z, z, (votes_of.pointer, votes_of.neighbour, votes_of.weight))[5]
-    return namespace(z).vecdot(z, votes_of(z))
+    return row_dots(z, votes_of(z))
 
 
 def fused(x: Array) -> bool:

@@ -18,12 +18,32 @@ def ridge_precision(x: Array) -> Array:
     array([[2., 0.],
            [0., 4.]])
     """
+    return times_precision(_identity(x.shape[1], x), x)
+
+
+def times_precision(b: Array, x: Array) -> Array:
+    """Return b P for rows b, (m, d), and P = `ridge_precision(x)`, which is not made where there are few rows x.
+
+    >>> import numpy as np
+    >>> times_precision(np.asarray([[1.0, 1.0]]), np.asarray([[0.5, 0.0], [-0.5, 0.0]]))
+    array([[2., 4.]])
+    """
     n, d = x.shape
-    return _identity(d, x) if n == 1 else d * ridge_inverse(x, 1 / (n - 1))
+    return b if n == 1 else d * times_ridge_inverse(b, x, 1 / (n - 1))
+
+
+def moments(x: Array) -> tuple[Array, Array, int]:
+    """Return the sums of x x', (d, d), and of x, (d,), over n rows, and n: what can be updated row by row.
+
+    >>> import numpy as np
+    >>> moments(np.asarray([[1.0], [2.0]]))
+    (array([[5.]]), array([3.]), 2)
+    """
+    return x.T @ x, namespace(x).sum(x, axis=0), x.shape[0]
 
 
 def moment_precision(square: Array, total: Array, n: int) -> Array:
-    """Return `ridge_precision` of n rows of which only the sums x x', (d, d), and x, (d,), are known.
+    """Return `ridge_precision` of n rows of which only the moments are known.
 
     >>> import numpy as np
     >>> moment_precision(np.diag([0.5, 0.0]), np.zeros(2), 2)
@@ -36,25 +56,24 @@ def moment_precision(square: Array, total: Array, n: int) -> Array:
     return d * scatter_inverse(square - total[:, None] * total[None, :] / n, n, 1 / (n - 1))
 
 
-def ridge_inverse(x: Array, ridge: float) -> Array:
-    """Return (S + ridge tr(S) I)^-1 for the scatter S of n rows, or 0 where the rows are all equal; (n, d) -> (d, d).
+def times_ridge_inverse(b: Array, x: Array, ridge: float) -> Array:
+    """Return b (S + ridge tr(S) I)^-1 for rows b, (m, d), and the scatter S of rows x, (n, d); 0 where x are all equal.
 
     >>> import numpy as np
-    >>> ridge_inverse(np.asarray([[1.0, 0.0], [-1.0, 0.0]]), 0.5)
-    array([[0.33333333, 0.        ],
-           [0.        , 1.        ]])
+    >>> times_ridge_inverse(np.asarray([[1.0, 1.0]]), np.asarray([[1.0, 0.0], [-1.0, 0.0]]), 0.5)
+    array([[0.33333333, 1.        ]])
     """
     xp = namespace(x)
     n, d = x.shape
     x = x - xp.mean(x, axis=0)  # (n, d)
-    if n >= d:
-        return scatter_inverse(x.T @ x, n, ridge)
+    if 2 * n >= d:
+        return b @ scatter_inverse(x.T @ x, n, ridge)
     trace = float(xp.sum(x * x))
     if _no_spread(trace, n, x):
-        return xp.zeros((d, d), dtype=x.dtype, device=device(x))
+        return xp.zeros_like(b)
     r = ridge * trace
     # Woodbury: (X'X + r I)^-1 = (I - X' (X X' + r I)^-1 X) / r, an inverse of n x n
-    return (_identity(d, x) - x.T @ (spd_inverse(x @ x.T + r * _identity(n, x)) @ x)) / r
+    return (b - (b @ x.T) @ spd_inverse(x @ x.T + r * _identity(n, x)) @ x) / r
 
 
 def scatter_inverse(scatter: Array, n: int, ridge: float) -> Array:
