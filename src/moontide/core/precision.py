@@ -7,7 +7,11 @@ is needed. Rows are (differences of) unit vectors, so a scatter of rounding erro
 
 from __future__ import annotations
 
+from typing import TypeAlias
+
 from moontide.core.arrays import Array, device, is_torch_array, namespace
+
+Moments: TypeAlias = tuple[Array, ...]
 
 
 def ridge_precision(x: Array) -> Array:
@@ -32,7 +36,7 @@ def times_precision(b: Array, x: Array) -> Array:
     return b if n == 1 else d * times_ridge_inverse(b, x, 1 / (n - 1))
 
 
-def moments(x: Array) -> tuple[Array, Array, int]:
+def moments(x: Array) -> Moments:
     """Return the sums of x x', (d, d), and of x, (d,), over n rows, and n: what can be updated row by row.
 
     >>> import numpy as np
@@ -103,7 +107,7 @@ def spd_inverse(a: Array) -> Array:
         import torch
 
         return torch.cholesky_inverse(torch.linalg.cholesky(a))
-    from scipy.linalg import get_lapack_funcs  # numpy.linalg.inv is six times slower at d = 512
+    from scipy.linalg import get_lapack_funcs  # several times faster than the LU factors of numpy.linalg.inv
 
     potrf, potri = get_lapack_funcs(("potrf", "potri"), (a,))
     lower = potri(potrf(a, lower=True)[0], lower=True)[0]  # (d, d), zero above the diagonal

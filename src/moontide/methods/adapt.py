@@ -21,10 +21,10 @@ from itertools import pairwise
 from typing import Any, ClassVar
 
 from moontide.core.arrays import Array, device, namespace, to_numpy
-from moontide.core.precision import moment_precision, ridge_precision
+from moontide.core.precision import Moments, moment_precision, moments, times_precision
 from moontide.core.simplex import log_softmax, one_hot, softmax
 from moontide.core.slots import NONE, place
-from moontide.methods.gda_clip import discriminant
+from moontide.methods.gda_clip import biases
 from moontide.options import option
 from moontide.protocols import OnlineMethod, State
 from moontide.types import Result, Task
@@ -52,7 +52,7 @@ class ADAPT(OnlineMethod):
 
     citation: ClassVar[str] = "Zhang et al., NeurIPS 2025"
     state_type: ClassVar[type[State]] = ADAPTState
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {  # the original also sets `scale` by dataset, 20 to 100
         "original_transductive": {"mode": "transductive", "bank": 6},
         "original_online": {"mode": "online", "bank": 16, "faithful": True},
     }
@@ -105,8 +105,8 @@ class ADAPT(OnlineMethod):
         kept, of = x[rows], labels[rows]  # (M, d), (M,)
         q = one_hot(of, text.shape[0], p) * p[rows]  # (M, K) the bank's probabilities of its own classes
         mu = self.batch_means(x, p, kept, q, text)  # (K, d)
-        w, b = discriminant(mu, ridge_precision(kept - mu[of]))  # (K, d), (K,)
-        score = self.fuse(logits, x @ w.T + b, x @ (q.T @ kept).T, rows.shape[0])  # (N, K)
+        w = times_precision(mu, kept - mu[of])  # (K, d)
+        score = self.fuse(logits, x @ w.T + biases(mu, w), x @ (q.T @ kept).T, rows.shape[0])  # (N, K)
         return Result(softmax(score), p, score, details={"mu": mu})
 
     def batch_means(self, x: Array, p: Array, kept: Array, q: Array, text: Array) -> Array:
@@ -117,7 +117,7 @@ class ADAPT(OnlineMethod):
         mu = xp.where((banked > 0)[:, None], (q.T @ kept + p.T @ x) / count[:, None], text)  # (K, d)
         return self.alpha * mu + (1 - self.alpha) * text
 
-    def _step(self, state: Any, x: Array) -> tuple[Any, Result]:
+    def _step(self, state: ADAPTState, x: Array) -> tuple[ADAPTState, Result]:  # type: ignore[override]
         if self.mode == "transductive":
             return state, self.transduce(x, state.text, state.logit_scale)
         xp = namespace(x)
@@ -126,38 +126,40 @@ class ADAPT(OnlineMethod):
         labels = to_numpy(xp.argmax(p, axis=1))  # (n,) on the host, as the slots
         slots = place(state.entropy, labels, to_numpy(h)).tolist()
         state = state.fork()  # the copy that this step writes to
-        moments = residual_moments(state.bank, state.entropy, state.mu)
         sums = xp.matmul(state.weight[:, None, :], state.bank)[:, 0, :]  # (K, d)
         scores = []
+        spread: Moments | None = None
         # Nothing changes between two samples that enter: only the first of a run may enter.
         entered = [i for i in range(1, len(slots)) if slots[i] != NONE]
         for start, stop in pairwise([0, *entered, len(slots)]):
             if slots[start] != NONE:
-                k, own = labels[start], slice(labels[start], labels[start] + 1)
-                before = residual_moments(state.bank[own], state.entropy[own], state.mu[own])
-                self.enter(state, k, slots[start], x[start], p[start, k], h[start])
-                after = residual_moments(state.bank[own], state.entropy[own], state.mu[own])
-                moments = tuple(m - b + a for m, b, a in zip(moments, before, after, strict=True))
-                sums[k] = state.weight[k] @ state.bank[k]
-            w, b = discriminant(state.mu, moment_precision(*moments))  # (K, d), (K,)
+                k = int(labels[start])
+                before = residuals(state, slice(k, k + 1))
+                sums[k] = self.enter(state, k, slots[start], x[start], p[start, k], h[start])
+                if spread is not None:
+                    changes = zip(spread, moments(before), moments(residuals(state, slice(k, k + 1))), strict=True)
+                    spread = tuple(m - b + a for m, b, a in changes)
+            w, m, spread = project(state, spread)  # (K, d)
             run = x[start:stop]  # (r, d)
             similarity = (state.last[None, :] if self.faithful else run) @ sums.T  # (1, K) or (r, K)
-            scores.append(self.fuse(logits[start:stop], run @ w.T + b, similarity, moments[2]))
+            scores.append(self.fuse(logits[start:stop], run @ w.T + biases(state.mu, w), similarity, m))
         score = xp.concat(scores)  # (n, K)
         size = xp.abs(xp.sum(score, axis=1, keepdims=True))  # (n, 1)
         native = score / xp.clip(size, min=float(xp.finfo(x.dtype).smallest_normal))
         return state, Result(softmax(score), p, native)
 
-    def enter(self, state: ADAPTState, k: int, slot: int, f: Array, p: Array, h: Array) -> None:
-        """Put a sample into the bank of class k, and move its mean, all in place.
+    def enter(self, state: ADAPTState, k: int, slot: int, f: Array, p: Array, h: Array) -> Array:
+        """Put a sample into the bank of class k, and move its mean, all in place; return sum_bank_k p f, (d,).
 
         mu_k = alpha (sum_bank_k p f + p_new f_new) / (sum_bank_k p + p_new) + (1 - alpha) t_k: the new sample, in the
         bank already, counts twice.
         """
         state.bank[k, slot], state.weight[k, slot], state.entropy[k, slot] = f, p, h
-        mean = (state.weight[k] @ state.bank[k] + p * f) / (namespace(f).sum(state.weight[k]) + p)  # (d,)
+        banked = state.weight[k] @ state.bank[k]  # (d,)
+        mean = (banked + p * f) / (namespace(f).sum(state.weight[k]) + p)  # (d,)
         state.mu[k] = self.alpha * mean + (1 - self.alpha) * state.text[k]
         state.last[:] = f
+        return banked
 
     def fuse(self, logits: Array, gaussian: Array, similarity: Array, m: int) -> Array:
         """score = c exp((A - max A) / scale), A = log_softmax(gaussian) + scale / (2 M) similarity, (n, K)."""
@@ -194,14 +196,21 @@ def most_confident(h: Array, labels: Array, size: int) -> Array:
     return rows[rank < size]
 
 
-def residual_moments(bank: Array, entropy: Array, mu: Array) -> tuple[Array, ...]:
-    """Of the residuals r = f - mu_k of the filled slots: sum r r', (d, d), sum r, (d,), and their number.
+def residuals(state: ADAPTState, classes: slice = slice(None)) -> Array:
+    """Return f - mu_k of the filled slots of some classes, (M, d)."""
+    xp = namespace(state.bank)
+    of, slots = xp.nonzero(xp.isfinite(state.entropy[classes]))
+    return state.bank[classes][of, slots] - state.mu[classes][of]
 
-    >>> import numpy as np
-    >>> residual_moments(np.asarray([[[3.0], [9.0]]]), np.asarray([[0.1, np.inf]]), np.asarray([[1.0]]))
-    (array([[4.]]), array([2.]), 1)
+
+def project(state: ADAPTState, spread: Moments | None) -> tuple[Array, int, Moments | None]:
+    """Return w_k = P mu_k, (K, d), the number M of samples in the bank, and `spread`, the moments of their residuals.
+
+    P comes from the residuals while they are few, and then from their moments, made here once.
     """
-    xp = namespace(bank)
-    classes, slots = xp.nonzero(xp.isfinite(entropy))
-    r = bank[classes, slots] - mu[classes]  # (n, d)
-    return r.T @ r, xp.sum(r, axis=0), r.shape[0]
+    if spread is None:
+        rows = residuals(state)  # (M, d)
+        if 2 * rows.shape[0] < rows.shape[1]:
+            return times_precision(state.mu, rows), rows.shape[0], None
+        spread = moments(rows)
+    return state.mu @ moment_precision(*spread), spread[2], spread

@@ -2,7 +2,7 @@
 
 Z. Wang et al., "A Hard-to-Beat Baseline for Training-free CLIP-based Adaptation", ICLR 2024.
 
-Symbols:  f_i -> features[i]   t_k -> text[k]   yhat_ik -> y[i, k]   mu_k -> mu[k]   Sigma^-1 -> precision
+Symbols:  f_i -> features[i]   t_k -> text[k]   yhat_ik -> y[i, k]   mu_k -> mu[k]   Sigma^-1 -> P
           w_k, b_k -> w[k], b[k]   alpha -> alpha
 
 The method was published for labelled shots. This is the unsupervised form that the MOON paper compares with: one
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from moontide.core.arrays import Array, namespace
-from moontide.core.precision import ridge_inverse
+from moontide.core.precision import times_ridge_inverse
 from moontide.core.simplex import softmax
 from moontide.options import option
 from moontide.protocols import Method
@@ -40,16 +40,18 @@ class GDACLIP(Method):
     alpha: float = option(5.0, "weight of the Gaussian logits beside the zero-shot logits", low=0)
 
     def peak_bytes(self, n: int, k: int, d: int, itemsize: int) -> int:
-        """Add the d x d covariance, its factor and its inverse to the usual estimate."""
-        return super().peak_bytes(n, k, d, itemsize) + itemsize * 4 * d * d
+        """Add float64 features, logits, and the d x d covariance and its inverse to the usual estimate."""
+        return super().peak_bytes(n, k, d, itemsize) + 8 * (2 * n * d + 4 * n * k + 4 * d * d)
 
     def _fit(self, task: Task) -> Result:
-        f = task.features
-        logits = task.logit_scale * (f @ task.text.T)  # (N, K)
-        y = softmax(logits)  # (N, K)
-        mu = class_means(f, y)  # (K, d)
-        w, b = discriminant(mu, shared_precision(f))  # (K, d), (K,)
-        return Result(softmax(logits + self.alpha * (f @ w.T + b)), y, details={"mu": mu})
+        xp = namespace(task.features)
+        cosine = task.features @ task.text.T  # (N, K)
+        y = softmax(task.logit_scale * cosine)  # (N, K)
+        f, wide = (xp.astype(x, xp.float64) for x in (task.features, y))  # the Gaussian logits are large and cancel
+        mu = class_means(f, wide)  # (K, d)
+        w = times_shared_precision(mu, f)  # (K, d)
+        logits = task.logit_scale * cosine + self.alpha * (f @ w.T + biases(mu, w))  # (N, K)
+        return Result(xp.astype(softmax(logits), y.dtype), y, details={"mu": xp.astype(mu, y.dtype)})
 
 
 def class_means(f: Array, y: Array) -> Array:
@@ -63,24 +65,22 @@ def class_means(f: Array, y: Array) -> Array:
     return (y.T @ f) / xp.clip(xp.sum(y, axis=0), min=EPS)[:, None]
 
 
-def shared_precision(f: Array) -> Array:
-    """P = pinv(C + tr(C) / d I) for the covariance C of all features, (d, d); 0 where they are all equal.
+def times_shared_precision(mu: Array, f: Array) -> Array:
+    """w_k = P mu_k, P = pinv(C + tr(C) / d I) for the covariance C of all features, (K, d); 0 where they are all equal.
 
     >>> import numpy as np
-    >>> shared_precision(np.asarray([[0.5, 0.0], [-0.5, 0.0]]))
-    array([[1.33333333, 0.        ],
-           [0.        , 4.        ]])
+    >>> times_shared_precision(np.ones((1, 2)), np.asarray([[0.5, 0.0], [-0.5, 0.0]]))
+    array([[1.33333333, 4.        ]])
     """
     n, d = f.shape
-    return (n - 1) * ridge_inverse(f, 1 / d)  # C = S / (n - 1)
+    return (n - 1) * times_ridge_inverse(mu, f, 1 / d)  # C = S / (n - 1)
 
 
-def discriminant(mu: Array, precision: Array) -> tuple[Array, Array]:
-    """w_k = P mu_k, (K, d), and b_k = ln(1/K) - mu_k' P mu_k / 2, (K,), of a Gaussian classifier with equal priors.
+def biases(mu: Array, w: Array) -> Array:
+    """b_k = ln(1/K) - mu_k' P mu_k / 2, (K,), of a Gaussian classifier with equal priors and w_k = P mu_k.
 
     >>> import numpy as np
-    >>> discriminant(np.asarray([[2.0]]), np.asarray([[3.0]]))
-    (array([[6.]]), array([-6.]))
+    >>> biases(np.asarray([[2.0]]), np.asarray([[6.0]]))
+    array([-6.])
     """
-    w = mu @ precision  # (K, d), P is symmetric
-    return w, -math.log(mu.shape[0]) - namespace(mu).sum(w * mu, axis=1) / 2
+    return -math.log(mu.shape[0]) - namespace(mu).sum(w * mu, axis=1) / 2
