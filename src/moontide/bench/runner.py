@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 import time
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -272,6 +273,7 @@ def _start_process(worker: Worker) -> None:
     global _worker
     _worker = worker
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends its workers
+    warnings.simplefilter("ignore", UserWarning)  # the parent has read the same files and told
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
 
