@@ -121,12 +121,10 @@ def node_graph(images: Graph, texts: Graph, k: int) -> Graph:
 
     >>> import numpy as np
     >>> none = Graph(np.zeros((1, 0), int), np.zeros((1, 0)))
-    >>> node_graph(none, Graph(np.asarray([[1]]), np.asarray([[0.5]])), 2)
-    Graph(neighbours=array([[0],
-           [1],
-           [1]]), weights=array([[0. ],
+    >>> node_graph(none, Graph(np.asarray([[1]]), np.asarray([[0.5]])), 2).weights
+    array([[0. ],
            [0. ],
-           [0.5]]))
+           [0.5]])
     """
     xp = namespace(texts.weights)
     nodes = xp.concat([texts.neighbours, images.neighbours + k], axis=1)  # (N, m)
