@@ -1,0 +1,205 @@
+"""What became of a set of images, as one HTML page that needs nothing else and asks nothing of any network.
+
+The page is `gallery.html` with `gallery.css` and `gallery.js` inside it. All that is known of the images goes in as one
+JSON text, numbers packed as little-endian integers in base64; the script writes names into the page as text and never
+as markup, and the page's own policy lets no other script run. Names of files and classes are nobody's code there.
+
+The page is bounded: at most `THUMBNAILS` pictures, the changed images and their neighbours first; the script draws one
+page of them at a time.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+import moontide
+from moontide.core.arrays import to_numpy
+from moontide.core.graph import Graph, nearest_neighbours
+from moontide.metrics import IntArray
+from moontide.report.layout import layout
+from moontide.store.files import replacing
+from moontide.types import Result, Task
+
+AnyArray = npt.NDArray[Any]
+Thumbnail = Callable[[int, int], bytes | None]  # (which image, its longest side) to a JPEG, None: it cannot be had
+
+THUMBNAILS = 1500  # pictures on a page
+EXPLAINED = 400  # changed images whose neighbours come before further changed images
+LARGE, SMALL = 256, 128  # longest side of a picture in pixels, where there are few and where there are THUMBNAILS
+NEIGHBOURS, TOP = 3, 5
+SKIPPED = 1000  # skipped files that are named
+SHARE = 10_000  # shares and cosines are whole numbers of this part
+
+
+def write_gallery(
+    path: str | Path,
+    task: Task,
+    result: Result,
+    names: Sequence[str],
+    thumbnail: Thumbnail,
+    *,
+    truth: IntArray | None = None,
+    skipped: Sequence[tuple[str, str]] = (),
+    batch_size: int | None = None,
+    about: Mapping[str, str] | None = None,
+) -> None:
+    """Write the page of a result to `path`.
+
+    names: how the samples are called, mostly their paths. thumbnail: makes the picture of one.
+    truth: their class numbers where these are known. skipped: files that are not in the task, and why.
+    batch_size: the one that the result was made with. about: what else to say of it, as name and value.
+
+    >>> import tempfile
+    >>> task = Task(np.eye(3), np.eye(3), class_names=("cat", "dog", "fox"))
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     write_gallery(Path(folder) / "a.html", task, moontide.MOON().fit_predict(task), "abc", lambda i, side: None)
+    ...     (Path(folder) / "a.html").read_text().count("</html>")
+    1
+    """
+    data = gallery_data(task, result, names, truth, batch_size)
+    chosen = pictured(np.flatnonzero(to_numpy(result.changed)), data.pop("graph").neighbours)
+    side = min(LARGE, int(SMALL * (THUMBNAILS / len(chosen)) ** 0.5))
+    pictures = {int(i): picture for i in chosen if (picture := thumbnail(int(i), side)) is not None}
+    data["pictures"] = {i: base64.b64encode(picture).decode() for i, picture in pictures.items()}
+    data["skipped"], data["skipped_count"] = [list(entry) for entry in skipped[:SKIPPED]], len(skipped)
+    data["about"] = {"Moontide": moontide.__version__, **(about or {})}
+    with replacing(path) as handle:
+        handle.write(page(data).encode())
+
+
+def gallery_data(
+    task: Task, result: Result, names: Sequence[str], truth: IntArray | None = None, batch_size: int | None = None
+) -> dict[str, Any]:
+    """Return what the page knows of the samples (not their pictures), ready for JSON but for `graph`.
+
+    >>> task = Task(np.eye(3), np.eye(3)[:2], class_names=("cat", "dog"))
+    >>> data = gallery_data(task, moontide.MOON().fit_predict(task), ["in/a.jpg", "in/b.jpg", "in/c.jpg"])
+    >>> data["prefix"], data["names"], data["classes"]
+    ('in/', ['a.jpg', 'b.jpg', 'c.jpg'], ('cat', 'dog'))
+    """
+    probs, before = to_numpy(result.probs), to_numpy(result.zero_shot)
+    labels, first = to_numpy(result.labels), to_numpy(result.zero_shot_labels)
+    top = leading(to_numpy(result.scores), TOP)  # (N, m)
+    graph = neighbours(task, result, batch_size)
+    xy = layout(to_numpy(task.features))
+    shared = os.path.commonprefix(list(names))  # noqa: RUF071 - cut at a slash, below
+    prefix = shared[: shared.rfind("/") + 1]
+    return {
+        "n": task.n,
+        "classes": task.class_names or tuple(f"class {k}" for k in range(task.k)),
+        "prefix": prefix,
+        "names": [name[len(prefix) :] for name in names],
+        "label": pack(labels),
+        "before": pack(first),
+        "before_share": pack(shares(np.take_along_axis(before, first[:, None], axis=1))),
+        "top": pack(top),
+        "top_now": pack(shares(np.take_along_axis(probs, top, axis=1))),
+        "top_before": pack(shares(np.take_along_axis(before, top, axis=1))),
+        "neighbours": pack(graph.neighbours),
+        "cosines": pack(shares(graph.weights)),
+        "x": pack(xy[:, 0] * 65535),
+        "y": pack(xy[:, 1] * 65535),
+        "beta": None if result.beta is None else [round(float(b), 4) for b in to_numpy(result.beta)],
+        "truth": None if truth is None else pack(truth),
+        "graph": graph,
+    }
+
+
+def page(data: Mapping[str, Any]) -> str:
+    """Return the HTML of some data.
+
+    >>> "</script><b>" in page({"names": ["</script><b>"]})
+    False
+    """
+    here = files("moontide.report")
+    html, css, js = ((here / f"gallery.{kind}").read_text(encoding="utf-8") for kind in ("html", "css", "js"))
+    digest = base64.b64encode(hashlib.sha256(js.encode()).digest()).decode()
+    text = json.dumps(data, separators=(",", ":"))  # ASCII
+    for character in "<>&":  # nothing in it can end the script element or begin a comment
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    for slot, content in (("@digest@", digest), ("/*css*/", css), ("/*js*/", js), ("@data@", text)):
+        html = html.replace(slot, content)
+    return html
+
+
+def pack(array: npt.ArrayLike) -> dict[str, Any]:
+    """Return whole numbers of at least 0 as base64 of the smallest type that holds them, and the length of a row.
+
+    >>> pack([[1, 2], [3, 256]])
+    {'type': 'u2', 'width': 2, 'data': 'AQACAAMAAAE='}
+    """
+    values: AnyArray = np.asarray(array)
+    largest = int(values.max(initial=0))
+    kind = next(kind for kind in ("u1", "u2", "u4") if largest <= np.iinfo(kind).max)
+    data = base64.b64encode(values.astype(f"<{kind}").tobytes()).decode()
+    return {"type": kind, "width": values.shape[1] if values.ndim == 2 else 1, "data": data}
+
+
+def shares(values: AnyArray) -> AnyArray:
+    """Return numbers between 0 and 1 as whole ten-thousandths.
+
+    >>> shares(np.asarray([0.25, -1e-9, 1.0]))
+    array([ 2500,     0, 10000])
+    """
+    return np.rint(np.clip(np.asarray(values, dtype=np.float64), 0, 1) * SHARE).astype(np.int64)
+
+
+def leading(scores: AnyArray, m: int) -> AnyArray:
+    """Return the classes of the m largest scores of each row, the largest first, (N, m).
+
+    >>> leading(np.asarray([[0.1, 0.7, 0.2]]), 2)
+    array([[1, 2]])
+    """
+    m = min(m, scores.shape[1])
+    found = np.empty((len(scores), m), dtype=np.int64)
+    for start in range(0, len(scores), 4096):  # a copy of some rows at a time
+        rows = scores[start : start + 4096]
+        some = np.sort(np.argpartition(-rows, m - 1, axis=1)[:, :m], axis=1)  # of equals the lower class is first
+        order = np.argsort(-np.take_along_axis(rows, some, axis=1), axis=1, kind="stable")
+        found[start : start + 4096] = np.take_along_axis(some, order, axis=1)
+    return found
+
+
+def neighbours(task: Task, result: Result, batch_size: int | None = None) -> Graph:
+    """Return the nearest neighbours of each sample in its batch, as numpy arrays: those the method used, or found now.
+
+    >>> task = Task(np.eye(4), np.eye(4))
+    >>> neighbours(task, moontide.MOON().fit_predict(task), batch_size=2).neighbours.tolist()
+    [[1], [0], [3], [2]]
+    """
+    if batch_size is None and isinstance(result.details.get("graph"), Graph):
+        graph = result.details["graph"]
+        return Graph(to_numpy(graph.neighbours)[:, :NEIGHBOURS], to_numpy(graph.weights)[:, :NEIGHBOURS])
+    width = max(0, min(NEIGHBOURS, (batch_size or task.n) - 1, task.n - 1))
+    found = np.arange(task.n)[:, None].repeat(width, axis=1)  # (N, m), itself where a last small batch has no more
+    weights = np.zeros((task.n, width))
+    for start in range(0, task.n, batch_size or task.n):
+        batch = task.rows(start, min(start + (batch_size or task.n), task.n))
+        graph = nearest_neighbours(batch.features, width)
+        found[start : start + batch.n, : graph.m] = to_numpy(graph.neighbours) + start
+        weights[start : start + batch.n, : graph.m] = to_numpy(graph.weights)
+    return Graph(found, weights)
+
+
+def pictured(changed: AnyArray, near: AnyArray, limit: int = THUMBNAILS, seed: int = 0) -> AnyArray:
+    """Choose whose picture the page has: changed images, the neighbours that explain them, then any, at random.
+
+    >>> pictured(np.asarray([2]), np.asarray([[1], [0], [1]]), limit=2).tolist()
+    [1, 2]
+    """
+    rng = np.random.default_rng(seed)
+    changed = rng.permutation(changed)
+    explained = near[changed[:EXPLAINED]].ravel()
+    order = np.concatenate([changed[:EXPLAINED], explained, changed[EXPLAINED:], rng.permutation(len(near))])
+    _, where = np.unique(order, return_index=True)  # where each image comes first
+    return np.sort(order[np.sort(where)[:limit]])

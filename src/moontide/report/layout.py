@@ -1,0 +1,120 @@
+"""A flat map of embeddings: t-SNE of a sample of them, every other one placed among those it is nearest to.
+
+L. van der Maaten and G. Hinton, "Visualizing Data using t-SNE", JMLR 2008. Exact, on at most `LANDMARKS` samples; it
+starts from the two principal components, so the same features give the same map.
+
+Symbols:  p_ij -> p[i, j]   q_ij -> q[i, j]   y_i -> y[i]   Perp -> perplexity   beta_i = 1 / (2 sigma_i^2) -> beta
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float32]
+
+LANDMARKS = 1000  # exact t-SNE takes time and memory with their square
+PERPLEXITY = 30.0
+ITERATIONS, EXAGGERATED, EXAGGERATION = 300, 100, 12.0
+NEAREST = 3  # landmarks that place another sample
+BLOCK = 8192  # samples placed at once, which bounds memory
+
+
+def layout(features: Floats, seed: int = 0) -> Floats:
+    """Return (N, 2) positions between 0 and 1 for unit rows (N, d).
+
+    >>> rows = np.repeat(np.eye(4, dtype=np.float32)[:2], 5, axis=0)  # two groups of equal samples
+    >>> xy = layout(rows)
+    >>> xy.shape, bool(abs(xy[0] - xy[5]).max() > abs(xy[:5] - xy[0]).max())
+    ((10, 2), True)
+    """
+    n = len(features)
+    rng = np.random.default_rng(seed)
+    chosen = np.sort(rng.permutation(n)[:LANDMARKS])  # (L,)
+    landmarks = np.asarray(features[chosen], dtype=np.float32)  # (L, d)
+    y = tsne(landmarks)  # (L, 2)
+    xy = np.empty((n, 2), dtype=np.float32)
+    if n > len(chosen):
+        spread = typical_gap(y)
+        for start in range(0, n, BLOCK):
+            rows = slice(start, min(start + BLOCK, n))
+            xy[rows] = place(np.asarray(features[rows], dtype=np.float32), landmarks, y)
+        xy += rng.normal(scale=spread, size=xy.shape).astype(np.float32)  # or else they lie on lines between landmarks
+    xy[chosen] = y
+    xy -= xy.min(axis=0)
+    return xy / max(float(xy.max()), 1e-12)
+
+
+def tsne(x: Floats) -> Floats:
+    """Return the t-SNE positions (L, 2) of unit rows x (L, d)."""
+    n = len(x)
+    y = principal_components(x)  # (L, 2)
+    if n < 4:  # no perplexity to speak of
+        return y
+    p = affinities(np.clip(2 - 2 * (x @ x.T), 0, None), min(PERPLEXITY, (n - 1) / 3))  # (L, L)
+    y = y / max(float(y[:, 0].std()), 1e-12) * np.float32(1e-4)
+    velocity, gains = np.zeros_like(y), np.ones_like(y)
+    rate = max(n / EXAGGERATION / 4, 10.0)
+    for step in range(ITERATIONS):
+        early = step < EXAGGERATED
+        gradient = descent(y, p * np.float32(EXAGGERATION) if early else p)  # (L, 2)
+        gains = np.clip(np.where(gradient * velocity < 0, gains + 0.2, gains * 0.8), 0.01, None).astype(np.float32)
+        velocity = (0.5 if early else 0.8) * velocity - np.float32(rate) * gains * gradient
+        y = y + velocity
+    return y
+
+
+def principal_components(x: Floats) -> Floats:
+    """Return the first two principal components (L, 2); the sign of each makes its largest entry positive."""
+    from scipy.linalg import eigh
+
+    n, centred = len(x), x - x.mean(axis=0)
+    value, vector = eigh(centred @ centred.T, subset_by_index=[max(n - 2, 0), n - 1])  # (m,), (L, m), rising
+    y = np.zeros((n, 2), dtype=np.float32)
+    y[:, : len(value)] = (vector * np.sqrt(np.clip(value, 0, None)))[:, ::-1]
+    largest = np.take_along_axis(y, np.abs(y).argmax(axis=0)[None], axis=0)  # (1, 2)
+    return y * np.where(largest < 0, np.float32(-1), np.float32(1))
+
+
+def affinities(squared: Floats, perplexity: float) -> Floats:
+    """Return the symmetric p_ij (L, L) whose conditional rows p_j|i ~ exp(-beta_i d_ij^2) have the perplexity."""
+    n = len(squared)
+    low, high, beta = np.zeros(n), np.full(n, np.inf), np.ones(n)
+    np.fill_diagonal(squared, np.inf)
+    apart = squared - squared.min(axis=1)[:, None]  # (L, L), a shift of d^2 cancels
+    for _ in range(40):
+        p = np.exp(-beta[:, None].astype(np.float32) * apart)  # (L, L)
+        total = p.sum(axis=1)  # (L,)
+        entropy = np.log(total) + beta * (p * np.where(p > 0, apart, 0)).sum(axis=1) / total  # (L,)
+        flat = entropy > np.log(perplexity)  # beta too small
+        low, high = np.where(flat, beta, low), np.where(flat, high, beta)
+        beta = np.minimum(np.where(np.isinf(high), 2 * low, (low + high) / 2), 1e6)  # equal samples have none
+    p /= total[:, None]
+    return np.asarray((p + p.T) / (2 * n), dtype=np.float32)
+
+
+def descent(y: Floats, p: Floats) -> Floats:
+    """Return the gradient 4 sum_j (p_ij - q_ij) (y_i - y_j) / (1 + |y_i - y_j|^2), (L, 2)."""
+    norm = np.sum(y * y, axis=1)  # (L,)
+    kernel = np.maximum(norm[:, None] + (norm - 2 * (y @ y.T)), 0) + 1  # (L, L)
+    kernel = np.reciprocal(kernel, out=kernel)
+    np.fill_diagonal(kernel, 0)
+    pull = p - kernel / kernel.sum()  # (L, L)
+    pull *= kernel
+    return np.asarray(4 * (pull.sum(axis=1)[:, None] * y - pull @ y), dtype=np.float32)
+
+
+def place(x: Floats, landmarks: Floats, y: Floats) -> Floats:
+    """Return positions (B, 2) of samples x (B, d): the mean of their nearest landmarks', weighed by 1 / d^2."""
+    cosine = x @ landmarks.T  # (B, L)
+    near = np.argpartition(-cosine, NEAREST - 1, axis=1)[:, :NEAREST]  # (B, m)
+    weight = 1 / np.clip(2 - 2 * np.take_along_axis(cosine, near, axis=1), 1e-6, None)  # (B, m)
+    weight /= weight.sum(axis=1, keepdims=True)
+    return np.asarray((weight[:, :, None] * y[near]).sum(axis=1), dtype=np.float32)
+
+
+def typical_gap(y: Floats) -> float:
+    """Return the median distance of a landmark to the nearest other one."""
+    squared = ((y[:, None, :] - y[None, :, :]) ** 2).sum(axis=2)  # (L, L)
+    np.fill_diagonal(squared, np.inf)
+    return float(np.sqrt(np.median(squared.min(axis=1))))
