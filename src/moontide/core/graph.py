@@ -15,8 +15,10 @@ from typing import Any
 
 from moontide.core import kernels
 from moontide.core.arrays import Array, device, is_torch_array, namespace, to_numpy
+from moontide.core.progress import track
 from moontide.errors import InputError
 
+EXACT_ROWS = 100_000  # rows up to which every pair is compared; above, `core.ann`
 BLOCK_ENTRIES = 2**17  # assignments worked on at once: 0.5 MB in float32
 BLOCK_ROWS = 1000  # similarities are made in square blocks of so many rows (4 MB in float32: they stay in cache)
 
@@ -34,6 +36,7 @@ class Graph:
 
     neighbours: Array  # (N, m) integers
     weights: Array  # (N, m)
+    recall: float = 1.0  # share of the true neighbours found, measured on a sample where the search is approximate
 
     def __post_init__(self) -> None:
         """Check the shapes."""
@@ -109,7 +112,9 @@ class Affinity:
 
 
 def nearest_neighbours(features: Array, m: int, precision: str = "full") -> Graph:
-    """Find the m largest cosines of each unit row of `features` to the others, exactly, in O(N m + block) memory.
+    """Find the m largest cosines of each unit row of `features` to the others in O(N m + block) memory.
+
+    Exactly up to `EXACT_ROWS` rows; above, on a CPU, by an inverted file whose recall is in the graph.
 
     On a GPU, `precision` "tf32" or "half" uses the tensor cores (products rounded to 10 bits, sums in float32).
 
@@ -129,32 +134,48 @@ def nearest_neighbours(features: Array, m: int, precision: str = "full") -> Grap
     weights = xp.full((n, m), -xp.inf, dtype=features.dtype, device=device(features))
     if m == 0:
         return Graph(neighbours, weights)
+    if n > EXACT_ROWS and not is_torch_array(features):
+        from moontide.core.ann import inverted_file
 
-    def offer(rows: slice, columns: slice, similarity: Array) -> None:
-        """Merge the best of a block into the lists; blocks come by rising column, so that ties keep the lower index."""
-        local = xp.arange(similarity.shape[0], device=device(features))  # (b,)
-        candidates, found = [weights[rows, :]], [neighbours[rows, :]]
-        for _ in range(min(m, similarity.shape[1])):  # argmax returns the first of equals
-            best = xp.argmax(similarity, axis=1)  # (b,)
-            candidates.append(similarity[local, best][:, None])
-            found.append(best[:, None] + columns.start)
-            similarity[local, best] = -xp.inf
-        order = xp.argsort(xp.concat(candidates, axis=1), axis=1, descending=True, stable=True)[:, :m]
-        weights[rows, :] = xp.take_along_axis(xp.concat(candidates, axis=1), order, axis=1)
-        neighbours[rows, :] = xp.take_along_axis(xp.concat(found, axis=1), order, axis=1)
-
+        return Graph(*inverted_file(features, m))
+    ids = xp.arange(n, device=device(features))
     size = BLOCK_ROWS * (8 if str(device(features)) != "cpu" else 1)
     blocks = [slice(start, min(start + size, n)) for start in range(0, n, size)]
-    for i, rows in enumerate(blocks):
+    for i, rows in track(list(enumerate(blocks)), "neighbours"):
         for columns in blocks[i:]:  # the similarity is symmetric: one product serves both blocks
             similarity = features[rows, :] @ features[columns, :].T  # (b, c)
             if columns is rows:
                 local = xp.arange(similarity.shape[0], device=device(features))
                 similarity[local, local] = -xp.inf  # never its own neighbour
             else:
-                offer(columns, rows, xp.asarray(similarity.T, copy=True))
-            offer(rows, columns, similarity)
+                offer(columns, ids[rows], xp.asarray(similarity.T, copy=True), neighbours, weights)
+            offer(rows, ids[columns], similarity, neighbours, weights)
     return Graph(neighbours, weights)
+
+
+def offer(rows: Array | slice, ids: Array, similarity: Array, neighbours: Array, weights: Array) -> None:
+    """Merge the best of a block of similarities (rows x candidates `ids`) into the lists of `rows`; overwrites it.
+
+    What is in the lists goes before equals: offered by rising candidate, ties go to the lower index.
+
+    >>> import numpy as np
+    >>> neighbours, weights = np.zeros((1, 2), int), np.full((1, 2), -np.inf)
+    >>> offer(slice(0, 1), np.asarray([4, 5, 6]), np.asarray([[0.1, 0.3, 0.2]]), neighbours, weights)
+    >>> neighbours
+    array([[5, 6]])
+    """
+    xp = namespace(similarity)
+    m = neighbours.shape[1]
+    local = xp.arange(similarity.shape[0], device=device(similarity))  # (b,)
+    values, found = [weights[rows, :]], [neighbours[rows, :]]
+    for _ in range(min(m, similarity.shape[1])):  # argmax returns the first of equals
+        best = xp.argmax(similarity, axis=1)  # (b,)
+        values.append(similarity[local, best][:, None])
+        found.append(ids[best][:, None])
+        similarity[local, best] = -xp.inf
+    order = xp.argsort(xp.concat(values, axis=1), axis=1, descending=True, stable=True)[:, :m]
+    weights[rows, :] = xp.take_along_axis(xp.concat(values, axis=1), order, axis=1)
+    neighbours[rows, :] = xp.take_along_axis(xp.concat(found, axis=1), order, axis=1)
 
 
 def adapt_graph(graph: Graph, features: Array) -> Graph:
@@ -178,4 +199,5 @@ def adapt_graph(graph: Graph, features: Array) -> Graph:
     return Graph(
         xp.asarray(move(graph.neighbours), dtype=xp.int64, device=device(features)),
         xp.asarray(move(graph.weights), dtype=features.dtype, device=device(features)),
+        graph.recall,
     )

@@ -48,14 +48,25 @@ def class_confidence(y: Array, mean: str = "geometric", normalise: bool = True) 
     array([1.   , 0.408])
     """
     xp = namespace(y)
-    average, largest = xp.mean(y, axis=0), xp.max(y, axis=0)  # (K,), (K,)
-    confidence = {
-        "geometric": lambda: xp.sqrt(average * largest),
-        "arithmetic": lambda: (average + largest) / 2,
-        "harmonic": lambda: 2 * average * largest / (average + largest + EPS),
-        "average": lambda: average,
-        "max": lambda: largest,
-    }[mean]()
+    return join_confidence(xp.mean(y, axis=0), xp.max(y, axis=0), mean, normalise)
+
+
+def join_confidence(average: Array, largest: Array, mean: str, normalise: bool) -> Array:
+    """Eq. as-lambda from the mean and the maximum of y_ik over the samples, (K,) each.
+
+    >>> import numpy as np
+    >>> join_confidence(np.asarray([0.25]), np.asarray([1.0]), "geometric", False)
+    array([0.5])
+    """
+    xp = namespace(average)
+    if mean == "geometric":
+        confidence = xp.sqrt(average * largest)
+    elif mean == "arithmetic":
+        confidence = (average + largest) / 2
+    elif mean == "harmonic":
+        confidence = 2 * average * largest / (average + largest + EPS)
+    else:
+        confidence = average if mean == "average" else largest
     return confidence / xp.max(confidence) if normalise else confidence
 
 
@@ -166,21 +177,32 @@ def e_step(
         a = logits[rows, :] + votes  # (b, K)
         if values is not None:
             a[:, live] = values[rows, :] + columns(votes, live)
-        labels = xp.argmax(a, axis=1)  # (b,)
-        top = xp.take_along_axis(a, labels[:, None], axis=1)  # (b, 1)
-        a -= top
-        p = xp.exp(a)  # (b, K)
-        total = xp.sum(p, axis=1, keepdims=True)  # (b, 1)
-        p /= total
-        new[rows, :] = p
-        log_total = xp.log(total[:, 0])  # (b,)
-        entropy = log_total - row_dots(p, a)  # (b,)
-        return labels, top[:, 0] + log_total, entropy, row_dots(p, votes), row_dots(z[rows, :], votes)
+        new[rows, :], *stats = softmax_rows(a, votes, z[rows, :])
+        return tuple(stats)
 
     parts = in_threads(block, votes_of.blocks(z.shape[1]))
     labels, log_sum, h, heard, echoed = (xp.concat(column) for column in zip(*parts, strict=True))
     counts = xp.astype(class_counts(labels, z.shape[1]), z.dtype)  # (K,)
     return Assignment(new, labels, log_sum, entropy_weights(h, z.shape[1]), heard, echoed, counts)
+
+
+def softmax_rows(a: Array, votes: Array, z: Array) -> tuple[Array, Array, Array, Array, Array, Array]:
+    """Return softmax(a) of some rows, labels, log of the sums, entropies, and new and old z . votes; overwrites `a`.
+
+    >>> import numpy as np
+    >>> softmax_rows(np.zeros((1, 2)), np.zeros((1, 2)), np.zeros((1, 2)))[0]
+    array([[0.5, 0.5]])
+    """
+    xp = namespace(a)
+    labels = xp.argmax(a, axis=1)  # (b,)
+    top = xp.take_along_axis(a, labels[:, None], axis=1)  # (b, 1)
+    a -= top
+    p = xp.exp(a)  # (b, K)
+    total = xp.sum(p, axis=1, keepdims=True)  # (b, 1)
+    p /= total
+    log_total = xp.log(total[:, 0])  # (b,)
+    entropy = log_total - row_dots(p, a)  # (b,)
+    return p, labels, top[:, 0] + log_total, entropy, row_dots(p, votes), row_dots(z, votes)
 
 
 def echo(z: Array, votes_of: Affinity) -> Array:

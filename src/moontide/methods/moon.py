@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 from moontide.core import kernels
-from moontide.core.arrays import Array, affine, class_counts, clip, columns, device_type, namespace, put
+from moontide.core.arrays import Array, affine, class_counts, clip, columns, device_type, namespace, put, to_numpy
 from moontide.core.graph import Affinity, Graph, nearest_neighbours
 from moontide.core.ple import (
     EPS,
@@ -56,6 +56,8 @@ from moontide.errors import OptionError
 from moontide.options import option
 from moontide.protocols import Method
 from moontide.types import Result, Task
+
+LARGE = 2**27  # N x K above which a CPU works in blocks of rows, with assignments in 16 bits
 
 
 class Anchors(NamedTuple):
@@ -160,11 +162,35 @@ class MOON(Method):
             raise OptionError(
                 f"The 'precision' option of moon has no effect on a CPU. Got {self.precision!r}; leave it at 'full'."
             )
+        if task.n * task.k > LARGE and device_type(task.features) == "cpu":
+            return self._fit_in_blocks(task)
         out = replay(self._solve, task, self.precision)
         energy, same = out.pop("energy").tolist(), bool(out.pop("same"))
-        graph = Graph(out.pop("neighbours"), out.pop("weights"))
+        graph = Graph(out.pop("neighbours"), out.pop("weights"), float(out.pop("recall")) if "recall" in out else 1.0)
         z, y, kappa, beta = (out.pop(name) for name in ("z", "y", "kappa", "beta"))
         return Result(z, y, None, energy, self.m_steps, same, kappa, beta, {**out, "graph": graph})
+
+    def _fit_in_blocks(self, task: Task) -> Result:
+        """Solve a task whose N x K arrays are too many for memory as one shard; probabilities come in 16 bits."""
+        from moontide.engine.shard import Shard, solve
+
+        self.check_graph(task)
+        shard = Shard(self, to_numpy(task.features), to_numpy(task.text), task.logit_scale, task.graph)
+        found = solve(self, lambda name, *given: getattr(shard, name)(*given), shard.text, task.logit_scale)
+        details = {
+            "mu": found.mu, "alpha": found.alpha, "gamma": shard.gamma, "anchor_kappa": found.anchor_kappa,
+            "graph": shard.graph,
+        }  # fmt: skip
+        result = Result(
+            shard.z, shard.y, None, found.energy, self.m_steps, found.converged, found.kappa, found.beta, details
+        )
+        result.__dict__["labels"] = shard.labels  # as computed, before rounding to 16 bits
+        return result
+
+    def peak_bytes(self, n: int, k: int, d: int, itemsize: int) -> int:
+        """Estimate the memory beyond the inputs: eight N x K arrays, or three of 2-byte numbers for large N."""
+        assignments = 6 * n * k if n * k > LARGE else 8 * n * k * itemsize
+        return assignments + itemsize * (2 * n * d + 8 * k * d)
 
     def _solve(self, task: Task) -> dict[str, Array]:
         """Alternate E-steps and M-steps. Nothing here waits for a GPU, so that the whole run can be replayed there."""
@@ -218,6 +244,7 @@ class MOON(Method):
             "beta": put(none, live, classes.beta), "kappa": put(at_rest.kappa, live, classes.kappa),
             "mu": put(at_rest.mu, live, classes.mu), "alpha": anchors.alpha, "gamma": gamma,
             "anchor_kappa": anchors.kappa, "neighbours": graph.neighbours, "weights": graph.weights,
+            **({"recall": xp.asarray(graph.recall)} if graph.recall < 1 else {}),
         }  # fmt: skip
 
     def counts(self, step: Assignment, gamma: Array) -> Array:
@@ -258,12 +285,16 @@ class MOON(Method):
             return anchor_weights(class_confidence(y, self.confidence, self.normalise_confidence), self.alpha)
         return namespace(y).full_like(y[0, :], self.alpha)
 
-    def smoother(self, task: Task) -> tuple[Graph, Affinity]:
-        """Return the graph, given or built, and the function z -> votes of the neighbours, (N, K)."""
+    def check_graph(self, task: Task) -> None:
+        """Refuse a number of neighbours where the task brings its own graph."""
         if task.graph is not None and self.neighbours != self.specs()["neighbours"].default:
             raise OptionError(
                 "The 'neighbours' option of moon has no effect on a task that brings its own graph; leave it out."
             )
+
+    def smoother(self, task: Task) -> tuple[Graph, Affinity]:
+        """Return the graph, given or built, and the function z -> votes of the neighbours, (N, K)."""
+        self.check_graph(task)
         m = self.neighbours if self.laplacian_weight else 0
         graph = task.graph or nearest_neighbours(task.features, m, self.precision)
         symmetric, mean = self.graph == "symmetric", self.laplacian == "mean"

@@ -1,0 +1,117 @@
+"""Nearest neighbours of many rows, approximately: an inverted file, all of it matrix products.
+
+The rows are put into lists of about `LIST` by their nearest coarse centre; a row is compared with the members of the
+`PROBES` lists nearest to it. Cost grows as N x LIST x PROBES x d, plus N x (N / LIST) x d for finding the lists. How
+many of the true neighbours were found is measured on a sample of rows and kept in `Graph.recall`.
+
+J. Sivic and A. Zisserman, "Video Google: A Text Retrieval Approach to Object Matching in Videos", ICCV 2003.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moontide.core.arrays import unit_rows
+from moontide.core.graph import offer
+from moontide.core.progress import track
+
+LIST = 1000  # rows of a list
+PROBES = 8  # lists that a row is compared with
+TRAIN = 64  # rows of a list that centres are trained on
+ROUNDS = 4  # of k-means
+SAMPLE = 512  # rows on which recall is measured
+BLOCK_ROWS = 4096
+
+Floats = NDArray[Any]
+Ints = NDArray[np.int64]
+
+
+def inverted_file(features: Floats, m: int, seed: int = 0) -> tuple[Ints, Floats, float]:
+    """Return neighbours and weights, (N, m) each, of unit rows, and the recall measured on a sample.
+
+    >>> f = unit_rows(np.random.default_rng(0).normal(size=(50, 8)))
+    >>> inverted_file(f, 3)[0].shape
+    (50, 3)
+    """
+    n = len(features)
+    rng = np.random.default_rng(seed)
+    centres = coarse_centres(features, max(1, n // LIST), rng)  # (C, d)
+    probes = nearest_lists(features, centres, min(PROBES, len(centres)))  # (N, P), the row's own list first
+    neighbours, weights = np.zeros((n, m), np.int64), np.full((n, m), -np.inf, features.dtype)
+    members = _grouped(probes[:, 0], np.arange(n), len(centres))
+    askers = _grouped(probes.ravel(), np.repeat(np.arange(n), probes.shape[1]), len(centres))
+    for c in track(range(len(centres)), "neighbours"):
+        candidates = features[members[c]]  # (c, d)
+        for start in range(0, len(askers[c]) if len(candidates) else 0, BLOCK_ROWS):
+            rows = askers[c][start : start + BLOCK_ROWS]
+            similarity = features[rows] @ candidates.T  # (b, c)
+            at = np.minimum(np.searchsorted(members[c], rows), len(members[c]) - 1)
+            own = np.flatnonzero(members[c][at] == rows)
+            similarity[own, at[own]] = -np.inf  # never its own neighbour
+            offer(rows, members[c], similarity, neighbours, weights)
+    return neighbours, weights, recall(features, neighbours, weights, rng)
+
+
+def coarse_centres(features: Floats, count: int, rng: np.random.Generator) -> Floats:
+    """Return `count` unit centres: spherical k-means on a sample of the rows, (C, d).
+
+    >>> coarse_centres(np.eye(4), 2, np.random.default_rng(0)).shape
+    (2, 4)
+    """
+    sample = features[np.sort(rng.choice(len(features), min(len(features), count * TRAIN), replace=False))]
+    centres = sample[rng.choice(len(sample), count, replace=False)]
+    for _ in range(ROUNDS if count > 1 else 0):
+        own = nearest_lists(sample, centres, 1)[:, 0]
+        sums = np.zeros_like(centres)
+        np.add.at(sums, own, sample)
+        empty = np.bincount(own, minlength=count) == 0
+        sums[empty] = sample[rng.choice(len(sample), int(empty.sum()))]
+        centres = unit_rows(sums)
+    return centres
+
+
+def nearest_lists(features: Floats, centres: Floats, count: int) -> Ints:
+    """Return the numbers of the `count` centres nearest to each row, nearest first, (N, P).
+
+    >>> nearest_lists(np.eye(2), np.eye(2), 1)
+    array([[0],
+           [1]])
+    """
+    out = np.empty((len(features), count), np.int64)
+    for start in range(0, len(features), BLOCK_ROWS):
+        near = features[start : start + BLOCK_ROWS] @ centres.T  # (b, C)
+        best = np.argpartition(near, -count, axis=1)[:, -count:] if count < len(centres) else _all(near)
+        order = np.argsort(-np.take_along_axis(near, best, axis=1), axis=1, kind="stable")
+        out[start : start + BLOCK_ROWS] = np.take_along_axis(best, order, axis=1)
+    return out
+
+
+def recall(features: Floats, neighbours: Ints, weights: Floats, rng: np.random.Generator) -> float:
+    """Return the share of true nearest neighbours that were found, on a sample of rows, ties counted as found.
+
+    >>> f = np.eye(3)
+    >>> recall(f, np.asarray([[1], [0], [0]]), np.zeros((3, 1)), np.random.default_rng(0))
+    1.0
+    """
+    rows = rng.choice(len(features), min(SAMPLE, len(features)), replace=False)
+    m = neighbours.shape[1]
+    best = np.full((len(rows), m), -np.inf, features.dtype)
+    for start in range(0, len(features), BLOCK_ROWS):
+        near = features[rows] @ features[start : start + BLOCK_ROWS].T  # (s, b)
+        own = rows - start
+        mine = np.flatnonzero((own >= 0) & (own < near.shape[1]))
+        near[mine, own[mine]] = -np.inf
+        best = -np.sort(-np.concatenate([best, near], axis=1), axis=1)[:, :m]
+    return float((weights[rows] >= best[:, -1:] - 1e-6).mean())
+
+
+def _all(near: Floats) -> Ints:
+    return np.broadcast_to(np.arange(near.shape[1]), near.shape)
+
+
+def _grouped(keys: Ints, values: Ints, count: int) -> list[Ints]:
+    order = np.argsort(keys, kind="stable")
+    return np.split(values[order], np.cumsum(np.bincount(keys, minlength=count))[:-1])

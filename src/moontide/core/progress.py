@@ -1,0 +1,50 @@
+"""Telling how far long work has come, without passing a bar through every function.
+
+A command (or a notebook) says `with reporting(show):` and gets show(what, done, total) calls from within; elsewhere
+`track` is a plain loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TypeVar
+
+T = TypeVar("T")
+Show = Callable[[str, int, int], None]
+
+_show: ContextVar[Show | None] = ContextVar("moontide_progress", default=None)
+
+
+@contextmanager
+def reporting(show: Show) -> Iterator[None]:
+    """Send the progress of what runs inside to `show(what, done, total)`.
+
+    >>> with reporting(lambda what, done, total: print(what, done, total)):
+    ...     _ = list(track([1, 2], "graph"))
+    graph 0 2
+    graph 1 2
+    graph 2 2
+    """
+    token = _show.set(show)
+    try:
+        yield
+    finally:
+        _show.reset(token)
+
+
+def track(items: Sequence[T], what: str) -> Iterator[T]:
+    """Yield the items and report how many are done.
+
+    >>> list(track([1, 2], "graph"))
+    [1, 2]
+    """
+    show = _show.get()
+    if show is None:
+        yield from items
+        return
+    show(what, 0, len(items))
+    for i, item in enumerate(items):
+        yield item
+        show(what, i + 1, len(items))
