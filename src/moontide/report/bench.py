@@ -10,6 +10,7 @@ from pathlib import Path
 from moontide.bench.toml import read_toml, toml_files
 from moontide.errors import FileError, MissingExtraError
 from moontide.metrics import tail_accuracy
+from moontide.report.grids import Grid
 from moontide.report.page import Section, page
 from moontide.report.plots import figures
 from moontide.report.render import PREAMBLE, csv_text, latex, latex_text, markdown
@@ -40,13 +41,13 @@ def write_report(results: str | Path, out: str | Path) -> list[Path]:
     notes, sections = list(found.notes), []
     for suite in dict.fromkeys(table.suite for table in found.tables):
         tables = [table for table in found.tables if table.suite == suite]
-        kinds = (accuracy_grids, summary_grids, sweep_grids, runtime_grids, measure_grids)
         try:
             drawn = figures(tables)
         except MissingExtraError as error:
             drawn, notes = [], [*found.notes, str(error)]
-        grids = [grid for kind in kinds for grid in kind(tables)]
-        sections.append(Section(suite, f"{_title(suite)} ({suite}, version {tables[0].version})", grids, drawn))
+        first = [grid for kind in (accuracy_grids, summary_grids, sweep_grids, runtime_grids) for grid in kind(tables)]
+        title = f"{_title(suite)} ({suite}, version {tables[0].version})"
+        sections.append(Section(suite, title, [*first, *drawn, *measure_grids(tables)]))
     made = [f"{count} runs: {maker}" for maker, count in found.environments.most_common()]
     files = {
         "report.html": page(sections, notes, made).encode(),
@@ -54,10 +55,11 @@ def write_report(results: str | Path, out: str | Path) -> list[Path]:
         "report.tex": _latex(sections).encode(),
         "details.csv": _details(found.tables).encode(),
     }
-    for section in sections:
-        files |= {f"tables/{grid.name}.csv": csv_text(grid).encode() for grid in section.grids}
-        for figure in section.figures:
-            files |= {f"figures/{figure.name}.svg": figure.svg, f"figures/{figure.name}.pdf": figure.pdf}
+    for part in (part for section in sections for part in section.parts):
+        if isinstance(part, Grid):
+            files[f"tables/{part.name}.csv"] = csv_text(part).encode()
+        else:
+            files |= {f"figures/{part.name}.svg": part.svg, f"figures/{part.name}.pdf": part.pdf}
     for name, data in files.items():
         try:
             (out / name).parent.mkdir(parents=True, exist_ok=True)
@@ -76,20 +78,21 @@ def _title(suite: str) -> str:
 def _markdown(sections: Iterable[Section], notes: Iterable[str], made: Iterable[str]) -> str:
     parts = ["# Benchmark report", *(f"- {note}" for note in notes)]
     for section in sections:
-        parts += [f"## {section.title}", *map(markdown, section.grids)]
-        parts += [f"![{figure.caption}](figures/{figure.name}.svg)" for figure in section.figures]
+        parts.append(f"## {section.title}")
+        for part in section.parts:
+            image = f"![{part.caption}](figures/{part.name}.svg)"
+            parts.append(markdown(part) if isinstance(part, Grid) else image)
     return "\n\n".join([*parts, "## Made by", *(f"- {line}" for line in made)]) + "\n"
 
 
 def _latex(sections: Iterable[Section]) -> str:
     parts = [PREAMBLE]
     for section in sections:
-        parts += [rf"\section*{{{latex_text(section.title)}}}", *map(latex, section.grids)]
-        for figure in section.figures:
-            image = rf"\includegraphics[width=\linewidth]{{figures/{figure.name}.pdf}}"
-            parts.append(
-                rf"\begin{{figure}}[htbp]\centering{image}\caption{{{latex_text(figure.caption)}}}\end{{figure}}"
-            )
+        parts.append(rf"\section*{{{latex_text(section.title)}}}")
+        for part in section.parts:
+            image = rf"\includegraphics[width=\linewidth]{{figures/{part.name}.pdf}}"
+            figure = rf"\begin{{figure}}[htbp]\centering{image}\caption{{{latex_text(part.caption)}}}\end{{figure}}"
+            parts.append(latex(part) if isinstance(part, Grid) else figure)
         parts.append(r"\clearpage")
     return "\n".join([*parts, r"\end{document}", ""])
 

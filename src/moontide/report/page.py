@@ -39,10 +39,10 @@ td.average { background: #fff1d9; }
 tr.ours td.average { background: #f3e2c2; }
 tr.paper td, tr.paper th:not(.scenario), tr.test td, tr.test th:not(.scenario) {
   color: var(--soft); font-size: .78rem; font-style: italic; padding-top: 0; }
-span.up, span.down, span.same { font-size: .72em; margin-left: .2em; vertical-align: sub; font-style: normal; }
+span.up, span.down, span.same { font-size: .75em; margin-left: .25em; vertical-align: sub; font-style: normal; }
 span.up { color: #007a00; } span.down { color: #c00000; } span.same { color: var(--soft); }
 tr.paper span.up, tr.paper span.down { color: inherit; }
-span.half { display: block; font-size: .72em; line-height: 1; color: var(--soft); }
+span.half { font-size: .75em; margin-left: .25em; color: var(--soft); }
 img { max-width: 100%; height: auto; }
 @media print { body { max-width: none; padding: 0; } figure { break-inside: avoid; } }
 """
@@ -51,27 +51,26 @@ img { max-width: 100%; height: auto; }
 class Section(NamedTuple):
     """What a report shows of a suite.
 
-    >>> Section("demo", "A demo", [], []).title
+    >>> Section("demo", "A demo", []).title
     'A demo'
     """
 
     name: str
     title: str
-    grids: Sequence[Grid]
-    figures: Sequence[Figure]
+    parts: Sequence[Grid | Figure]
 
 
 def page(sections: Sequence[Section], notes: Sequence[str], made: Sequence[str]) -> str:
     """Return the page: what to know about the results, one section a suite, and what made them.
 
-    >>> page([Section("demo", "A demo", [], [])], ["Only a demo."], ["Moontide"]).count("<section")
+    >>> page([Section("demo", "A demo", [])], ["Only a demo."], ["Moontide"]).count("<section")
     1
     """
     links = "".join(f'<a href="#{escape(section.name)}">{escape(section.name)}</a>' for section in sections)
     body = []
-    for name, title, grids, figures in sections:
-        parts = [*map(html, grids), *map(_image, figures)]
-        body.append(f'<section id="{escape(name)}"><h2>{escape(title)}</h2>{"".join(parts)}</section>')
+    for name, title, parts in sections:
+        inner = "".join(html(part) if isinstance(part, Grid) else _image(part) for part in parts)
+        body.append(f'<section id="{escape(name)}"><h2>{escape(title)}</h2>{inner}</section>')
     return f"""<!doctype html>
 <html lang="en">
 <head>

@@ -56,12 +56,12 @@ def figures(tables: Sequence[Table]) -> list[Figure]:
         return [*_gains(tables), *_sweeps(tables), *_scatters(tables)]
 
 
-def _panels(count: int) -> tuple[Any, list[Any]]:
+def _panels(count: int, height: float = HEIGHT) -> tuple[Any, list[Any]]:
     import matplotlib.pyplot as plt
 
     across = min(count, ACROSS)
     down = -(-count // across)
-    figure, axes = plt.subplots(down, across, figsize=(WIDTH * across + 1.2, HEIGHT * down + 0.4), squeeze=False)
+    figure, axes = plt.subplots(down, across, figsize=(WIDTH * across + 1.2, height * down + 0.4), squeeze=False)
     flat = list(axes.ravel())
     for spare in flat[count:]:
         spare.set_visible(False)
@@ -100,7 +100,7 @@ def _gains(tables: Sequence[Table]) -> Iterable[Figure]:
         rows = [row for row in group[0].rows if row.vary is None and row.method != "zero_shot"]
         if not rows:
             continue
-        figure, axes = _panels(len(group))
+        figure, axes = _panels(len(group), 0.9 + 0.28 * len(rows))
         for axis, table in zip(axes, group, strict=True):
             for place, row in enumerate(reversed(rows)):
                 cells = table.mean_cells(row)

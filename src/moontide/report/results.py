@@ -43,10 +43,12 @@ class Row(NamedTuple):
     def title(self) -> str:
         """What reports call it.
 
-        >>> Row("stata", "{}", None, None).title, Row("moon", '{"alpha": 1.0}', "without alpha", None).title
-        ('StatA', 'without alpha')
+        >>> Row("moon", '{"alpha": 1.0}', "without alpha", None).title, Row("moon", '{"alpha": 1.0}', None, None).title
+        ('without alpha', 'MOON, alpha = 1.0')
         """
-        return self.label or TITLES.get(self.method, self.method)
+        options = {name: value for name, value in json.loads(self.options).items() if name != self.vary}
+        parts = [TITLES.get(self.method, self.method), *(f"{name} = {value}" for name, value in options.items())]
+        return self.label or ", ".join(parts)
 
     @property
     def ours(self) -> bool:
