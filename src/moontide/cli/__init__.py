@@ -21,6 +21,7 @@ from moontide.cli.bench import bench
 from moontide.cli.compare import compare
 from moontide.cli.doctor import doctor
 from moontide.cli.methods import methods
+from moontide.cli.serve import serve
 from moontide.cli.stream import stream
 from moontide.errors import MoontideError
 
@@ -32,7 +33,7 @@ app = App(
     result_action="return_value",
     suppress_keyboard_interrupt=False,
 )
-for command in (adapt, stream, compare, bench, methods, doctor):  # each imports what it works with when it is called
+for command in (adapt, stream, compare, serve, bench, methods, doctor):  # each imports its parts when it is called
     app.command(command)
 
 

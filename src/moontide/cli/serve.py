@@ -1,0 +1,86 @@
+"""`moontide serve`: streams over HTTP."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from cyclopts import Parameter
+
+from moontide.cli.common import note
+from moontide.errors import MissingExtraError, OptionError, missing_extra
+
+
+def serve(
+    *,
+    host: Annotated[str, Parameter(help="The address to listen on; other machines need tokens.")] = "127.0.0.1",
+    port: Annotated[int, Parameter(help="The port; 0 takes a free one.")] = 8000,
+    data: Annotated[str, Parameter(help="Where streams are kept: a folder, or a postgresql:// URL.")] = "moontide-data",
+    fsync: Annotated[
+        Literal["always", "interval", "never"],
+        Parameter(help="When a push is on the disk: before it is answered, within a second, or when the system likes."),
+    ] = "always",
+    encoder: Annotated[
+        str | None, Parameter(help="What embeds images and class names; without one only embeddings are taken.")
+    ] = None,
+    classes: Annotated[
+        str | None,
+        Parameter(help="Class names of the stream 'default': a comma-separated list, or a file with one name a line."),
+    ] = None,
+    samples: Annotated[Path | None, Parameter(help="A folder of images that the page offers for a try-out.")] = None,
+    device: Annotated[Literal["cpu", "cuda"], Parameter(help="Where to compute.")] = "cpu",
+    new_token: Annotated[
+        str | None, Parameter(help="Make a token of this name, print it once, and exit. With tokens all need one.")
+    ] = None,
+    revoke_token: Annotated[str | None, Parameter(help="Drop the token of this name, and exit.")] = None,
+) -> None:
+    """Serve streams over HTTP: push images or embeddings, get labels that adapt; nothing that was answered is lost.
+
+    The page at / shows a stream live, /docs lists the requests. For example:
+
+        moontide serve
+        moontide serve --new-token camera
+        moontide serve --host 0.0.0.0 --data postgresql://moontide@db/streams
+    """
+    try:
+        from moontide.serve.auth import Gate
+        from moontide.serve.auth import new_token as draw
+        from moontide.serve.images import list_images
+        from moontide.serve.journal import open_store
+        from moontide.serve.server import run
+        from moontide.serve.service import Service
+    except MissingExtraError:
+        raise
+    except ImportError as error:
+        raise missing_extra(error.name or "fastapi", "serve", "The server") from None
+    from moontide.encoders import encoder as make_encoder
+    from moontide.store.files import check_device, read_class_names
+
+    if new_token is not None or revoke_token is not None:
+        store = open_store(data, fsync, lock=False)
+        if new_token is not None:
+            token, digest = draw()
+            store.put_token(new_token, digest)
+            note(f"The token {new_token!r}; it is shown only now:")
+            print(token)
+        if revoke_token is not None:
+            if revoke_token not in store.tokens():
+                raise OptionError(f"There is no token {revoke_token!r}. Known: {', '.join(store.tokens()) or 'none'}.")
+            store.put_token(revoke_token, None)
+        store.close()
+        return
+    if classes is not None and encoder is None:
+        raise OptionError("'--classes' needs '--encoder', which embeds them; or create streams with prototypes.")
+    if samples is not None and encoder is None:
+        raise OptionError("'--samples' needs '--encoder', which embeds them; leave it out, or add one.")
+    check_device(device)
+    store = open_store(data, fsync)
+    service = Service(
+        store,
+        gate=Gate(store.tokens()),
+        encoder=None if encoder is None else make_encoder(encoder, device),
+        classes=[] if classes is None else read_class_names(classes),
+        samples=[] if samples is None else list_images(samples),
+        device=device,
+    )
+    run(service, host, port)

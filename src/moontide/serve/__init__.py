@@ -1,0 +1,1 @@
+"""Streams behind HTTP: `moontide serve`."""

@@ -1,0 +1,94 @@
+"""The application: the routes behind their guard, the pages, and how errors are said.
+
+An error is a JSON object with one sentence, `detail`. Statuses: 400 unreadable, 401 and 403 not let in, 404 not there,
+408 too slow, 409 taken, 413 too large, 415 of another kind, 422 readable but wrong, 429 too busy (with Retry-After).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from importlib.resources import files
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, Response
+
+import moontide
+from moontide.errors import FileError, MoontideError, ResourceError
+from moontide.serve.auth import Guard
+from moontide.serve.batching import BusyError
+from moontide.serve.images import KindError, TooLargeError
+from moontide.serve.journal import DamagedError, StoreError
+from moontide.serve.routes import router
+from moontide.serve.service import Service
+from moontide.serve.state import GoneError, TakenError
+
+STATUS: dict[type[BaseException], int] = {
+    GoneError: 404,
+    TakenError: 409,
+    ResourceError: 413,
+    TooLargeError: 413,
+    KindError: 415,
+    BusyError: 429,
+    DamagedError: 500,
+    StoreError: 503,
+    FileError: 503,
+    MoontideError: 422,
+}
+PAGES = {"/": "index.html", "/app.js": "app.js", "/style.css": "style.css", "/docs": "docs.html", "/docs.js": "docs.js"}
+KINDS = {"html": "text/html", "js": "text/javascript", "css": "text/css"}
+
+
+def create_app(service: Service) -> FastAPI:
+    """Make the application of a service, which it opens at its start and closes at its end."""
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        await service.open()
+        yield
+        await service.close()
+
+    app = FastAPI(
+        title="Moontide", version=moontide.__version__, summary="Zero-shot labels that adapt as samples arrive.",
+        docs_url=None, redoc_url=None, lifespan=lifespan,
+    )  # fmt: skip
+    app.state.service = service
+    app.include_router(router)
+    for path, name in PAGES.items():
+        app.add_api_route(path, _page(name), include_in_schema=False)
+    app.add_middleware(Guard, gate=service.gate, metrics=service.metrics)
+    app.add_exception_handler(MoontideError, _say)
+    app.add_exception_handler(RequestValidationError, _say_invalid)
+    app.add_exception_handler(Exception, _say_bug)
+    return app
+
+
+def _page(name: str) -> Callable[[], Awaitable[Response]]:
+    content = files("moontide.serve").joinpath("web", name).read_bytes()
+    kind = KINDS[name.rpartition(".")[2]]
+
+    async def page() -> Response:
+        return Response(content, media_type=kind)
+
+    return page
+
+
+async def _say(_: Request, error: Exception) -> JSONResponse:
+    status = next(STATUS[cls] for cls in type(error).__mro__ if cls in STATUS)
+    wait = error.retry_after if isinstance(error, BusyError) else 5
+    headers = {"Retry-After": str(wait)} if status in (429, 503) else None
+    return JSONResponse({"detail": str(error)}, status, headers)
+
+
+async def _say_invalid(_: Request, error: Exception) -> JSONResponse:
+    """Name the first things that are wrong, without repeating what was sent."""
+    found = error.errors() if isinstance(error, RequestValidationError) else []
+    if any(each["type"] == "json_invalid" for each in found):
+        return JSONResponse({"detail": "The body is not JSON."}, 400)
+    said = [f"'{'.'.join(map(str, each['loc'][1:])) or each['loc'][0]}': {each['msg']}" for each in found[:3]]
+    return JSONResponse({"detail": "; ".join(said)[:500] + "."}, 422)
+
+
+async def _say_bug(_: Request, error: Exception) -> JSONResponse:
+    return JSONResponse({"detail": "The server made a mistake, which is in its log; the state is as before."}, 500)

@@ -1,0 +1,78 @@
+"""Counters of the server in Prometheus' text format (https://prometheus.io/docs/instrumenting/exposition_formats)."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import TypeAlias
+
+Series: TypeAlias = tuple[str, tuple[tuple[str, str], ...]]  # a name and its labels
+
+BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
+HELP = {
+    "moontide_http_requests_total": "counter Requests answered, by method and status.",
+    "moontide_pushes_total": "counter Pushes answered, repeated ones included.",
+    "moontide_samples_total": "counter Samples that entered the state.",
+    "moontide_batches_total": "counter Micro-batches.",
+    "moontide_batch_seconds": "histogram Time of a micro-batch: step, journal and sync.",
+    "moontide_waiting_samples": "gauge Samples in line.",
+    "moontide_seen_samples": "gauge Samples in the state.",
+    "moontide_listeners": "gauge Open event streams.",
+}
+
+
+class Metrics:
+    """Counts while the process runs.
+
+    >>> metrics = Metrics()
+    >>> metrics.request("GET", 200)
+    >>> print(metrics.text({}).splitlines()[2])
+    moontide_http_requests_total{method="GET",status="200"} 1.0
+    """
+
+    def __init__(self) -> None:
+        """Start at zero."""
+        self.values: defaultdict[Series, float] = defaultdict(float)
+
+    def add(self, name: str, value: float, **labels: str) -> None:
+        """Add to a counter."""
+        self.values[name, tuple(labels.items())] += value
+
+    def request(self, method: str, status: int) -> None:
+        """Count a request."""
+        self.add("moontide_http_requests_total", 1, method=method, status=str(status))
+
+    def batch(self, stream: str, pushes: int, samples: int, seconds: float) -> None:
+        """Count a micro-batch."""
+        self.add("moontide_pushes_total", pushes, stream=stream)
+        self.add("moontide_samples_total", samples, stream=stream)
+        self.add("moontide_batches_total", 1, stream=stream)
+        self.add("moontide_batch_seconds_sum", seconds, stream=stream)
+        self.add("moontide_batch_seconds_count", 1, stream=stream)
+        for bound in BUCKETS:
+            self.add("moontide_batch_seconds_bucket", int(seconds <= bound), stream=stream, le=str(bound))
+        self.add("moontide_batch_seconds_bucket", 1, stream=stream, le="+Inf")
+
+    def forget(self, stream: str) -> None:
+        """Drop the counters of a stream that was deleted."""
+        for key in [key for key in self.values if ("stream", stream) in key[1]]:
+            del self.values[key]
+
+    def text(self, gauges: Mapping[str, Mapping[str, float]]) -> str:
+        """Return everything as text; `gauges` holds values by name and stream."""
+        rows = dict(self.values)
+        for name, streams in gauges.items():
+            rows |= {(name, (("stream", stream),)): value for stream, value in streams.items()}
+        lines = []
+        for name, told in HELP.items():
+            kind, _, words = told.partition(" ")
+            lines += [f"# HELP {name} {words}", f"# TYPE {name} {kind}"]
+            parts = (f"{name}_bucket", f"{name}_sum", f"{name}_count") if kind == "histogram" else (name,)
+            lines += [_line(key, value) for part in parts for key, value in rows.items() if key[0] == part]
+        return "\n".join(lines) + "\n"
+
+
+def _line(series: Series, value: float) -> str:
+    name, labels = series
+    inside = ",".join(f'{key}="{text}"' for key, text in labels)
+    return f"{name}{{{inside}}} {value!r}"

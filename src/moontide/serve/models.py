@@ -1,0 +1,160 @@
+"""What requests and answers look like; the OpenAPI document is made from these."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+MAX_PUSH = 4096  # samples
+Value = bool | int | float | str  # of an option
+
+
+class NewStream(BaseModel):
+    """A stream to make: from `prototypes`, from `classes` that the server's encoder embeds, or from a sample set."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    name: str | None = Field(None, pattern=r"^[a-z0-9][a-z0-9_-]{0,63}$", description="Else a random one.")
+    classes: list[str] | None = Field(None, min_length=1, max_length=100_000, description="Class names.")
+    prototypes: list[list[float]] | None = Field(None, description="Class embeddings, K rows of d numbers.")
+    sample: Literal["simulated"] | None = Field(None, description="The classes of the simulated sample set.")
+    template: str | None = Field(
+        None, max_length=200, description="What the encoder reads, {} the class; else its own."
+    )
+    method: str = Field("moon", max_length=100, description="A method of GET /server.")
+    preset: str | None = Field(None, max_length=100)
+    options: dict[str, Value] = Field({}, description="Options of the method.")
+    logit_scale: float | None = Field(None, gt=0, le=1e6, description="1 / temperature; else the encoder's, or 100.")
+    max_batch: int = Field(64, ge=1, le=MAX_PUSH, description="Samples that make a micro-batch at once.")
+    max_wait_ms: float = Field(10.0, ge=0, le=10_000, description="How long a sample waits for others.")
+    window: int = Field(512, ge=1, le=MAX_PUSH, description="Last samples that can be predicted again.")
+
+
+class Summary(BaseModel):
+    """A stream in a list."""
+
+    name: str
+    method: str
+    source: str = Field(description="'prototypes', 'simulated', or the id of the encoder.")
+    classes: int
+    dim: int
+    created: float
+    seen: int | None = Field(description="Samples in the state; null while it is being read.")
+
+
+class Description(BaseModel):
+    """A stream and its statistics; lists are by class."""
+
+    name: str
+    method: str
+    options: dict[str, Value]
+    source: str
+    class_names: list[str]
+    dim: int
+    logit_scale: float
+    max_batch: int
+    max_wait_ms: float
+    window: int
+    created: float
+    seen: int = Field(description="Samples in the state, since the start or the last reset.")
+    total: int = Field(description="Samples ever; the next one has this number.")
+    kept: int = Field(description="Samples in the window.")
+    waiting: int = Field(description="Samples in line.")
+    batches: int = Field(description="Micro-batches ever.")
+    changed: int = Field(description="Predictions that differ from zero-shot.")
+    counts: list[int] = Field(description="Predictions of each class.")
+    zero_shot_counts: list[int]
+    beta: list[float] | None = Field(description="How far MOON took each class from its text in the last micro-batch.")
+
+
+class Predictions(BaseModel):
+    """Predictions of consecutive samples, from number `first` on, adapted and zero-shot; lists are by sample."""
+
+    first: int
+    size: int
+    labels: list[int]
+    class_names: list[str]
+    confidence: list[float]
+    zero_shot_labels: list[int]
+    zero_shot_class_names: list[str]
+    zero_shot_confidence: list[float]
+
+
+class Revision(Predictions):
+    """Predictions of the window's samples with the state as it is now."""
+
+    seen: int
+    beta: list[float] | None
+
+
+class FlatMap(Predictions):
+    """The window's samples in the plane in which they differ most."""
+
+    x: list[float]
+    y: list[float]
+
+
+class SnapshotInfo(BaseModel):
+    """A state that is kept; number 0 is the start."""
+
+    number: int
+    seen: int
+    created: float
+
+
+class Restore(BaseModel):
+    """What to go back to."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    snapshot: int = Field(ge=0, le=2**53)
+
+
+class ServerInfo(BaseModel):
+    """What this server can do."""
+
+    version: str
+    encoder: str | None
+    methods: list[str]
+    sample_images: int
+    max_push: int
+    max_images: int
+    max_body: int
+
+
+def status_words(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """Describe error statuses for the OpenAPI document.
+
+    >>> status_words(404)[404]["description"]
+    'Not Found'
+    """
+    schema = {"type": "object", "properties": {"detail": {"type": "string"}}, "required": ["detail"]}
+    content = {"application/json": {"schema": schema}}
+    return {status: {"description": HTTPStatus(status).phrase, "content": content} for status in statuses}
+
+
+def body(**kinds: dict[str, Any]) -> dict[str, Any]:
+    """Describe a request body by its media types, `_` for `/`."""
+    content = {kind.replace("_", "/", 1).replace("_", "-"): {"schema": schema} for kind, schema in kinds.items()}
+    return {"requestBody": {"required": True, "content": content}}
+
+
+BINARY = {"type": "string", "format": "binary"}
+NUMBERS = {"type": "array", "items": {"type": "number"}}
+EMBEDDINGS = body(
+    application_json={
+        "type": "object",
+        "properties": {"embeddings": {"type": "array", "items": NUMBERS}},
+        "required": ["embeddings"],
+    },
+    application_octet_stream=BINARY,
+)
+IMAGES = body(
+    multipart_form_data={
+        "type": "object",
+        "properties": {"images": {"type": "array", "items": BINARY}},
+        "required": ["images"],
+    },
+)

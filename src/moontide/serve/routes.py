@@ -1,0 +1,400 @@
+"""What is asked for by which path. `/docs` on a server shows it, `docs/serve.md` explains it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Sequence
+from typing import Annotated, Any
+
+import numpy as np
+from fastapi import APIRouter, Depends, Header, HTTPException, Path, Query, Request
+from fastapi.responses import JSONResponse, Response, StreamingResponse
+from starlette.datastructures import UploadFile
+
+import moontide
+from moontide.errors import InputError
+from moontide.serve.batching import Event, Line
+from moontide.serve.images import MAX_IMAGES, KindError, sniff
+from moontide.serve.models import (
+    EMBEDDINGS,
+    IMAGES,
+    MAX_PUSH,
+    Description,
+    FlatMap,
+    NewStream,
+    Predictions,
+    Restore,
+    Revision,
+    ServerInfo,
+    SnapshotInfo,
+    Summary,
+    status_words,
+)
+from moontide.serve.service import Service, check_rows, sample_set, usable_methods
+from moontide.serve.state import Answer, Answers, Floats, GoneError
+
+MAX_PREDICTIONS = 10_000  # of one request
+HEARTBEAT = 15.0  # seconds after which an idle event stream gives a sign of life
+MISSING = status_words(404)
+
+router = APIRouter(responses=status_words(400, 401, 403, 408, 413, 422, 429))
+
+
+def _service(request: Request) -> Service:
+    service: Service = request.app.state.service
+    return service
+
+
+def _line(request: Request, stream: Annotated[str, Path(description="The name of the stream.")]) -> Line:
+    return _service(request).line(stream)
+
+
+TheService = Annotated[Service, Depends(_service)]
+TheLine = Annotated[Line, Depends(_line)]
+Number = Annotated[int, Path(ge=0, le=2**53)]
+Key = Annotated[
+    str | None,
+    Header(
+        alias="Idempotency-Key",
+        pattern=r"^[!-~]{1,128}$",
+        description="A push that was answered under the same key is not counted again: its first answer is returned.",
+    ),
+]
+Shape = Annotated[
+    str | None,
+    Header(
+        alias="X-Shape",
+        pattern=r"^\d{1,6},\d{1,6}$",
+        description="Rows and columns of a raw body of little-endian float32, such as 64,512.",
+    ),
+]
+
+
+def reply(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    """Return a JSON response of plain values, without a pass through the models that document it."""
+    content = json.dumps(value, separators=(",", ":"), allow_nan=False).encode()
+    return Response(content, status, headers, "application/json")
+
+
+def columns(first: int, rows: Answers, names: Sequence[str]) -> dict[str, Any]:
+    """Return predictions as lists by sample.
+
+    >>> from moontide.serve.state import ANSWER
+    >>> columns(7, np.asarray([(1, 0.75, 0, 0.5)], ANSWER), ("cat", "dog"))["class_names"]
+    ['dog']
+    """
+    told: dict[str, Any] = {"first": first, "size": len(rows)}
+    for prefix in ("", "zero_shot_"):
+        labels = rows[f"{prefix}label"].tolist()
+        told[f"{prefix}labels"] = labels
+        told[f"{prefix}class_names"] = [names[label] for label in labels]
+        told[f"{prefix}confidence"] = rows[f"{prefix}confidence"].astype(np.float64).round(6).tolist()
+    return told
+
+
+def numbers(values: Any) -> list[float] | None:
+    """Return an array as a list, or None where there is none.
+
+    >>> numbers(np.asarray([0.5], np.float32))
+    [0.5]
+    """
+    return None if values is None else np.asarray(values, np.float64).round(6).tolist()
+
+
+# The server
+
+
+@router.get("/server")
+async def server(service: TheService) -> ServerInfo:
+    """Say what this server can do."""
+    return ServerInfo(
+        version=moontide.__version__,
+        encoder=None if service.encoder is None else service.encoder.id,
+        methods=usable_methods(),
+        sample_images=len(service.samples),
+        max_push=MAX_PUSH,
+        max_images=MAX_IMAGES,
+        max_body=service.gate.max_body,
+    )
+
+
+@router.get("/samples/simulated", response_class=Response)
+async def simulated(service: TheService) -> Response:
+    """Return the simulated sample set: raw float32 embeddings, drawn by a program and not from any image.
+
+    The header X-Shape has rows and columns, X-Labels the true classes, for a page to count what is right.
+    """
+    data = await service.aside(sample_set)
+    headers = {"X-Shape": ",".join(map(str, data.features.shape)), "X-Labels": ",".join(map(str, data.labels))}
+    return Response(data.features.astype("<f4").tobytes(), headers=headers, media_type="application/octet-stream")
+
+
+@router.get("/samples/images/{number}", responses=MISSING, response_class=Response)
+async def sample_image(service: TheService, number: Number) -> Response:
+    """Return an image of the operator's sample folder; the header X-Label has the name of the folder it lies in."""
+    if number >= len(service.samples):
+        raise GoneError(f"There is no sample image {number}.")
+    path = service.samples[number]
+    data = await service.aside(path.read_bytes)
+    label = path.parent.name.encode("ascii", "replace").decode()
+    return Response(data, headers={"X-Label": label}, media_type=f"image/{str(sniff(data)).lower()}")
+
+
+# Streams
+
+
+@router.get("/streams")
+async def streams(service: TheService) -> list[Summary]:
+    """List the streams."""
+    return [
+        Summary(
+            name=name, method=line.stream.config.method, source=line.stream.config.source,
+            classes=len(line.stream.config.class_names), dim=line.stream.config.dim,
+            created=line.stream.config.created, seen=line.stream.moment.state.seen if line.stream.moment else None,
+        )
+        for name, line in sorted(service.lines.items())
+    ]  # fmt: skip
+
+
+@router.post("/streams", status_code=201, response_model=Description, responses=status_words(409))
+async def create(service: TheService, new: NewStream) -> Response:
+    """Make a stream."""
+    values = new.model_dump(exclude={"method", "prototypes"})
+    line = await service.create(method_name=new.method, prototypes=new.prototypes, **values)
+    return reply(await description(line), 201)
+
+
+@router.get("/streams/{stream}", response_model=Description, responses=MISSING)
+async def describe(line: TheLine) -> Response:
+    """Describe a stream: what it was made with, and its statistics."""
+    return reply(await description(line))
+
+
+async def description(line: Line) -> dict[str, Any]:
+    """Return what is told of a stream."""
+    config, moment = line.stream.config, await line.moment()
+    told = ("method", "options", "source", "dim", "logit_scale", "max_batch", "max_wait_ms", "window", "created")
+    counts = moment.tally.counts.tolist()
+    return {
+        "name": line.stream.name, **{key: getattr(config, key) for key in told},
+        "class_names": list(config.class_names), "seen": moment.state.seen, "total": moment.total,
+        "kept": min(moment.kept, config.window), "waiting": line.samples, "batches": moment.seq,
+        "changed": moment.tally.changed, "counts": counts[0], "zero_shot_counts": counts[1],
+        "beta": numbers(moment.tally.beta),
+    }  # fmt: skip
+
+
+@router.delete("/streams/{stream}", status_code=204, responses=MISSING)
+async def delete(service: TheService, stream: str) -> None:
+    """Delete a stream with all that belongs to it."""
+    await service.delete(stream)
+
+
+# Samples
+
+
+@router.post(
+    "/streams/{stream}/embeddings",
+    response_model=Predictions,
+    responses=status_words(404, 415),
+    openapi_extra=EMBEDDINGS,
+)
+async def push_embeddings(
+    request: Request, service: TheService, line: TheLine, key: Key = None, shape: Shape = None
+) -> Response:
+    """Push embeddings as JSON or as raw float32, and get their predictions when they are safe in the journal."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind == "application/json":
+        x = from_json(await request.body())
+    elif kind == "application/octet-stream":
+        x = from_raw(await request.body(), shape)
+    else:
+        raise KindError(f"Embeddings must be application/json or application/octet-stream. Got {kind[:50]!r} instead.")
+    return answered(line, await service.push(line, x, key))
+
+
+@router.post(
+    "/streams/{stream}/images", response_model=Predictions, responses=status_words(404, 415), openapi_extra=IMAGES
+)
+async def push_images(request: Request, service: TheService, line: TheLine, key: Key = None) -> Response:
+    """Push JPEG, PNG or WebP images as the parts `images` of a form, where the server has an encoder."""
+    if not request.headers.get("content-type", "").startswith("multipart/form-data"):
+        raise KindError("Images must be sent as multipart/form-data.")
+    async with request.form(max_files=MAX_IMAGES, max_fields=1) as form:
+        parts = form.getlist("images")
+        if set(form) - {"images"} or not all(isinstance(part, UploadFile) for part in parts):
+            raise InputError("The form must have files as parts 'images' and nothing else.")
+        files = [await part.read() for part in parts if isinstance(part, UploadFile)]
+    return answered(line, await service.push_images(line, files, key))
+
+
+def answered(line: Line, answer: Answer) -> Response:
+    """Return the answer to a push."""
+    told = columns(answer.first, answer.rows, line.stream.config.class_names)
+    return reply(told, headers={"Idempotency-Replayed": "true"} if answer.repeated else None)
+
+
+def from_json(body: bytes) -> Floats:
+    """Read {"embeddings": [[...], ...]}.
+
+    >>> from_json(b'{"embeddings": [[1, 2]]}')
+    array([[1., 2.]], dtype=float32)
+    """
+    try:
+        value = json.loads(body)
+    except (ValueError, RecursionError):
+        raise HTTPException(400, "The body is not JSON.") from None
+    if not isinstance(value, dict) or set(value) != {"embeddings"}:
+        raise InputError("The body must be a JSON object with 'embeddings' and nothing else.")
+    return check_rows(value["embeddings"], "embeddings")
+
+
+def from_raw(body: bytes, shape: str | None) -> Floats:
+    """Read little-endian float32 of a shape that is said.
+
+    >>> from_raw(bytes(4) + b"\\0\\0\\x80?", "1,2")
+    array([[0., 1.]], dtype=float32)
+    """
+    if shape is None:
+        raise InputError("A raw body needs the header 'X-Shape: rows,columns', such as 64,512.")
+    n, d = map(int, shape.split(","))
+    if len(body) != 4 * n * d:
+        raise InputError(
+            f"'X-Shape' {shape} of float32 is {4 * n * d} bytes. Got {len(body)} instead; is it of another dtype?"
+        )
+    return check_rows(np.frombuffer(body, "<f4").reshape(n, d), "embeddings")
+
+
+@router.get("/streams/{stream}/predictions", response_model=Predictions, responses=MISSING)
+async def predictions(
+    service: TheService,
+    line: TheLine,
+    first: Annotated[int, Query(ge=0, le=2**53, description="The number of the first sample.")] = 0,
+    size: Annotated[int, Query(ge=1, le=MAX_PREDICTIONS)] = 1000,
+) -> Response:
+    """Return what was answered for samples by their numbers; those that are no longer kept are left out."""
+    start, rows = await service.aside(lambda: line.stream.predictions(first, size))
+    return reply(columns(start, rows, line.stream.config.class_names))
+
+
+@router.post("/streams/{stream}/revise", response_model=Revision, responses=MISSING)
+async def revise(service: TheService, line: TheLine) -> Response:
+    """Predict the window's samples again with the state as it is now; nothing is counted again, nothing changes."""
+    moment = await line.moment()
+    first, rows, beta = await service.aside(lambda: line.stream.revise(moment))
+    told = columns(first, rows, line.stream.config.class_names)
+    return reply({**told, "seen": moment.state.seen, "beta": numbers(beta)})
+
+
+@router.get("/streams/{stream}/map", response_model=FlatMap, responses=MISSING)
+async def flat_map(service: TheService, line: TheLine) -> Response:
+    """Return the window's samples in the plane in which they differ most, their first two principal components."""
+    moment = await line.moment()
+    first, places, rows = await service.aside(lambda: line.stream.flat_map(moment))
+    x, y = places.T.round(5).tolist()
+    return reply({**columns(first, rows, line.stream.config.class_names), "x": x, "y": y})
+
+
+@router.get("/streams/{stream}/events", responses=MISSING, response_class=StreamingResponse)
+async def events(line: TheLine) -> StreamingResponse:
+    """Follow a stream by server-sent events: `batch` with the predictions of each micro-batch, as JSON.
+
+    A listener that falls too far behind is cut off; it gets what it missed from `predictions`, by numbers.
+    """
+    return StreamingResponse(_events(line, line.listen()), media_type="text/event-stream")
+
+
+async def _events(line: Line, queue: asyncio.Queue[Event | None]) -> AsyncIterator[bytes]:
+    try:
+        yield b": welcome\n\n"
+        while True:
+            try:
+                event = await asyncio.wait_for(queue.get(), HEARTBEAT)
+            except asyncio.TimeoutError:
+                yield b": still here\n\n"
+                continue
+            if event is None:
+                return
+            answer, moment = event
+            told = columns(answer.first, answer.rows, line.stream.config.class_names)
+            told |= {"seen": moment.state.seen, "total": moment.total, "beta": numbers(moment.tally.beta)}
+            yield f"id: {moment.total}\nevent: batch\ndata: {json.dumps(told, separators=(',', ':'))}\n\n".encode()
+    finally:
+        line.listeners.discard(queue)
+
+
+# States
+
+
+@router.get("/streams/{stream}/state", responses=MISSING, response_class=Response)
+async def state(
+    line: TheLine,
+    snapshot: Annotated[int | None, Query(ge=0, le=2**53, description="A snapshot; else the state now.")] = None,
+) -> Response:
+    """Download a state as a .safetensors file that `moontide stream --resume` goes on from."""
+    stream = line.stream
+    saved = await line.call(lambda: stream.saved(stream.load()) if snapshot is None else stream.snapshot(snapshot))
+    headers = {"content-disposition": f'attachment; filename="{stream.name}.safetensors"'}
+    return Response(saved.state, headers=headers, media_type="application/octet-stream")
+
+
+@router.get("/streams/{stream}/snapshots", responses=MISSING)
+async def snapshots(service: TheService, line: TheLine) -> list[SnapshotInfo]:
+    """List the snapshots of a stream."""
+    found = await service.aside(lambda: service.store.snapshots(line.stream.name))
+    return [SnapshotInfo(**each._asdict()) for each in found]
+
+
+@router.post("/streams/{stream}/snapshots", status_code=201, responses=MISSING)
+async def take_snapshot(service: TheService, line: TheLine) -> SnapshotInfo:
+    """Keep the state after all pushes that came before."""
+    return SnapshotInfo(**(await service.snapshot(line))._asdict())
+
+
+@router.delete("/streams/{stream}/snapshots/{number}", status_code=204, responses=MISSING)
+async def delete_snapshot(line: TheLine, number: Annotated[int, Path(ge=1, le=2**53)]) -> None:
+    """Delete a snapshot; number 0, the start, stays."""
+    await line.call(lambda: line.stream.delete_snapshot(number))
+
+
+@router.post("/streams/{stream}/restore", response_model=Description, responses=MISSING)
+async def restore(line: TheLine, to: Restore) -> Response:
+    """Go back to a snapshot: its state and counts; the window is empty, and the numbers of samples go on."""
+    await line.call(lambda: line.stream.restore(to.snapshot))
+    return reply(await description(line))
+
+
+@router.post("/streams/{stream}/reset", response_model=Description, responses=MISSING)
+async def reset(line: TheLine) -> Response:
+    """Go back to the start, snapshot 0."""
+    await line.call(lambda: line.stream.restore(0))
+    return reply(await description(line))
+
+
+# Health
+
+
+@router.get("/healthz")
+async def healthy() -> dict[str, str]:
+    """Say that the process is alive."""
+    return {"status": "ok"}
+
+
+@router.get("/readyz", responses={503: {"description": "Not yet, or no longer"}})
+async def ready(service: TheService) -> JSONResponse:
+    """Say whether all streams are read and the server is not going down; `failed` names streams that cannot be read."""
+    status = "closing" if service.closing else "loading" if service.loading else "ready"
+    return JSONResponse({"status": status, "failed": service.failed}, 200 if status == "ready" else 503)
+
+
+@router.get("/metrics", response_class=Response)
+async def metrics(service: TheService) -> Response:
+    """Return counters in Prometheus' text format."""
+    lines = service.lines.items()
+    gauges = {
+        "moontide_waiting_samples": {name: line.samples for name, line in lines},
+        "moontide_seen_samples": {name: line.stream.moment.state.seen for name, line in lines if line.stream.moment},
+        "moontide_listeners": {name: len(line.listeners) for name, line in lines},
+    }
+    return Response(service.metrics.text(gauges), media_type="text/plain; version=0.0.4; charset=utf-8")

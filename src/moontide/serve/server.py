@@ -1,0 +1,116 @@
+"""Listening: one process, one event loop, a clock on headers that come in drop by drop, and an end without loss."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import sys
+
+import h11
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from moontide.errors import OptionError
+from moontide.serve.app import create_app
+from moontide.serve.auth import check_exposure, problem
+from moontide.serve.service import Service
+
+HEADER_SECONDS = 10.0  # for the headers of a request to come in
+CLOSE_SECONDS = 30  # for open requests to be answered when the server is stopped
+MAX_CONNECTIONS = 1000
+SWITCH_SECONDS = 0.0005  # so that a step does not keep the event loop waiting for the interpreter
+
+
+class Protocol(H11Protocol):
+    """HTTP/1.1 by uvicorn, with a limit on the time that the headers of a request take."""
+
+    timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Start the clock."""
+        super().connection_made(transport)
+        self.timer = self.loop.call_later(HEADER_SECONDS, self.too_slow)
+
+    def data_received(self, data: bytes) -> None:
+        """Start the clock for a further request, and stop it when the headers are in."""
+        if self.timer is None and self.conn.their_state is h11.IDLE:
+            self.timer = self.loop.call_later(HEADER_SECONDS, self.too_slow)
+        super().data_received(data)
+        if self.conn.their_state is not h11.IDLE:
+            self.stop_clock()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Stop the clock."""
+        self.stop_clock()
+        super().connection_lost(exc)
+
+    def stop_clock(self) -> None:
+        """Stop the clock."""
+        if self.timer is not None:
+            self.timer.cancel()
+            self.timer = None
+
+    def too_slow(self) -> None:
+        """Say so, and close."""
+        body = problem(f"The headers did not come in within {HEADER_SECONDS:g} s.")
+        head = f"HTTP/1.1 408 Request Timeout\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
+        self.transport.write(f"{head}connection: close\r\n\r\n".encode() + body)
+        self.transport.close()
+
+
+class Server(uvicorn.Server):
+    """uvicorn's server, which ends event streams when it is told to stop."""
+
+    def __init__(self, config: uvicorn.Config, service: Service) -> None:
+        """Know the service."""
+        super().__init__(config)
+        self.service = service
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """End event streams, wait for open requests, and close the service."""
+        self.service.hush()
+        await super().shutdown(sockets)
+
+
+def run(service: Service, host: str = "127.0.0.1", port: int = 8000) -> None:
+    """Serve until a signal comes; then answer what is open, make checkpoints and return."""
+    check_exposure(host, service.gate.tokens)
+    logging.basicConfig(format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    config = uvicorn.Config(
+        create_app(service),
+        http=Protocol,
+        ws="none",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        limit_concurrency=MAX_CONNECTIONS,
+        timeout_graceful_shutdown=CLOSE_SECONDS,
+    )
+    sys.setswitchinterval(SWITCH_SECONDS)
+    with listen(host, port) as listening:
+        name = f"[{host}]" if ":" in host else host
+        safe = "bearer tokens" if service.gate.tokens else "no tokens, this machine only"
+        print(
+            f"Moontide at http://{name}:{listening.getsockname()[1]} ({safe}; data in {service.store.place})",
+            flush=True,
+        )
+        Server(config, service).run(sockets=[listening])
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Open the socket to listen on; port 0 takes a free one.
+
+    >>> with listen("127.0.0.1", 0) as listening:
+    ...     listening.getsockname()[0]
+    '127.0.0.1'
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listening = socket.socket(family, kind, protocol)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(address)
+    except (OSError, OverflowError) as error:
+        raise OptionError(f"'--host' {host} and '--port' {port} cannot be listened on: {error}.") from error
+    return listening
