@@ -14,7 +14,7 @@ from moontide.report.render import html
 STYLE = """
 :root { --ink: #1a1a1a; --soft: #6b6b6b; --rule: #1a1a1a; --hair: #dcdcdc; }
 * { box-sizing: border-box; }
-body { margin: 0 auto; padding: 2rem 1.25rem 4rem; max-width: 78rem; color: var(--ink); background: #fff;
+body { margin: 0 auto; padding: 2rem 1.25rem 4rem; max-width: 84rem; color: var(--ink); background: #fff;
   font: 15px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif; }
 h1 { font-size: 1.7rem; line-height: 1.2; margin: 0 0 .25rem; }
 h2 { font-size: 1.25rem; margin: 3rem 0 .5rem; padding-top: .75rem; border-top: 1px solid var(--hair); }
@@ -25,24 +25,25 @@ a { color: #0057a8; }
 figure { margin: 1.5rem 0 2rem; }
 figcaption { max-width: 60rem; margin-bottom: .5rem; color: var(--soft); font-size: .85rem; }
 .scroll { overflow-x: auto; }
-table { border-collapse: collapse; font-size: .85rem; font-variant-numeric: tabular-nums;
+table { border-collapse: collapse; font-size: .8rem; font-variant-numeric: tabular-nums;
   border-top: 2px solid var(--rule); border-bottom: 2px solid var(--rule); }
 thead th { border-bottom: 1px solid var(--rule); font-weight: 600; vertical-align: bottom; }
 tbody + tbody { border-top: 1px solid var(--rule); }
-th, td { padding: .25rem .6rem; text-align: right; white-space: nowrap; vertical-align: top; }
+th, td { padding: .2rem .4rem; text-align: right; white-space: nowrap; vertical-align: top; }
 tbody th { text-align: left; font-weight: 400; }
 thead th:first-child { text-align: left; }
-th.scenario { white-space: normal; max-width: 8rem; padding-right: 1rem; }
+th.scenario { white-space: normal; max-width: 6rem; padding-right: .8rem; }
 .named thead th:nth-child(2) { text-align: left; }
 tr.ours > :not(.scenario) { background: #ececec; }
 td.average { background: #fff1d9; }
 tr.ours td.average { background: #f3e2c2; }
 tr.paper td, tr.paper th:not(.scenario), tr.test td, tr.test th:not(.scenario) {
   color: var(--soft); font-size: .78rem; font-style: italic; padding-top: 0; }
-span.up, span.down, span.same { font-size: .75em; margin-left: .25em; vertical-align: sub; font-style: normal; }
+.side { display: inline-flex; flex-direction: column; align-items: flex-start; margin-left: .3em; font-size: .72em;
+  line-height: 1.1; vertical-align: middle; }
 span.up { color: #007a00; } span.down { color: #c00000; } span.same { color: var(--soft); }
 tr.paper span.up, tr.paper span.down { color: inherit; }
-span.half { font-size: .75em; margin-left: .25em; color: var(--soft); }
+span.half { color: var(--soft); }
 img { max-width: 100%; height: auto; }
 @media print { body { max-width: none; padding: 0; } figure { break-inside: avoid; } }
 """
@@ -83,8 +84,9 @@ def page(sections: Sequence[Section], notes: Sequence[str], made: Sequence[str])
 <header>
 <h1>Benchmark report</h1>
 <p class="lead">Every number comes from the records of single runs. <b>Best</b> and <u>second</u> of each column are
-marked; <span class="up">+</span> and <span class="down">−</span> are points gained and lost against zero-shot on the
-same samples. p compares the two best methods on the same runs (sign-flip permutation test).</p>
+marked; ± is half the 95 % bootstrap interval, <span class="up">+</span> and <span class="down">−</span> are points
+gained and lost against zero-shot on the same samples. p compares the two best methods on the same runs (sign-flip
+permutation test).</p>
 <nav>{links}</nav>
 </header>
 <main>

@@ -54,8 +54,8 @@ class Paper(NamedTuple):
     {}
     """
 
-    cells: dict[tuple[About, str], float]  # by dataset
-    means: dict[About, float]  # over the eleven datasets
+    cells: dict[tuple[About, str], float]  # by dataset, with the average under "avg"
+    means: dict[About, float]  # printed without datasets: averages over the eleven
     seconds: dict[tuple[int, str], float]  # by batch size and method, on ImageNet
 
     def cell(self, about: About, dataset: str) -> float | None:
@@ -67,6 +67,15 @@ class Paper(NamedTuple):
         """
         found = self.cells.get((about, dataset))
         return self.cells.get((about._replace(scenario=None), dataset)) if found is None else found
+
+    def mean(self, about: About) -> float | None:
+        """Return what the paper prints as the average over its eleven datasets.
+
+        >>> paper().mean(About("clip_vit_b16", "batch", 64, "low", "zero_shot", "{}"))
+        65.2
+        """
+        found = self.means.get(about)
+        return self.cell(about, "avg") if found is None else found
 
 
 @cache
@@ -83,10 +92,11 @@ def paper() -> Paper:
     for name in (*_BY_DATASET, *_MEANS):
         for row in tables[name]:
             about = _about(row)
-            if name in _BY_DATASET:
-                found.cells.update({(about, dataset): value for dataset, value in row["values"].items()})
-            if "avg" in row:
+            if name in _MEANS:
                 found.means[about] = row["avg"]
+                continue
+            average = {"avg": row["avg"]} if "avg" in row else {}
+            found.cells.update({(about, dataset): value for dataset, value in {**row["values"], **average}.items()})
     for row in tables["beta"]:
         about = _about(row)
         found.means[about] = row["avg"]

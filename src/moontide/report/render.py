@@ -154,7 +154,7 @@ def html(grid: Grid) -> str:
             way, size = signed(n.gain)
             gain = f'<span class="{way}">{_SIGNS[way]}{size}</span>'
         half = "" if n.half is None else f'<span class="half">±{n.half:.1f}</span>'
-        return f"<td{kind}>{value}{half}{gain}</td>"
+        return f'<td{kind}>{value}<span class="side">{half}{gain}</span></td>'
 
     named = any(name for name, _ in grid.blocks)
     head = "".join(f"<th>{escape(heading)}</th>" for heading in ["Scenario"] * named + ["Method", *grid.headings])

@@ -142,7 +142,7 @@ class Table:
         """Return the paper's number for a dataset, or for the average (None) if the datasets are the paper's."""
         if column is not None:
             return paper().cell(self.about(row), column)
-        return paper().means.get(self.about(row)) if self.columns == list(DATASETS) else None
+        return paper().mean(self.about(row)) if self.columns == list(DATASETS) else None
 
 
 @dataclass(frozen=True)
@@ -247,12 +247,15 @@ def _maker(record: Record) -> str:
 
 def _size_notes(records: Iterable[Record]) -> Iterable[str]:
     """Say where features named after a dataset of the paper are not those of its test set."""
-    for name, samples, classes in sorted({(r["dataset"], r["samples"], r["classes"]) for r in records}):
-        if name in DATASETS and (samples, classes) != ((known := dataset(name)).samples, known.classes):
-            yield (
-                f"{known.title} was run on {samples} samples of {classes} classes; the paper's test set has "
-                f"{known.samples} of {known.classes}, so differences from its numbers are not only those of programs."
-            )
+    found = sorted({(r["dataset"], r["samples"], r["classes"]) for r in records if r["dataset"] in DATASETS})
+    pairs = [(dataset(name), samples, classes) for name, samples, classes in found]
+    other = [
+        f"{known.title} ({samples} samples of {classes} classes, not {known.samples} of {known.classes})"
+        for known, samples, classes in pairs
+        if (samples, classes) != (known.samples, known.classes)
+    ]
+    if other:
+        yield f"Not the paper's test sets, so not to be held against its numbers closely: {', '.join(other)}."
 
 
 def _run_notes(tables: Iterable[Table]) -> Iterable[str]:

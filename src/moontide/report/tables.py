@@ -132,7 +132,7 @@ def summary_grids(tables: Iterable[Table]) -> list[Grid]:
                 if all(cells):
                     found[row] = _number([cell for part in cells for cell in part or ()])
                 ours = all(table.columns == list(DATASETS) for table in group)
-                paper_means[row] = paper().means.get(group[0].about(row)._replace(scenario=None)) if ours else None
+                paper_means[row] = paper().mean(group[0].about(row)._replace(scenario=None)) if ours else None
             columns.append(_rank(found))
             printed.append(paper_means)
         lines = []
