@@ -186,7 +186,7 @@ def row_dots(x: Array, y: Array) -> Array:
     >>> row_dots(np.ones((2, 3)), np.ones((2, 3)))
     array([3., 3.])
     """
-    return (x * y).sum(-1) if is_torch_array(x) else np.einsum("nk,nk->n", x, y)
+    return (x * y).sum(-1) if is_torch_array(x) else np.vecdot(x, y)
 
 
 def device_type(x: Array) -> str:

@@ -32,6 +32,7 @@ from moontide.core.arrays import Array, affine, class_counts, clip, columns, dev
 from moontide.core.graph import Affinity, Graph, nearest_neighbours
 from moontide.core.ple import (
     EPS,
+    NO_COLUMNS,
     Assignment,
     anchor_kl,
     anchor_logits,
@@ -205,13 +206,14 @@ class MOON(Method):
         # A class without samples is at its anchor: what it scores there, `rest`, is computed once, and the products of
         # an iteration are made for the L `live` classes only (on a GPU for all: counting them would make it wait).
         none = xp.zeros_like(r)  # (K,)
-        at_rest = self.m_step(xp.zeros_like(text), none, none, anchors, scale)
+        rest_kappa, rest_kl = self.at_rest(anchors, d)  # (K,), (K,)
         on_cpu = device_type(f) == "cpu"
         rest = y  # (N, K)
         if on_cpu:
-            rest = anchor_logits(cosine, at_rest.kappa, d, self.log_normaliser, scale, self.temper)
+            rest = anchor_logits(cosine, rest_kappa, d, self.log_normaliser, scale, self.temper)
         logits = anchor_logits(cosine, anchors.kappa, d, self.log_normaliser, scale, self.temper)  # (N, K)
-        live, values, classes = slice(None), None, at_rest._replace(kappa=anchors.kappa, kl=none)
+        live, values = NO_COLUMNS, None
+        beta, mu, kappa, kl = none, text, anchors.kappa, none  # (K,), (K, d), (K,), (K,)
         labels = None if self.m_steps else xp.argmax(y, axis=1)  # (N,)
         early = self.gamma == "zero_shot" or self.votes == "gamma"  # whether gamma is asked for before the first E-step
         gamma = sample_weights(y) if early else xp.ones_like(log_evidence)  # (N,)
@@ -227,7 +229,7 @@ class MOON(Method):
                 gamma = step.gamma  # (N,)
             said = z * gamma[:, None] if self.votes == "gamma" else z
             weight = xp.ones_like(gamma) if self.votes == "gamma" else gamma  # `said` has gamma in it already
-            trace.append((gamma, step.heard, step.log_sum, step.echo, weight, put(at_rest.kl, live, classes.kl)))
+            trace.append((gamma, step.heard, step.log_sum, step.echo, weight, kl))
             if it == self.m_steps:
                 break
             counts = self.counts(step, gamma)  # (K,)
@@ -235,14 +237,17 @@ class MOON(Method):
             sums, soft = weighted_sums(columns(z, live), gamma, low)  # (L, d), (L,)
             classes = self.m_step(sums, soft, counts[live], anchors.rows(live), scale)
             logits, values = rest, affine(f, classes.prototypes, classes.offset)  # (N, K), (N, L)
+            kl = put(rest_kl, live, classes.kl)  # (K,)
+        if self.m_steps:
+            beta, mu = put(none, live, classes.beta), put(text, live, classes.mu)
+            kappa = put(rest_kappa, live, classes.kappa)
         gammas, heard, log_sum, echoes, weights, kl = (xp.stack(column) for column in zip(*trace, strict=True))
         echoes = xp.concat([echoes[1:, :], echo(said, votes_of)[None, :]])  # known one E-step later
         log_evidence *= self.text_weight
         energy = objective(gammas, heard, log_sum, log_evidence, weights * echoes, anchors.alpha, kl, self.temper)
         return {
             "z": xp.astype(z, f.dtype), "y": y, "energy": energy, "same": xp.all(labels == before),
-            "beta": put(none, live, classes.beta), "kappa": put(at_rest.kappa, live, classes.kappa),
-            "mu": put(at_rest.mu, live, classes.mu), "alpha": anchors.alpha, "gamma": gamma,
+            "beta": beta, "kappa": kappa, "mu": mu, "alpha": anchors.alpha, "gamma": gamma,
             "anchor_kappa": anchors.kappa, "neighbours": graph.neighbours, "weights": graph.weights,
             **({"recall": xp.asarray(graph.recall)} if graph.recall < 1 else {}),
         }  # fmt: skip
@@ -252,6 +257,15 @@ class MOON(Method):
         if self.beta == "soft":
             return gamma @ step.z
         return class_counts(step.labels, step.z.shape[1], gamma) if self.gamma_in_counts else step.counts
+
+    def at_rest(self, anchors: Anchors, d: int) -> tuple[Array, Array]:
+        """Return concentration and KL(V'_k || V_k) after an M-step of classes without samples."""
+        kappa = anchors.kappa
+        if self.update_kappa:
+            r = anchors.r if self.update == "exact" else namespace(anchors.r).ones_like(anchors.r)
+            kappa = clip(concentration(r, d, self.inverse, self.r_cap), high=self.kappa_cap)
+        change = log_c(d, anchors.kappa, self.log_normaliser) - log_c(d, kappa, self.log_normaliser)
+        return kappa, change + anchors.r * (anchors.kappa - kappa)
 
     def m_step(self, sums: Array, soft: Array, counts: Array, anchors: Anchors, scale: float) -> Classes:
         """Eq. update-m and update-m-real: parameters of L classes from their statistics, and what they score with."""
