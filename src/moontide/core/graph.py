@@ -79,19 +79,21 @@ class Affinity:
     pointer: Array  # (N + 1,)
     neighbour: Array  # (E,)
     weight: Array  # (E,)
+    width: int | None = None  # how many samples vote, where it is not as many as hear
 
     @cached_property
     def _matrix(self) -> Any:
         n = self.pointer.shape[0] - 1
+        width = n if self.width is None else self.width
         if is_torch_array(self.weight):
             import torch
 
             rows = torch.repeat_interleave(torch.diff(self.pointer), output_size=self.weight.shape[0])
             edges = torch.stack([rows, self.neighbour])
-            return torch.sparse_coo_tensor(edges, self.weight, (n, n), check_invariants=False).coalesce()
+            return torch.sparse_coo_tensor(edges, self.weight, (n, width), check_invariants=False).coalesce()
         from scipy.sparse import csr_array
 
-        return csr_array((self.weight, self.neighbour, self.pointer), shape=(n, n))
+        return csr_array((self.weight, self.neighbour, self.pointer), shape=(n, width))
 
     def __call__(self, z: Array) -> Array:
         """Return the votes of the neighbours, (N, K)."""

@@ -25,16 +25,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
-from moontide.core import kernels
 from moontide.core.arrays import Array, affine, class_counts, clip, columns, device_type, namespace, put, to_numpy
 from moontide.core.graph import Affinity, Graph, nearest_neighbours
+from moontide.core.mixture import Anchors, MStep
 from moontide.core.ple import (
-    EPS,
     NO_COLUMNS,
     Assignment,
-    anchor_kl,
     anchor_logits,
     anchor_weights,
     class_confidence,
@@ -42,13 +40,9 @@ from moontide.core.ple import (
     e_step,
     echo,
     initial_resultant,
-    log_c,
-    means,
     neighbour_votes,
     objective,
-    prototypes,
     sample_weights,
-    shrink,
     weighted_sums,
 )
 from moontide.core.replay import replay
@@ -59,30 +53,6 @@ from moontide.protocols import Method
 from moontide.types import Result, Task
 
 LARGE = 2**27  # N x K above which a CPU works in blocks of rows, with assignments in 16 bits
-
-
-class Anchors(NamedTuple):
-    """The anchor distribution V'_k of each class and how strongly it holds."""
-
-    text: Array  # (K, d) mu'_k = t_k
-    kappa: Array  # (K,) kappa'_k
-    r: Array  # (K,) A_d(kappa'_k)
-    alpha: Array  # (K,) alpha_k
-
-    def rows(self, which: Array | slice) -> Anchors:
-        """Return some of the classes."""
-        return self if isinstance(which, slice) else Anchors(*(x[which, ...] for x in self))
-
-
-class Classes(NamedTuple):
-    """The distribution V_k of each class after an M-step, and what its scores are made of."""
-
-    beta: Array  # (K,)
-    mu: Array  # (K, d)
-    kappa: Array  # (K,)
-    prototypes: Array  # (K, d)
-    offset: Array  # (K,) log C_d(kappa_k) / temper
-    kl: Array  # (K,) KL(V'_k || V_k)
 
 
 @dataclass(frozen=True)
@@ -196,7 +166,7 @@ class MOON(Method):
     def _solve(self, task: Task) -> dict[str, Array]:
         """Alternate E-steps and M-steps. Nothing here waits for a GPU, so that the whole run can be replayed there."""
         xp = namespace(task.features)
-        f, text, d, scale = task.features, task.text, task.d, self.text_weight * task.logit_scale
+        f, text, d, m_step = task.features, task.text, task.d, self.m_step(task.logit_scale)
         cosine = f @ text.T  # (N, K)
         y, log_evidence = softmax_evidence(task.logit_scale * cosine)  # (N, K), (N,)
         r = clip(initial_resultant(y, cosine, self.count_epsilon), 0, self.r_cap)  # (K,)
@@ -206,12 +176,12 @@ class MOON(Method):
         # A class without samples is at its anchor: what it scores there, `rest`, is computed once, and the products of
         # an iteration are made for the L `live` classes only (on a GPU for all: counting them would make it wait).
         none = xp.zeros_like(r)  # (K,)
-        rest_kappa, rest_kl = self.at_rest(anchors, d)  # (K,), (K,)
+        rest_kappa, rest_kl = m_step.at_rest(anchors)  # (K,), (K,)
         on_cpu = device_type(f) == "cpu"
         rest = y  # (N, K)
         if on_cpu:
-            rest = anchor_logits(cosine, rest_kappa, d, self.log_normaliser, scale, self.temper)
-        logits = anchor_logits(cosine, anchors.kappa, d, self.log_normaliser, scale, self.temper)  # (N, K)
+            rest = anchor_logits(cosine, rest_kappa, d, self.log_normaliser, m_step.scale, self.temper)
+        logits = anchor_logits(cosine, anchors.kappa, d, self.log_normaliser, m_step.scale, self.temper)  # (N, K)
         live, values = NO_COLUMNS, None
         beta, mu, kappa, kl = none, text, anchors.kappa, none  # (K,), (K, d), (K,), (K,)
         labels = None if self.m_steps else xp.argmax(y, axis=1)  # (N,)
@@ -235,7 +205,7 @@ class MOON(Method):
             counts = self.counts(step, gamma)  # (K,)
             live = xp.nonzero(counts)[0] if on_cpu else slice(None)  # (L,)
             sums, soft = weighted_sums(columns(z, live), gamma, low)  # (L, d), (L,)
-            classes = self.m_step(sums, soft, counts[live], anchors.rows(live), scale)
+            classes = m_step(sums, soft, counts[live], anchors.rows(live))
             logits, values = rest, affine(f, classes.prototypes, classes.offset)  # (N, K), (N, L)
             kl = put(rest_kl, live, classes.kl)  # (K,)
         if self.m_steps:
@@ -258,35 +228,12 @@ class MOON(Method):
             return gamma @ step.z
         return class_counts(step.labels, step.z.shape[1], gamma) if self.gamma_in_counts else step.counts
 
-    def at_rest(self, anchors: Anchors, d: int) -> tuple[Array, Array]:
-        """Return concentration and KL(V'_k || V_k) after an M-step of classes without samples."""
-        kappa = anchors.kappa
-        if self.update_kappa:
-            r = anchors.r if self.update == "exact" else namespace(anchors.r).ones_like(anchors.r)
-            kappa = clip(concentration(r, d, self.inverse, self.r_cap), high=self.kappa_cap)
-        change = log_c(d, anchors.kappa, self.log_normaliser) - log_c(d, kappa, self.log_normaliser)
-        return kappa, change + anchors.r * (anchors.kappa - kappa)
-
-    def m_step(self, sums: Array, soft: Array, counts: Array, anchors: Anchors, scale: float) -> Classes:
-        """Eq. update-m and update-m-real: parameters of L classes from their statistics, and what they score with."""
-        xp, d = namespace(sums), sums.shape[1]
-        simple = self.inverse == "banerjee" and self.log_normaliser == "asymptotic"
-        if simple and self.update_mu and self.update_kappa and kernels.usable(sums) and sums.dtype == xp.float32:
-            caps = (self.count_epsilon, self.r_cap, self.kappa_cap, scale, self.temper)
-            return Classes(*kernels.m_step(sums, soft, counts, anchors, self.update == "exact", *caps))
-        text, anchor_kappa, anchor_r, alpha = anchors
-        beta = counts / (counts + alpha + EPS)  # (L,)
-        anchor = text * anchor_r[:, None] if self.update == "exact" else text  # (L, d)
-        resultant = shrink(means(sums, soft, self.count_epsilon), beta, anchor)  # (L, d)
-        r = xp.linalg.vector_norm(resultant, axis=1)  # (L,)
-        mu, kappa = text, anchor_kappa
-        if self.update_mu:
-            mu = resultant / clip(r, EPS)[:, None]
-        if self.update_kappa:
-            kappa = clip(concentration(r, d, self.inverse, self.r_cap), high=self.kappa_cap)
-        offset = log_c(d, kappa, self.log_normaliser) / self.temper  # (L,)
-        kl = anchor_kl(text, anchor_kappa, anchor_r, mu, kappa, d, self.log_normaliser)  # (L,)
-        return Classes(beta, mu, kappa, prototypes(text, mu, kappa, scale, self.temper), offset, kl)
+    def m_step(self, logit_scale: float) -> MStep:
+        """Return the M-step with these options."""
+        return MStep(
+            self.update, self.update_mu, self.update_kappa, self.inverse, self.log_normaliser, self.r_cap,
+            self.kappa_cap, self.count_epsilon, self.temper, self.text_weight * logit_scale,
+        )  # fmt: skip
 
     @property
     def m_steps(self) -> int:

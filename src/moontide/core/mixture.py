@@ -1,0 +1,91 @@
+"""The class distributions of MOON: anchors V'_k, and the M-step that moves V_k from them (Eq. update-m and -real)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from moontide.core import kernels
+from moontide.core.arrays import Array, clip, namespace
+from moontide.core.ple import EPS, anchor_kl, concentration, log_c, means, prototypes, shrink
+
+
+class Anchors(NamedTuple):
+    """The anchor distribution V'_k of each class and how strongly it holds."""
+
+    text: Array  # (K, d) mu'_k = t_k
+    kappa: Array  # (K,) kappa'_k
+    r: Array  # (K,) A_d(kappa'_k)
+    alpha: Array  # (K,) alpha_k
+
+    def rows(self, which: Array | slice) -> Anchors:
+        """Return some of the classes."""
+        return self if isinstance(which, slice) else Anchors(*(x[which, ...] for x in self))
+
+
+class Classes(NamedTuple):
+    """The distribution V_k of each class after an M-step, and what its scores are made of."""
+
+    beta: Array  # (K,)
+    mu: Array  # (K, d)
+    kappa: Array  # (K,)
+    prototypes: Array  # (K, d)
+    offset: Array  # (K,) log C_d(kappa_k) / temper
+    kl: Array  # (K,) KL(V'_k || V_k)
+
+
+@dataclass(frozen=True)
+class MStep:
+    """The M-step with its options (those of MOON by the same names); `scale` is text weight x logit scale.
+
+    >>> import numpy as np
+    >>> step = MStep("simplified", True, True, "banerjee", "asymptotic", 0.999, 500.0, 1e-10, 50.0, 100.0)
+    >>> eye = np.eye(2)
+    >>> anchors = Anchors(eye, np.ones(2), np.ones(2), np.ones(2))
+    >>> step(10 * eye[::-1], np.asarray([10.0, 10.0]), np.asarray([10.0, 0.0]), anchors).beta.round(3)
+    array([0.909, 0.   ])
+    """
+
+    update: str
+    update_mu: bool
+    update_kappa: bool
+    inverse: str
+    log_normaliser: str
+    r_cap: float
+    kappa_cap: float
+    count_epsilon: float
+    temper: float
+    scale: float
+
+    def __call__(self, sums: Array, soft: Array, counts: Array, anchors: Anchors) -> Classes:
+        """Return L classes from their statistics: sums (L, d), what divides them, and the counts n_k of beta_k."""
+        xp, exact = namespace(sums), self.update == "exact"
+        plain = (
+            self.inverse == "banerjee" and self.log_normaliser == "asymptotic" and self.update_mu and self.update_kappa
+        )
+        if plain and kernels.usable(sums) and sums.dtype == xp.float32:
+            numbers = (self.count_epsilon, self.r_cap, self.kappa_cap, self.scale, self.temper)
+            return Classes(*kernels.m_step(sums, soft, counts, anchors, exact, *numbers))
+        text, anchor_kappa, anchor_r, alpha = anchors
+        d = text.shape[1]
+        beta = counts / (counts + alpha + EPS)  # (L,)
+        anchor = text * anchor_r[:, None] if exact else text  # (L, d)
+        resultant = shrink(means(sums, soft, self.count_epsilon), beta, anchor)  # (L, d)
+        r = xp.linalg.vector_norm(resultant, axis=1)  # (L,)
+        mu = resultant / clip(r, EPS)[:, None] if self.update_mu else text  # (L, d)
+        kappa = self.kappa(r, d) if self.update_kappa else anchor_kappa  # (L,)
+        offset = log_c(d, kappa, self.log_normaliser) / self.temper  # (L,)
+        kl = anchor_kl(text, anchor_kappa, anchor_r, mu, kappa, d, self.log_normaliser)  # (L,)
+        return Classes(beta, mu, kappa, prototypes(text, mu, kappa, self.scale, self.temper), offset, kl)
+
+    def kappa(self, r: Array, d: int) -> Array:
+        """Return the concentrations of resultant lengths r, capped, (L,)."""
+        return clip(concentration(r, d, self.inverse, self.r_cap), high=self.kappa_cap)
+
+    def at_rest(self, anchors: Anchors) -> tuple[Array, Array]:
+        """Return kappa and KL of classes without samples: beta is 0, the mean the anchor, only kappa may have moved."""
+        kappa, d = anchors.kappa, anchors.text.shape[1]
+        if self.update_kappa:
+            kappa = self.kappa(anchors.r if self.update == "exact" else namespace(kappa).ones_like(kappa), d)
+        change = log_c(d, anchors.kappa, self.log_normaliser) - log_c(d, kappa, self.log_normaliser)
+        return kappa, change + anchors.r * (anchors.kappa - kappa)
