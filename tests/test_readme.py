@@ -1,0 +1,123 @@
+"""What the README and the quick start tell to type runs: Python snippets, and commands on data made here."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from moontide.bench.toml import read_toml
+from moontide.cli import app, main
+from moontide.registry import method_names, method_type
+from moontide.simulate import simulate
+
+ROOT = Path(__file__).parents[1]
+PAGES = ("README.md", "docs/quickstart.md")
+NOT_RUN = {"serve": "it runs until it is stopped"}  # commands that are only parsed here, and why
+
+
+def read(page: str) -> str:
+    return (ROOT / page).read_text(encoding="utf-8")
+
+
+def blocks(page: str, language: str) -> list[str]:
+    """Return the fenced blocks of a page in one language."""
+    return re.findall(rf"^```{language}\n(.*?)^```$", read(page), re.MULTILINE | re.DOTALL)
+
+
+def commands(block: str) -> Iterator[list[str]]:
+    """Yield the words of each command of a block."""
+    for line in block.replace("\\\n", " ").splitlines():
+        if words := shlex.split(line, comments=True):
+            yield words
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working folder with the files that the pages speak of."""
+    names = [f"thing {k}" for k in range(12)]
+    for seed, name in enumerate(("features", "monday", "tuesday")):
+        data = simulate(80, 12, dim=32, effective_classes=4, class_names=names)
+        rows = np.random.default_rng(seed).permutation(80)
+        np.savez(
+            tmp_path / f"{name}.npz", image_features=data.features[rows], text_features=data.text,
+            labels=data.labels[rows], classnames=names, logit_scale=data.logit_scale,
+        )  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def parses(words: list[str]) -> None:
+    """Check that a command exists and has these options, without running it."""
+    app.parse_args(words, exit_on_error=False, print_error=False)
+
+
+def run(words: list[str]) -> None:
+    """Run a command of a page where it can run here, else check all that can be checked of it."""
+    program, *arguments = words
+    if program == "moontide" and arguments[0] in NOT_RUN:
+        parses(arguments)
+    elif program == "moontide":
+        assert main(arguments) == 0, f"{' '.join(words)} fails"
+    elif program == "pip":
+        extras = re.search(r"\[(.*)\]", words[-1])
+        offered = read_toml(ROOT / "pyproject.toml")["project"]["optional-dependencies"]
+        assert not extras or set(extras[1].split(",")) <= set(offered)
+    else:
+        assert program.startswith("scripts/"), f"{program} is not a program that this test knows"
+        assert os.access(ROOT / program, os.X_OK)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_python_of_a_page_runs(page: str, folder: Path) -> None:
+    data = simulate(64, 12, dim=32)
+    names = {"image_features": data.features, "text_features": data.text}
+    for block in blocks(page, "python"):
+        exec(compile(block, page, "exec"), names)  # later blocks use what earlier ones made
+    assert names["result"].probs.shape[0] == 64
+
+
+@pytest.mark.parametrize(("page", "block"), [(page, block) for page in PAGES for block in blocks(page, "bash")])
+def test_the_commands_of_a_page_run(page: str, block: str, folder: Path) -> None:
+    for words in commands(block):
+        run(words)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_commands_in_the_text_of_a_page_exist(page: str) -> None:
+    text = re.sub(r"^```.*?^```$", "", read(page), flags=re.MULTILINE | re.DOTALL)
+    found = re.findall(r"`moontide ([^`]+)`", text)
+    assert found
+    for words in map(shlex.split, found):
+        assert words[0] in list(app)
+        if len(words) > 1:
+            parses(words)
+
+
+def test_the_pages_say_the_two_commands() -> None:
+    said = [words[0] for block in blocks("README.md", "bash") for words in commands(block)]
+    assert {"scripts/demo", "scripts/test", "moontide", "pip"} <= set(said)
+
+
+def test_every_command_is_in_the_readme() -> None:
+    said = {words[1] for block in blocks("README.md", "bash") for words in commands(block) if words[0] == "moontide"}
+    assert said == {name for name in app if not name.startswith("-")}
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/methods.md"])
+def test_the_table_of_methods_is_complete_and_true(page: str) -> None:
+    rows = [line for line in read(page).splitlines() if re.match(r"\| `\w+` \|.*\| (batch|online) \|", line)]
+    table = {re.findall(r"`(\w+)`", row)[0]: row for row in rows}
+    assert sorted(table) == sorted(method_names())
+    for name, row in table.items():
+        cls = method_type(name)
+        assert ("| online |" in row) == hasattr(cls, "step")
+        for need in cls.needs:
+            assert need in row
+        if page == "docs/methods.md":
+            assert f"| {cls.citation} |" in row
