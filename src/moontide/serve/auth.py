@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 from fastapi import HTTPException
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from moontide.errors import OptionError
@@ -26,12 +26,13 @@ from moontide.serve.metrics import Metrics
 
 PUBLIC = frozenset({"/", "/app.js", "/style.css", "/docs", "/docs.js", "/openapi.json", "/healthz", "/readyz"})
 METHODS = frozenset({"GET", "POST", "DELETE", "HEAD", "OPTIONS", "PUT", "PATCH"})
-HEADERS = {
-    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
-    "img-src 'self' blob:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
-    "x-content-type-options": "nosniff",
-    "referrer-policy": "no-referrer",
-}
+HEADERS = [
+    (b"content-security-policy", b"default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+     b"img-src 'self' blob:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"),
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cache-control", b"no-store"),
+]  # fmt: skip
 
 
 def new_token() -> tuple[str, str]:
@@ -132,12 +133,8 @@ class Guard:
             if message["type"] == "http.response.start":
                 method = scope["method"] if scope["method"] in METHODS else "other"
                 self.metrics.request(method, message["status"])
-                headers = MutableHeaders(scope=message)
-                for name, value in HEADERS.items():
-                    headers.setdefault(name, value)
-                headers.setdefault("cache-control", "no-store")
-                if not body.complete:  # what is still to come is not waited for
-                    headers["connection"] = "close"
+                close = [] if body.complete else [(b"connection", b"close")]  # what is still to come is not waited for
+                message = {**message, "headers": [*message.get("headers", ()), *HEADERS, *close]}
             await send(message)
 
         try:
@@ -174,13 +171,7 @@ class _Body:
         return None
 
     async def receive(self) -> Message:
-        if self.complete:
-            return await self.next()
-        try:
-            left = self.deadline - asyncio.get_running_loop().time()
-            message = await asyncio.wait_for(self.next(), max(0, left))
-        except asyncio.TimeoutError:
-            raise HTTPException(408, f"The request did not come in within {self.gate.body_seconds:g} s.") from None
+        message = await (self.next() if self.complete else self.in_time())
         size = len(message.get("body", b""))
         refusal = self.too_large(self.size + size)
         if refusal is not None:
@@ -189,6 +180,28 @@ class _Body:
         self.gate.bodies += size
         self.complete = not message.get("more_body", False)
         return message
+
+    async def in_time(self) -> Message:
+        """Return what comes next, or give up; a timer and not `wait_for`, which would start a task for each part."""
+        task, loop, late = asyncio.current_task(), asyncio.get_running_loop(), False
+
+        def give_up() -> None:
+            nonlocal late
+            late = True
+            if task is not None:
+                task.cancel()
+
+        timer = loop.call_at(self.deadline, give_up)
+        try:
+            return await self.next()
+        except asyncio.CancelledError:
+            if not late:
+                raise
+            if task is not None and hasattr(task, "uncancel"):  # from Python 3.11 on
+                task.uncancel()
+            raise HTTPException(408, f"A request must come in within {self.gate.body_seconds:g} s.") from None
+        finally:
+            timer.cancel()
 
 
 async def _refuse(send: Send, status: int, sentence: str) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Mapping
+from itertools import accumulate
 from typing import TypeAlias
 
 Series: TypeAlias = tuple[str, tuple[tuple[str, str], ...]]  # a name and its labels
@@ -33,6 +35,7 @@ class Metrics:
     def __init__(self) -> None:
         """Start at zero."""
         self.values: defaultdict[Series, float] = defaultdict(float)
+        self.buckets: defaultdict[str, list[int]] = defaultdict(lambda: [0] * (len(BUCKETS) + 1))
 
     def add(self, name: str, value: float, **labels: str) -> None:
         """Add to a counter."""
@@ -48,19 +51,21 @@ class Metrics:
         self.add("moontide_samples_total", samples, stream=stream)
         self.add("moontide_batches_total", 1, stream=stream)
         self.add("moontide_batch_seconds_sum", seconds, stream=stream)
-        self.add("moontide_batch_seconds_count", 1, stream=stream)
-        for bound in BUCKETS:
-            self.add("moontide_batch_seconds_bucket", int(seconds <= bound), stream=stream, le=str(bound))
-        self.add("moontide_batch_seconds_bucket", 1, stream=stream, le="+Inf")
+        self.buckets[stream][bisect_left(BUCKETS, seconds)] += 1
 
     def forget(self, stream: str) -> None:
         """Drop the counters of a stream that was deleted."""
         for key in [key for key in self.values if ("stream", stream) in key[1]]:
             del self.values[key]
+        self.buckets.pop(stream, None)
 
     def text(self, gauges: Mapping[str, Mapping[str, float]]) -> str:
         """Return everything as text; `gauges` holds values by name and stream."""
         rows = dict(self.values)
+        for stream, counts in self.buckets.items():
+            for bound, count in zip([*BUCKETS, "+Inf"], accumulate(counts), strict=True):
+                rows["moontide_batch_seconds_bucket", (("stream", stream), ("le", str(bound)))] = count
+            rows["moontide_batch_seconds_count", (("stream", stream),)] = sum(counts)
         for name, streams in gauges.items():
             rows |= {(name, (("stream", stream),)): value for stream, value in streams.items()}
         lines = []

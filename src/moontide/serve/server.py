@@ -6,39 +6,45 @@ import asyncio
 import logging
 import socket
 import sys
+from http import HTTPStatus
 
-import h11
 import uvicorn
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from moontide.errors import OptionError
 from moontide.serve.app import create_app
 from moontide.serve.auth import check_exposure, problem
 from moontide.serve.service import Service
 
-HEADER_SECONDS = 10.0  # for the headers of a request to come in
+HEADER_SECONDS, MAX_HEADER_BYTES = 10.0, 2**16  # of the headers of a request
 CLOSE_SECONDS = 30  # for open requests to be answered when the server is stopped
 MAX_CONNECTIONS = 1000
 SWITCH_SECONDS = 0.0005  # so that a step does not keep the event loop waiting for the interpreter
 
 
-class Protocol(H11Protocol):
-    """HTTP/1.1 by uvicorn, with a limit on the time that the headers of a request take."""
+class Protocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
+    """HTTP/1.1 by uvicorn, with limits on the time and the size that the headers of a request take."""
 
     timer: asyncio.TimerHandle | None = None
+    header_bytes = 0
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+    def connection_made(self, transport: asyncio.Transport) -> None:
         """Start the clock."""
         super().connection_made(transport)
         self.timer = self.loop.call_later(HEADER_SECONDS, self.too_slow)
 
     def data_received(self, data: bytes) -> None:
         """Start the clock for a further request, and stop it when the headers are in."""
-        if self.timer is None and self.conn.their_state is h11.IDLE:
+        before = self.cycle
+        if self.timer is None and before.response_complete:
             self.timer = self.loop.call_later(HEADER_SECONDS, self.too_slow)
         super().data_received(data)
-        if self.conn.their_state is not h11.IDLE:
+        if self.cycle is not before:  # uvicorn has begun with the request
             self.stop_clock()
+        elif self.timer is not None:
+            self.header_bytes += len(data)
+            if self.header_bytes > MAX_HEADER_BYTES and not self.transport.is_closing():
+                self.refuse(431, f"The headers of a request may have {MAX_HEADER_BYTES} bytes.")
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop the clock."""
@@ -47,15 +53,20 @@ class Protocol(H11Protocol):
 
     def stop_clock(self) -> None:
         """Stop the clock."""
+        self.header_bytes = 0
         if self.timer is not None:
             self.timer.cancel()
             self.timer = None
 
     def too_slow(self) -> None:
-        """Say so, and close."""
-        body = problem(f"The headers did not come in within {HEADER_SECONDS:g} s.")
-        head = f"HTTP/1.1 408 Request Timeout\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
-        self.transport.write(f"{head}connection: close\r\n\r\n".encode() + body)
+        """End a connection whose headers do not come in."""
+        self.refuse(408, f"The headers of a request must come in within {HEADER_SECONDS:g} s.")
+
+    def refuse(self, status: int, sentence: str) -> None:
+        """Say why, and close the connection."""
+        body = problem(sentence)
+        head = f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\ncontent-type: application/json\r\n"
+        self.transport.write(f"{head}content-length: {len(body)}\r\nconnection: close\r\n\r\n".encode() + body)
         self.transport.close()
 
 

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from moontide.core.arrays import as_matrix, unit_rows
+from moontide.core.arrays import as_real, unit_rows
 from moontide.encoders import Encoder
 from moontide.errors import InputError, MoontideError, OptionError
 from moontide.registry import method, method_names, method_type
@@ -256,7 +256,9 @@ class Service:
             raise InputError(f"Embeddings must have the dimension of the stream, {dim}. Got {x.shape[1]} instead.")
         if len(x) > MAX_PUSH:
             raise TooLargeError(f"A push may have {MAX_PUSH} samples. Got {len(x)} instead; send several.")
-        return await line.push(Item(x, key, zlib.crc32(x.data) if crc is None else crc))
+        if crc is None and key is not None:
+            crc = zlib.crc32(x.data)
+        return await line.push(Item(x, key, crc or 0))
 
     async def push_images(self, line: Line, files: Sequence[bytes], key: str | None) -> Answer:
         """Embed images, and give them to a stream."""
@@ -287,10 +289,12 @@ def check_rows(values: Any, name: str) -> Floats:
         ...
     moontide.errors.InputError: 'embeddings' must be finite. Got NaN or infinity in row 1; remove or recompute them.
     """
-    rows = as_matrix(values, name)
+    rows = as_real(values, name)
     with np.errstate(over="ignore"):
         x: Floats = np.ascontiguousarray(rows, dtype=np.float32)
-    unit_rows(x, name)
+    squares = np.einsum("nd,nd->n", x, x)
+    if not 1e-24 < squares.min() <= squares.max() < 1e24:  # or NaN
+        unit_rows(x, name)  # says what is not finite, and which rows are zero
     return x
 
 
