@@ -26,7 +26,7 @@ def test_blocks_give_what_the_whole_gives(options: dict[str, Any], monkeypatch: 
     method = MOON(**options)
     whole = method.fit_predict(DATA.features, DATA.text)
     monkeypatch.setattr(moon, "LARGE", 0)
-    monkeypatch.setattr("moontide.engine.shard.BLOCK_ENTRIES", 40 * 70)  # blocks of 70 rows
+    monkeypatch.setattr("moontide.engine.rows.BLOCK_ENTRIES", 40 * 70)  # blocks of 70 rows
     blocks = method.fit_predict(DATA.features, DATA.text)
     np.testing.assert_array_equal(blocks.labels, whole.labels)
     np.testing.assert_allclose(blocks.probs, whole.probs, atol=5e-4)  # stored in 16 bits

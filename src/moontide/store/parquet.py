@@ -15,8 +15,8 @@ import pyarrow.parquet as pq
 from moontide.errors import FileError, InputError
 
 
-def read_embeddings(path: Path) -> tuple[npt.NDArray[Any], list[Any] | None]:
-    """Read the column of embeddings as a matrix, and the column `id` where there is one.
+def read_embeddings(path: str | Path, handle: BinaryIO | None = None) -> tuple[npt.NDArray[Any], list[Any] | None]:
+    """Read the column of embeddings as a matrix, and the column `id` where there is one; `handle` is the open file.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -24,21 +24,15 @@ def read_embeddings(path: Path) -> tuple[npt.NDArray[Any], list[Any] | None]:
     ...     read_embeddings(Path(folder) / "f.parquet")
     (array([[1., 2.]]), ['a'])
     """
-    with pq.ParquetFile(path) as file:
+    with pq.ParquetFile(handle or path) as file:
         schema = file.schema_arrow
-        usable = [f.name for f in schema if f.name != "id" and (_is_binary(f.type) or _is_numbers(f.type))]
-        if "embedding" not in usable and len(usable) != 1:
-            raise FileError(
-                f"{path} must have a column 'embedding' of number lists or fixed-length binary values, or only one "
-                f"such column. It has the columns {', '.join(schema.names)}."
-            )
-        name = "embedding" if "embedding" in usable else usable[0]
+        name = _column(path, schema)
         table = file.read([name, "id"] if "id" in schema.names else [name])
     column = table.column(name)
     if column.null_count:
         raise InputError(f"The column '{name}' of {path} must not have missing values. Got {column.null_count}.")
     if _is_binary(column.type):
-        dtype = np.dtype((schema.field(name).metadata or {}).get(b"dtype", b"float32").decode()).newbyteorder("<")
+        dtype = _dtype(schema.field(name))
         lengths, values = pc.binary_length(column), np.frombuffer(b"".join(column.to_pylist()), dtype)
     else:
         lengths, values = pc.list_value_length(column), pc.list_flatten(column).to_numpy()
@@ -46,6 +40,52 @@ def read_embeddings(path: Path) -> tuple[npt.NDArray[Any], list[Any] | None]:
         raise InputError(f"The values in the column '{name}' of {path} must all have one length.")
     matrix = values.reshape(len(column), -1) if len(column) else np.empty((0, 0))
     return matrix, table.column("id").to_pylist() if "id" in schema.names else None
+
+
+def shape(path: str | Path, handle: BinaryIO) -> tuple[int, int]:
+    """Return the shape of the matrix in an open file, from its footer and first row.
+
+    >>> import io
+    >>> pq.write_table(pa.table({"embedding": [[1.0, 2.0]]}), buffer := io.BytesIO())
+    >>> shape("f.parquet", buffer)
+    (1, 2)
+    """
+    file = pq.ParquetFile(handle)
+    schema = file.schema_arrow
+    name, rows = _column(path, schema), file.metadata.num_rows
+    first = next((batch.column(0) for batch in file.iter_batches(1, columns=[name])), ()) if rows else ()
+    if not len(first) or not first[0].is_valid:
+        raise InputError(f"The column '{name}' of {path} must have a value in every row.")
+    length = len(first[0].as_py())
+    return rows, length // _dtype(schema.field(name)).itemsize if _is_binary(schema.field(name).type) else length
+
+
+def read_ids(handle: BinaryIO) -> list[Any] | None:
+    """Read the column `id` of an open file, or None where there is none.
+
+    >>> import io
+    >>> pq.write_table(pa.table({"id": ["a"]}), buffer := io.BytesIO())
+    >>> read_ids(buffer)
+    ['a']
+    """
+    file = pq.ParquetFile(handle)
+    ids: list[Any] | None = file.read(["id"]).column(0).to_pylist() if "id" in file.schema_arrow.names else None
+    return ids
+
+
+def _column(path: str | Path, schema: Any) -> str:
+    """Return the name of the column of embeddings."""
+    usable: list[str] = [f.name for f in schema if f.name != "id" and (_is_binary(f.type) or _is_numbers(f.type))]
+    if "embedding" not in usable and len(usable) != 1:
+        raise FileError(
+            f"{path} must have a column 'embedding' of number lists or fixed-length binary values, or only one "
+            f"such column. It has the columns {', '.join(schema.names)}."
+        )
+    return "embedding" if "embedding" in usable else usable[0]
+
+
+def _dtype(field: Any) -> np.dtype[Any]:
+    return np.dtype((field.metadata or {}).get(b"dtype", b"float32").decode()).newbyteorder("<")
 
 
 def _is_binary(kind: Any) -> bool:

@@ -1,0 +1,125 @@
+"""The engine of a cluster: Ray actors that hold shards, assignments and graphs in memory, and a tree of additions.
+
+What travels in an iteration is K x d: the classes, once to each node, and one sum from each worker, added in pairs on
+the cluster, so that the driver receives a single one. A worker that dies is replaced and its shards are read again, as
+they were after their last step; the call is then repeated, which costs the others nothing (see `engine.worker`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from moontide.engine.worker import Job, Worker
+from moontide.errors import MoontideError, ResourceError, missing_extra
+
+try:
+    import ray
+except ImportError:  # the extra is named when a cluster is asked for
+    ray = None
+
+ATTEMPTS = 5  # of one call
+
+
+def connect(address: str | None, cpus: int | None = None) -> bool:
+    """Join the cluster at an address, or start Ray on this machine; tell whether this call did it."""
+    if ray is None:
+        raise missing_extra("ray", "ray", "The engine 'ray'")
+    if ray.is_initialized():
+        return False
+    own: dict[str, Any] = {"num_cpus": cpus, "include_dashboard": False} if address is None else {}
+    try:
+        ray.init(address=address, log_to_driver=False, logging_level="ERROR", **own)
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        why = str(error).strip().partition("\n")[0].rstrip(".")
+        raise ResourceError(f"There is no Ray cluster at {address!r} ({why}).") from error
+    return True
+
+
+def resources() -> dict[str, float]:
+    """Return what the cluster has: CPU, GPU, memory in bytes."""
+    found: dict[str, float] = ray.cluster_resources()
+    return found
+
+
+class Ray:
+    """Workers on the cluster that `connect` joined. `tick(shards)` is called as workers finish."""
+
+    def __init__(
+        self,
+        job: Job,
+        resident: bool,
+        tick: Callable[[int], None] = lambda shards: None,
+        *,
+        workers: int,
+        cpus: int = 1,
+    ) -> None:
+        threads = {name: str(cpus) for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")}
+        self._actor = ray.remote(Worker).options(
+            num_cpus=cpus, num_gpus=int(job.device == "cuda"), runtime_env={"env_vars": threads}
+        )
+        self._add = ray.remote(num_cpus=0)(_add)
+        self._job, self._resident, self._tick, self.replaced = ray.put(job), resident, tick, 0
+        self.shares = [tuple(range(job.parts))[w::workers] for w in range(min(workers, job.parts))]
+        self.workers = [self._start(share) for share in self.shares]
+
+    def run(self, number: int, name: str, *given: Any) -> Any:
+        """Call a method on every shard and add up; workers that die meanwhile are replaced."""
+        packed = ray.put(given)
+        for _ in range(ATTEMPTS):
+            parts = [worker.call.remote(number, name, packed) for worker in self.workers]
+            try:
+                self._wait(parts)
+                return ray.get(self._tree(parts))
+            except ray.exceptions.RayError as error:
+                cause = getattr(error, "cause", None)
+                if isinstance(cause, MoontideError):
+                    raise cause from None
+                if not self._replace_dead() and isinstance(error, ray.exceptions.RayTaskError):
+                    raise
+                last = error
+        raise ResourceError(
+            f"Workers died {ATTEMPTS} times in one call, probably for want of memory; split the shards, or use fewer "
+            f"workers on a machine ({str(last).strip().partition(chr(10))[0]})."
+        )
+
+    def close(self) -> None:
+        """End the workers."""
+        for worker in self.workers:
+            ray.kill(worker)
+
+    def _start(self, share: tuple[int, ...]) -> Any:
+        return self._actor.remote(self._job, share, self._resident)
+
+    def _wait(self, parts: list[Any]) -> None:
+        """Report workers as they finish, in whatever order."""
+        sizes = {part: len(share) for part, share in zip(parts, self.shares, strict=True)}
+        while parts:
+            done, parts = ray.wait(parts, fetch_local=False)
+            self._tick(sum(sizes[part] for part in done))
+
+    def _tree(self, parts: list[Any]) -> Any:
+        """Add up in pairs, on the cluster."""
+        while len(parts) > 1:
+            pairs = [self._add.remote(*parts[i : i + 2]) for i in range(0, len(parts) - 1, 2)]
+            parts = pairs + parts[2 * len(pairs) :]
+        return parts[0]
+
+    def _replace_dead(self) -> int:
+        """Start a new worker for each that does not answer; return how many."""
+        dead = [w for w, worker in enumerate(self.workers) if not _answers(worker)]
+        for w in dead:
+            self.workers[w] = self._start(self.shares[w])
+        self.replaced += len(dead)
+        return len(dead)
+
+
+def _add(a: Any, b: Any) -> Any:
+    return a + b
+
+
+def _answers(worker: Any) -> bool:
+    try:
+        return bool(ray.get(worker.alive.remote()))
+    except ray.exceptions.RayActorError:
+        return False

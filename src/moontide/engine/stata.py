@@ -1,0 +1,174 @@
+"""StatA as a map over shards: diagonal Gaussians whose K x d sums of z f and z f^2 add up.
+
+Equations and symbols as in `methods.stata`. All squares are taken around the mean of the features, `centre`, which is
+the first thing that is added up. The five assignments of an E-step hear the neighbours inside the shard.
+
+A class's mean is sum_i z_ik f_i / sum_i z_ik here, where `methods.stata` forms it from log z: they differ for classes
+whose z_ik all underflow, which have no share beta_k in anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moontide.core.arrays import Array, affine, class_counts, like, namespace, to_numpy, unit_rows
+from moontide.core.gaussian import FLOOR
+from moontide.core.ple import EPS, means, shrink
+from moontide.core.progress import track
+from moontide.core.simplex import softmax
+from moontide.core.threads import in_threads
+from moontide.engine.rows import Rows
+from moontide.engine.sums import Doubles, Sums
+
+if TYPE_CHECKING:
+    from moontide.methods.stata import StatA
+
+Floats = NDArray[np.float32]
+
+
+@dataclass
+class Centre(Sums):
+    """The sum of the features."""
+
+    n: int
+    sums: Doubles  # (d,)
+
+
+@dataclass
+class Moments(Sums):
+    """What shards add up, f around the centre."""
+
+    n: int
+    sums: Doubles  # (K, d) sum_i z_ik f_i
+    squares: Doubles  # (K, d) sum_i z_ik f_i^2; in the first pass (1, d) sum_i f_i^2
+    soft: Doubles  # (K,) sum_i z_ik
+    counts: Doubles  # (K,) labels of each class
+    changed: int  # labels that differ from the z before
+
+
+class StatAShard(Rows):
+    """Some rows of a task for StatA.
+
+    >>> from moontide.methods.stata import StatA
+    >>> shard = StatAShard(StatA(), np.eye(3, dtype=np.float32), np.eye(3, dtype=np.float32), 100.0)
+    >>> shard.mean().sums
+    array([1., 1., 1.])
+    """
+
+    def mean(self) -> Centre:
+        """Add up the features."""
+        return Centre(len(self.f), sum(_double(self.f[at].sum(axis=0)) for at in self.blocks))
+
+    def first_pass(self, centre: Floats) -> Moments:
+        """Make the zero-shot predictions and what the anchor variance needs of them."""
+        total = None
+        for rows in track(self.blocks, "zero-shot"):
+            y, _, _ = self._zero_shot(rows)
+            f = self.f[rows] - like(centre, self.f)  # (b, d)
+            square = _double((f**2).sum(axis=0))[None, :]  # (1, d)
+            soft = _double(y.sum(axis=0))
+            part = Moments(len(y), _double(y.T @ f), square, soft, np.zeros_like(soft), 0)
+            total = part if total is None else total + part
+        return total  # type: ignore[return-value]
+
+    def step(self, centre: Floats, linear: Floats, quadratic: Floats, offset: Floats) -> Moments:
+        """E-step with scores f linear' - f^2 quadratic' + offset, and the statistics for the next M-step."""
+        centre, linear, quadratic, offset = (like(x, self.f) for x in (centre, linear, quadratic, offset))
+        scores = self._empty(*self.z.shape)  # (n, K)
+        for rows in self.blocks:
+            f = self.f[rows] - centre  # (b, d)
+            scores[rows] = affine(f, linear, offset)
+            scores[rows] -= f**2 @ quadratic.T  # (b, K) or (b, 1)
+        before, self.labels = self.labels, self._empty(len(self.f), dtype=self.labels.dtype)
+        new = self._empty(*self.z.shape, dtype=self.z.dtype)  # (n, K)
+        for _ in range(self.method.inner_iterations - 1):
+            for rows in self.blocks:
+                new[rows] = self._assign(rows, scores[rows])
+            self.z, new = new, self.z
+        total = None
+        for rows in track(self.blocks, "iteration"):
+            p, f = self._assign(rows, scores[rows]), self.f[rows] - centre  # (b, K), (b, d)
+            new[rows], self.labels[rows] = p, namespace(p).argmax(p, axis=1)
+            counts = _double(class_counts(self.labels[rows], len(self.text)))
+            changed = int((self.labels[rows] != before[rows]).sum())
+            part = Moments(len(p), _double(p.T @ f), _double(p.T @ f**2), _double(p.sum(axis=0)), counts, changed)
+            total = part if total is None else total + part
+        self.z = new
+        return total  # type: ignore[return-value]
+
+    def _assign(self, rows: slice, scores: Array) -> Array:
+        """Eq. update-z of some rows: softmax(scores + votes), (b, K)."""
+        parts = in_threads(
+            lambda at: softmax(scores[at.start - rows.start : at.stop - rows.start] + self._votes(at)), self._cut(rows)
+        )
+        return namespace(scores).concat(parts)
+
+
+def _double(x: Array) -> Doubles:
+    return to_numpy(x).astype(np.float64)
+
+
+@dataclass
+class Solution:
+    """What `solve` knows at the end; the assignments are in the shards."""
+
+    converged: bool
+    beta: Floats
+    mu: Floats
+    spread: Floats
+
+
+def solve(method: StatA, run: Callable[..., Any], text: Floats, logit_scale: float) -> Solution:
+    """Alternate E-steps on shards and M-steps here. `run(name, *arguments)` calls a method of every shard and adds up.
+
+    >>> from moontide.methods.stata import StatA
+    >>> eye = np.eye(3, dtype=np.float32)
+    >>> shard = StatAShard(StatA(), eye, eye, 100.0)
+    >>> solve(StatA(), lambda name, *given: getattr(shard, name)(*given), eye, 100.0).converged
+    True
+    """
+    floor = FLOOR / text.shape[1]
+    mean = run("mean")
+    centre = (mean.sums / mean.n).astype(text.dtype)  # (d,)
+    c, t = centre.astype(np.float64), text.astype(np.float64)  # (d,), (K, d)
+    first = run("first_pass", centre)
+    far = t - c  # (K, d)
+    # Sigma'_j = sum_ik y_ik (f_ij - t_kj)^2 / N, the square expanded
+    anchor = (first.squares + first.soft @ far**2 - 2 * (far * first.sums).sum(axis=0)) / first.n  # (1, d)
+    anchor = np.maximum(anchor, floor)
+    mu, spread, beta = t, anchor, np.zeros(len(t))
+    step = None
+    for it in range(method.iterations + 1):
+        if it:
+            counts = step.soft if method.beta == "soft" else step.counts
+            beta = counts / (counts + method.alpha + EPS)  # (K,)
+            v = means(step.sums, step.soft, 0.0)  # (K, d) around the centre
+            mu = unit_rows(shrink(unit_rows(v + c), beta, t))  # (K, d)
+            within = np.maximum(means(step.squares, step.soft, 0.0) - v**2, 0) + (v + c - mu) ** 2  # (K, d)
+            spread = np.maximum(shrink(within, beta, anchor + (t - mu) ** 2), floor)  # (K, d)
+        step = run("step", centre, *scores(mu, spread, t, c, method, logit_scale))
+    beta, mu, spread = (x.astype(text.dtype) for x in (beta, mu, spread))
+    return Solution(step.changed == 0, beta, mu, spread)
+
+
+def scores(
+    mu: Doubles, spread: Doubles, text: Doubles, centre: Doubles, method: StatA, logit_scale: float
+) -> tuple[Floats, Floats, Floats]:
+    """Fold zero-shot logits and the tempered Gaussian likelihood into f linear' - f^2 quadratic' + offset.
+
+    >>> from moontide.methods.stata import StatA
+    >>> one = np.ones((1, 1))
+    >>> scores(one, one, one, np.zeros(1), StatA(temper=1.0), 100.0)[0]
+    array([[101.]], dtype=float32)
+    """
+    scale, away = method.text_weight * logit_scale, mu - centre
+    scaled = away / spread  # (K, d)
+    linear = scaled / method.temper + scale * text  # (K, d)
+    quadratic = 0.5 / (spread * method.temper)  # (K, d) or (1, d)
+    offset = scale * (text @ centre) - (away * scaled + np.log(spread)).sum(axis=1) / (2 * method.temper)  # (K,)
+    return linear.astype(np.float32), quadratic.astype(np.float32), offset.astype(np.float32)

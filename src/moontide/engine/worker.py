@@ -1,0 +1,268 @@
+"""A worker: it has some of the shards, calls their methods, adds up what they say, and saves each after every step.
+
+A call that changes a shard has a number, and a shard knows the number of its last one and what it said: called again
+with that number it only repeats it. So a call may be repeated after any failure, by a new worker too, which finds the
+shards on disk as they were after their last step. Where the shards of a worker do not fit into its memory, it holds one
+at a time and takes the others from disk.
+
+    folder/shard-00003.safetensors   state of a shard after its last step, and the sums it returned
+    folder/graph-00003.safetensors   its neighbours
+    folder/piece-00003.safetensors   `--graph global`: the rows of a source, by the group that they went to
+    folder/result-00003.safetensors  `--graph global`: predictions of a group, by the source that its rows are from
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moontide.core.arrays import to_numpy
+from moontide.core.ann import nearest_lists
+from moontide.core.graph import Graph
+from moontide.engine import shard as moon
+from moontide.engine import stata
+from moontide.engine.files import (
+    Source,
+    exists,
+    read_ids,
+    read_shard,
+    read_tensors,
+    usable_rows,
+    write_tensors,
+    writing,
+)
+from moontide.engine.rows import BLOCK_ENTRIES, Rows
+from moontide.engine.sums import Doubles, Sums, together, unpack
+from moontide.errors import InputError, MoontideError
+from moontide.protocols import Method
+from moontide.store import parquet
+from moontide.store.files import place
+
+CHANGES = ("first_pass", "step")  # the calls that change a shard
+SHOWN = 8
+
+SHARDS: dict[str, type[Rows]] = {"moon": moon.Shard, "stata": stata.StatAShard, "zero_shot": Rows}
+
+
+@dataclass(frozen=True)
+class Job:
+    """Everything about a run that a worker must know."""
+
+    method: Method
+    text: NDArray[np.float32]  # (K, d) unit rows
+    logit_scale: float
+    sources: tuple[Source, ...]
+    outputs: tuple[str, ...]  # one a source
+    folder: str  # of the checkpoints
+    class_names: tuple[str, ...] | None = None
+    skip_bad_rows: bool = False
+    groups: int = 0  # 0: a shard is a source; else the number of groups that the rows of all sources went to
+    half: bool = False  # assignments in 16 bits
+    device: str = "cpu"
+
+    @property
+    def parts(self) -> int:
+        """The number of shards."""
+        return self.groups or len(self.sources)
+
+    def shard_bytes(self, n: int) -> int:
+        """Estimate the memory of a shard of n rows, with what reading it or a step takes for a while.
+
+        >>> from moontide import method
+        >>> job = Job(method("zero_shot"), np.eye(2, dtype=np.float32), 100.0, (), (), "")
+        >>> job.shard_bytes(1000) - job.shard_bytes(0)
+        120000
+        """
+        k, d = self.text.shape
+        assignments = 2 * (2 if self.half else 4) + (4 if self.method.name == "stata" else 0)  # bytes an entry
+        graph = 40 * getattr(self.method, "neighbours", 0)
+        return n * (12 * d + assignments * k + graph + 80) + 8 * 4 * BLOCK_ENTRIES + 40 * k * d
+
+
+@dataclass
+class Checked(Sums):
+    """What reading all shards found."""
+
+    rows: int  # usable
+    skipped: int
+    text: NDArray[np.uint8] = together()  # sentences, one a line
+
+    @property
+    def problems(self) -> list[str]:
+        """What is wrong with which shard."""
+        return self.text.tobytes().decode().splitlines()
+
+
+@dataclass
+class Written(Sums):
+    """What the predictions are."""
+
+    n: int
+    changed: int  # that differ from zero-shot
+    counts: Doubles  # (K,) labels of each class
+
+
+class Worker:
+    """Some of the shards of a job. `tick` is called after every shard."""
+
+    def __init__(
+        self, job: Job, mine: tuple[int, ...], resident: bool, tick: Callable[[], None] = lambda: None
+    ) -> None:
+        self.job, self.mine, self.resident, self.tick = job, mine, resident, tick
+        self.rows: dict[int, tuple[NDArray[np.float32], NDArray[np.int64]]] = {}
+        self.shards: dict[int, tuple[Rows, int, Any]] = {}  # with the number of its last change and what it said
+
+    def alive(self) -> bool:
+        """Answer."""
+        return True
+
+    def call(self, number: int, name: str, given: tuple[Any, ...]) -> Any:
+        """Call a method of every shard, or of this worker for every shard, and add up."""
+        total = None
+        for i in self.mine:
+            part = getattr(self, name)(i, *given) if hasattr(self, name) else self._ask(i, number, name, given)
+            total = part if total is None else total + part
+            self.tick()
+        return total
+
+    def check(self, i: int) -> Checked:
+        """Read a source and say what is wrong with it."""
+        source, problem, rows = self.job.sources[i], "", 0
+        try:
+            kept = self._read(i)[1]
+            rows = len(kept)
+            bad = sorted(set(range(source.rows)) - set(kept.tolist())) if rows < source.rows else []
+            if not rows:
+                problem = f"{source.path} has no usable row: all are zero, NaN or infinite."
+            elif bad and not self.job.skip_bad_rows:
+                shown = ", ".join(map(str, bad[:SHOWN])) + (f" and {len(bad) - SHOWN} more" if len(bad) > SHOWN else "")
+                problem = f"{source.path} has NaN, infinity or only zeros in the rows {shown} (--skip-bad-rows)."
+        except MoontideError as error:
+            problem = " ".join(str(error).split())
+        text = np.frombuffer(f"{problem}\n".encode() if problem else b"", np.uint8)
+        return Checked(rows, 0 if problem else source.rows - rows, text)
+
+    def scatter(self, i: int, centres: NDArray[np.float32], group: NDArray[np.int64]) -> Written:
+        """Put the rows of a source into groups by their nearest centre."""
+        features, kept = self._read(i)
+        own = group[nearest_lists(features, centres, 1)[:, 0]]  # (n,)
+        pieces: dict[str, NDArray[Any]] = {}
+        for g in np.unique(own).tolist():
+            pieces |= {f"features-{g}": features[own == g], f"rows-{g}": kept[own == g]}
+        write_tensors(self._path("piece", i), pieces)
+        return Written(len(kept), 0, np.bincount(own, minlength=self.job.parts).astype(np.float64))
+
+    def write(self, i: int) -> Written:
+        """Write the predictions of a shard."""
+        shard, _, _ = self._shard(i)
+        labels, confidence, before = shard.predictions()
+        columns = {"label": labels, "confidence": confidence, "before": before}
+        if self.job.groups:
+            lengths = [len(rows) for rows in self._pieces(i, "rows")]
+            cuts = np.cumsum(lengths)[:-1]
+            split = {name: np.split(x, cuts) for name, x in columns.items()}
+            write_tensors(
+                self._path("result", i), {f"{name}-{s}": x for name, xs in split.items() for s, x in enumerate(xs)}
+            )
+        else:
+            self._write_output(i, self._read(i)[1], columns)
+        counts = np.bincount(labels, minlength=len(self.job.text)).astype(np.float64)
+        return Written(len(labels), int((labels != before).sum()), counts)
+
+    def gather(self, i: int) -> Written:
+        """Write the predictions of a source, whose rows are in many groups."""
+        parts: dict[str, list[NDArray[Any]]] = {"rows": [], "label": [], "confidence": [], "before": []}
+        for g in range(self.job.parts):
+            rows = read_tensors(self._path("piece", i), f"rows-{g}").get(f"rows-{g}")
+            if rows is not None:
+                found = read_tensors(self._path("result", g), *(f"{name}-{i}" for name in list(parts)[1:]))
+                for name, xs in parts.items():
+                    xs.append(rows if name == "rows" else found[f"{name}-{i}"])
+        columns = {name: np.concatenate(xs) for name, xs in parts.items()}
+        order = np.argsort(columns["rows"])
+        rows = columns.pop("rows")[order]
+        self._write_output(i, rows, {name: x[order] for name, x in columns.items()})
+        return Written(0, 0, np.zeros(len(self.job.text)))
+
+    def _ask(self, i: int, number: int, name: str, given: tuple[Any, ...]) -> Any:
+        """Call a method of a shard; one that changes it is saved, and done once."""
+        shard, last, said = self._shard(i)
+        if name not in CHANGES:
+            return getattr(shard, name)(*given)
+        if last != number:
+            said = getattr(shard, name)(*given)
+            write_tensors(self._path("shard", i), {**shard.state(), "number": np.asarray(number), **said.pack()})
+            if self.resident:
+                self.shards[i] = shard, number, said
+        return said
+
+    def _shard(self, i: int) -> tuple[Rows, int, Any]:
+        """Return a shard as it was after its last change."""
+        if i in self.shards:
+            return self.shards[i]
+        job, kind = self.job, SHARDS[self.job.method.name]
+        features = place(self._read(i)[0], None, job.device)
+        path, graph = self._path("graph", i), None
+        if exists(path):
+            graph = Graph(**{name: place(x, None, job.device) for name, x in read_tensors(path).items()})
+        shard = kind(job.method, features, job.text, job.logit_scale, graph, half=job.half, keep=False)
+        shard.number, last, said = i, -1, None
+        if graph is None:
+            edges = {name: to_numpy(getattr(shard.graph, name)) for name in ("neighbours", "weights")}
+            write_tensors(path, edges)
+        if exists(self._path("shard", i)):
+            state = read_tensors(self._path("shard", i))
+            shard.restore(state)
+            last, said = int(state["number"]), unpack(state)
+        found = shard, last, said
+        if self.resident:
+            self.shards[i] = found
+        return found
+
+    def _read(self, i: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+        """Return the usable rows of a shard, of unit length, and their numbers in the source."""
+        if i in self.rows:
+            return self.rows[i]
+        if self.job.groups:
+            found = np.concatenate(self._pieces(i, "features")), np.concatenate(self._pieces(i, "rows"))
+        else:
+            path, d = self.job.sources[i].path, self.job.text.shape[1]
+            matrix = read_shard(path)
+            if matrix.ndim != 2 or matrix.shape[1] != d or matrix.dtype.kind not in "fiu":
+                raise InputError(
+                    f"{path} must hold rows of {d} numbers, as the text has. Got shape {matrix.shape} of {matrix.dtype}."
+                )
+            features, good = usable_rows(matrix)
+            found = features, np.flatnonzero(good)
+        if self.resident:
+            self.rows[i] = found
+        return found
+
+    def _pieces(self, group: int, name: str) -> list[NDArray[Any]]:
+        """Return what each source put into a group."""
+        key, none = f"{name}-{group}", np.empty((0, self.job.text.shape[1]) if name == "features" else 0, np.float32)
+        return [read_tensors(self._path("piece", s), key).get(key, none) for s in range(len(self.job.sources))]
+
+    def _path(self, kind: str, i: int) -> str:
+        return f"{self.job.folder}/{kind}-{i:05d}.safetensors"
+
+    def _write_output(self, i: int, rows: NDArray[np.int64], columns: dict[str, NDArray[Any]]) -> None:
+        ids, names = read_ids(self.job.sources[i].path), self.job.class_names
+        labels, before = columns["label"].tolist(), columns["before"].tolist()
+        named = [None] * len(self.job.text) if names is None else names
+        with writing(self.job.outputs[i]) as handle:
+            parquet.write_columns(
+                handle,
+                {
+                    "id": rows if ids is None else [ids[row] for row in rows],
+                    "label": labels,
+                    "class_name": [named[k] for k in labels],
+                    "confidence": columns["confidence"].astype(np.float64).round(7),
+                    "zero_shot_label": before,
+                    "zero_shot_class_name": [named[k] for k in before],
+                },
+            )
