@@ -13,6 +13,7 @@ extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.mathjax", "sphinx
 exclude_patterns = ["_build"]
 html_theme = "furo"
 html_title = f"Moontide {version}"
+html_show_copyright = False
 
 myst_enable_extensions = ["dollarmath", "deflist"]
 myst_heading_anchors = 3
