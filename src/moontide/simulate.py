@@ -8,8 +8,8 @@ The geometry, all of it Gaussian before the rows are scaled to unit length:
   So confusions are among siblings, and few classes are easier to tell apart than many.
 * Class centres. A concept's image centre is an appearance that its superclass shares and that no prompt names, plus a
   meaning, part of it the superclass's and part its own. A prompt is the meaning plus an error of its own.
-* Spread. An image leans away from its centre towards similar concepts, in directions that differ from superclass to
-  superclass, plus a low-rank noise that all images share.
+* Spread. The images of a class lean towards similar concepts, a little all together and mostly each on its own; on top
+  comes a noise whose few strong directions all classes share.
 
 The constants were fitted to summary statistics (cosines, spectra, margins) of CLIP ViT-B/32 features of ImageNet-1k at
 512 dimensions; `benchmarks/simulator_calibration.py` prints both side by side. No embedding was copied.
@@ -31,33 +31,39 @@ from moontide.samplers.common import long_tailed_counts
 Floats = NDArray[np.float32]
 
 CONCEPTS = 1000  # as many as the classes of the features fitted to
-SUPERCLASS_SIZE = 9  # concepts of a superclass on average: cosine of a class centre with its 1st to 20th neighbour
+SUPERCLASS_SIZE = 10  # concepts of a superclass on average: how the cosine falls from the nearest class to the 20th
 BLOCK = 2048  # images drawn at once, which bounds memory
 
-# Shares of the squared length of an image; they sum to 1.
-CONE = 0.51  # norm of the mean image, 0.72
-APPEARANCE = 0.13  # variance and effective rank of the class centres
-MEANING = 0.095  # cosine of an image and its prompt above that with other prompts, 0.12
-LEAN = 0.10  # effective rank within one class, 30, against 110 within all
-NOISE = 0.165  # cosine within a class, 0.73
+# Shares of the squared length of an image, with the statistics that fix them; they sum to 1.
+CONE = 0.495  # norm of the mean image, 0.72
+APPEARANCE = 0.12  # effective rank of the class centres, 25
+MEANING = 0.1  # cosine of an image with its prompt, 0.30, above that with other prompts, 0.19
+CLASS_LEAN = 0.018  # spread of the margin from class to class, 0.022
+LEAN = 0.115  # effective rank within one class, 27, against 114 within all
+NOISE = 0.152  # cosine of two images of a class, 0.73
 # Shares of the squared length of a prompt; they sum to 1.
-TEXT_CONE = 0.59  # norm of the mean prompt, 0.78
-TEXT_MEANING = 0.15
-TEXT_ERROR = 0.26  # zero-shot accuracy, 61 %
+TEXT_CONE = 0.58  # norm of the mean prompt, 0.78
+TEXT_MEANING = 0.145  # mean largest zero-shot probability, 0.59
+TEXT_ERROR = 0.275  # zero-shot accuracy, 61 %
 CONE_COSINE = 0.33  # of the mean image and the mean prompt
 
-# How much of a part's variance siblings share.
-SHARED_MEANING = 0.62  # cosine with the nearest wrong prompt, 0.30
-SHARED_TEXT_ERROR = 0.28  # cosine of a prompt and its nearest, 0.83
+# Shares of a variance that siblings have in common.
+SHARED_MEANING = 0.67  # cosine with the best wrong prompt, 0.30
+SHARED_TEXT_ERROR = 0.29  # cosine of a prompt and its nearest, 0.83
 # What an image leans towards: the own meaning of a similar concept, its appearance, or else a third direction.
-LEAN_MEANING, LEAN_APPEARANCE = 0.45, 0.25  # spread along the difference of two class centres
-SIMILARITY = 4.0  # how steeply leaning falls with the cosine of two centres: nearest image of the same class, 41 %
+LEAN_MEANING, LEAN_APPEARANCE = 0.51, 0.225  # spread along the difference of two class centres
+SIMILARITY = 3.9  # how steeply leaning falls with the cosine of two centres: nearest image of the same class, 41 %
 
-# Decay of the variances of a part, see `_spectrum`: effective ranks within classes, of centres and of prompts.
-APPEARANCE_DECAY, MEANING_DECAY, LEAN_DECAY, NOISE_DECAY, TEXT_ERROR_DECAY = 1.3, 0.53, 0.98, 0.52, 0.83
+# How fast the variances of a part fall and along which axes they start, see `_spectrum`.
+APPEARANCE_AXES = (1.45, 0)  # effective rank of class centres, 25
+MEANING_AXES = (0.5, 1)
+LEAN_AXES = (1.0, 2)
+NOISE_AXES = (0.6, 3)  # effective rank within classes, 114
+TEXT_ERROR_AXES = (0.75, 4)  # effective rank of prompts, 55
+
 # Log-normal scatter of lengths.
-TEXT_SCATTER = 0.285  # spread of the cosine of two prompts, 0.12
-CLASS_SCATTER, IMAGE_SCATTER = 0.12, 0.20  # spread of the cosine within a class, 0.10
+TEXT_SCATTER = 0.28  # of a prompt off its cone: spread of the cosine of two prompts, 0.12
+CLASS_SCATTER, IMAGE_SCATTER = 0.16, 0.18  # of an image off its centre: spread of the cosine within a class, 0.10
 
 
 @dataclass(frozen=True)
@@ -104,17 +110,14 @@ def simulate(
 
     >>> data = simulate(64, 100, effective_classes=3, imbalance=4, seed=0)
     >>> np.unique(data.labels, return_counts=True)[1].tolist()
-    [9, 37, 18]
+    [9, 18, 37]
     >>> bool(np.allclose(np.linalg.norm(data.features, axis=1), 1))
     True
     """
-    for name, value, least in (
-        ("n_samples", n_samples, 1),
-        ("n_classes", n_classes, 1),
-        ("dim", dim, 3),
-        ("seed", seed, 0),
-    ):
-        _check_whole(name, value, least)
+    _check_whole("n_samples", n_samples, 1)
+    _check_whole("n_classes", n_classes, 1)
+    _check_whole("dim", dim, 3)
+    _check_whole("seed", seed, 0)
     names = _names(class_names, n_classes)
     counts = _counts(n_samples, n_classes, effective_classes, imbalance)  # (K_eff,)
 
@@ -124,17 +127,17 @@ def simulate(
     text = _draw_text(concepts.prompts[:n_classes], rotation, rng)
     classes = rng.permutation(n_classes)[: len(counts)]  # (K_eff,)
     labels = rng.permutation(np.repeat(classes, counts))  # (N,)
-    return Simulated(_draw_images(labels, n_classes, concepts, rotation, rng), text, labels, names)
+    return Simulated(_draw_images(labels, concepts, rotation, rng), text, labels, names)
 
 
 def _draw_concepts(n: int, dim: int, rng: np.random.Generator) -> _Concepts:
     """Draw centres, leanings and prompts of n concepts: a part of their superclass and a part of their own each."""
     n_super = -(-n // SUPERCLASS_SIZE)
     of = (n_super * rng.random(n) ** 2).astype(np.int64)  # (n,) superclass; the square makes some large, many small
-    meaning_axes, error_axes = _spectrum(MEANING_DECAY, dim, rng), _spectrum(TEXT_ERROR_DECAY, dim, rng)
+    meaning_axes, error_axes = _spectrum(MEANING_AXES, dim), _spectrum(TEXT_ERROR_AXES, dim)
 
-    appearance = (_normal(rng, n_super, dim) * _spectrum(APPEARANCE_DECAY, dim, rng))[of]  # (n, dim)
-    direction = (_normal(rng, n_super, dim) * _spectrum(LEAN_DECAY, dim, rng))[of]
+    appearance = (_normal(rng, n_super, dim) * _spectrum(APPEARANCE_AXES, dim))[of]  # (n, dim)
+    direction = (_normal(rng, n_super, dim) * _spectrum(LEAN_AXES, dim))[of]
     own = _normal(rng, n, dim) * meaning_axes
     meaning = _mix((SHARED_MEANING, (_normal(rng, n_super, dim) * meaning_axes)[of]), (1 - SHARED_MEANING, own))
     error = _mix((SHARED_TEXT_ERROR, _normal(rng, n_super, dim)[of]), (1 - SHARED_TEXT_ERROR, _normal(rng, n, dim)))
@@ -153,23 +156,26 @@ def _draw_text(prompts: Floats, rotation: Floats, rng: np.random.Generator) -> F
     return _on_sphere(cone, _scatter(TEXT_SCATTER, len(prompts), rng) * prompts, rotation)  # (K, d)
 
 
-def _draw_images(
-    labels: NDArray[np.int64], n_classes: int, concepts: _Concepts, rotation: Floats, rng: np.random.Generator
-) -> Floats:
+def _draw_images(labels: NDArray[np.int64], concepts: _Concepts, rotation: Floats, rng: np.random.Generator) -> Floats:
     """Draw an image for each label: cone, centre, and a spread made of leaning and noise."""
-    dim = concepts.centres.shape[1]
+    classes, rows = np.unique(labels, return_inverse=True)  # (K_eff,), (N,)
+    directions = _unit(concepts.centres)
+    weights = _unit(np.exp(SIMILARITY * directions[classes] @ directions.T))  # (K_eff, M)
+
+    def lean(of: NDArray[np.intp]) -> Floats:  # (n,) rows of weights -> (n, d - 2)
+        towards: Floats = np.matmul(_normal(rng, len(of), len(directions)) * weights[of], concepts.leanings)
+        return towards
+
+    centres = _mix((1, concepts.centres[classes]), (CLASS_LEAN, lean(np.arange(len(classes)))))  # (K_eff, d - 2)
+    scatter = _scatter(CLASS_SCATTER, len(classes), rng)  # (K_eff, 1)
+    axes = _spectrum(NOISE_AXES, centres.shape[1])
     cone = np.array([math.sqrt(CONE), 0], np.float32)
-    axes = math.sqrt(NOISE) * _spectrum(NOISE_DECAY, dim, rng)
-    class_scatter = _scatter(CLASS_SCATTER, n_classes, rng)  # (K, 1)
-    centres = _unit(concepts.centres)
-    weights = np.exp(SIMILARITY * centres[:n_classes] @ centres.T)  # (K, M)
-    weights = math.sqrt(LEAN) * _unit(weights)
-    features = np.empty((len(labels), dim + 2), np.float32)
+    features = np.empty((len(labels), len(rotation)), np.float32)
     for start in range(0, len(labels), BLOCK):
-        y = labels[start : start + BLOCK]  # (n,)
-        lean = (_normal(rng, len(y), len(centres)) * weights[y]) @ concepts.leanings  # (n, d - 2)
-        spread = class_scatter[y] * _scatter(IMAGE_SCATTER, len(y), rng) * (lean + _normal(rng, len(y), dim) * axes)
-        features[start : start + BLOCK] = _on_sphere(cone, concepts.centres[y] + spread, rotation)
+        of = rows[start : start + BLOCK]  # (n,)
+        spread = _mix((LEAN, lean(of)), (NOISE, _normal(rng, len(of), len(axes)) * axes))  # (n, d - 2)
+        spread *= scatter[of] * _scatter(IMAGE_SCATTER, len(of), rng)
+        features[start : start + BLOCK] = _on_sphere(cone, centres[of] + spread, rotation)
     return features
 
 
@@ -178,13 +184,15 @@ def _on_sphere(cone: Floats, rest: Floats, rotation: Floats) -> Floats:
     return _unit(np.hstack([np.broadcast_to(cone, (len(rest), 2)), rest]) @ rotation)
 
 
-def _spectrum(decay: float, dim: int, rng: np.random.Generator) -> Floats:
-    """Return standard deviations along the axes: variances j^-decay exp(-j / (0.3 dim)), in random order, sum 1.
+def _spectrum(part: tuple[float, int], dim: int) -> Floats:
+    """Return the standard deviations of a part along the axes, their squares summing to 1.
 
-    The shape is that of the eigenvalues of class centres, prompts and residuals alike: a power law, cut off.
+    The variances fall as j^-decay exp(-j / (0.3 dim)), a power law cut off, as the eigenvalues of real features do.
+    Each part has its largest along other axes: part number p starts at p dim / 8.
     """
+    decay, number = part
     j = np.arange(1, dim + 1)
-    variances = rng.permutation(j**-decay * np.exp(-j / (0.3 * dim)))
+    variances = np.roll(j**-decay * np.exp(-j / (0.3 * dim)), number * dim // 8)
     deviations: Floats = np.sqrt(variances / variances.sum()).astype(np.float32)
     return deviations
 
