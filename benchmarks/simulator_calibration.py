@@ -3,7 +3,7 @@
     python benchmarks/simulator_calibration.py --pack ../shared/features/imagenet1k_vitb32.npz
 
 The constants of the simulator were fitted to the statistics of the ImageNet-1k pack. The last rows, MOON on both, were
-not fitted; they were looked at once, to choose between two ways of making some classes harder than others.
+no part of the fit, but were looked at while choosing what makes some classes harder than others.
 """
 
 from __future__ import annotations

@@ -250,7 +250,9 @@ def _counts(
             f"samples ({n_samples}). Got {present} instead."
         )
     factor = 1.0 if imbalance is None else imbalance
-    if isinstance(factor, bool) or not (isinstance(factor, int | float | np.number) and 1 <= factor < np.inf):
+    if isinstance(factor, bool) or not (
+        isinstance(factor, int | float | np.integer | np.floating) and 1 <= factor < np.inf
+    ):
         raise OptionError(
             f"The 'imbalance' parameter of simulate must be a number of at least 1, or None. Got {imbalance!r} instead."
         )
