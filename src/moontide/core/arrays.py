@@ -128,7 +128,8 @@ def unit_rows(x: Array, name: str | None = None) -> Array:
         return x
     with np.errstate(over="ignore", invalid="ignore"):
         norm = xp.linalg.vector_norm(x, axis=-1, keepdims=True)
-        usual = bool(xp.min(norm) > 1e-12) and bool(xp.max(norm) < 1e12)
+        low, high = xp.stack([xp.min(norm), xp.max(norm)]).tolist()
+        usual = low > 1e-12 and high < 1e12  # false for NaN
     if not usual:  # something is wrong, or near the limits of float32: scale by the largest first
         if name is not None:
             _refuse(

@@ -52,6 +52,7 @@ from moontide.options import option
 from moontide.protocols import Method
 from moontide.types import Result, Task
 
+HALF = 2**23  # N x K above which precision "half" stores assignments in 16 bits: below, nothing is gained
 LARGE = 2**27  # N x K above which a CPU works in blocks of rows, with assignments in 16 bits
 
 
@@ -135,11 +136,14 @@ class MOON(Method):
             )
         if task.n * task.k > LARGE and device_type(task.features) == "cpu":
             return self._fit_in_blocks(task)
-        out = replay(self._solve, task, self.precision)
-        energy, same = out.pop("energy").tolist(), bool(out.pop("same"))
+        plain = (
+            self.inverse == "banerjee" and self.log_normaliser == "asymptotic"
+        )  # the others take constants from the host
+        out = replay(self._solve, task, self.precision, capture=plain)
+        *energy, same = out.pop("energy").tolist()
         graph = Graph(out.pop("neighbours"), out.pop("weights"), float(out.pop("recall")) if "recall" in out else 1.0)
         z, y, kappa, beta = (out.pop(name) for name in ("z", "y", "kappa", "beta"))
-        return Result(z, y, None, energy, self.m_steps, same, kappa, beta, {**out, "graph": graph})
+        return Result(z, y, None, energy, self.m_steps, bool(same), kappa, beta, {**out, "graph": graph})
 
     def _fit_in_blocks(self, task: Task) -> Result:
         """Solve a task whose N x K arrays are too many for memory as one shard; probabilities come in 16 bits."""
@@ -189,7 +193,7 @@ class MOON(Method):
         gamma = sample_weights(y) if early else xp.ones_like(log_evidence)  # (N,)
         said = y * gamma[:, None] if self.votes == "gamma" else y  # (N, K)
         low = f  # (N, d)
-        if self.precision == "half":
+        if self.precision == "half" and task.n * task.k > HALF:
             said, low = said.half(), f.half()
         trace: list[tuple[Array, ...]] = []  # what L_PLE after each E-step is made of
         for it in range(self.m_steps + 1):
@@ -214,9 +218,10 @@ class MOON(Method):
         gammas, heard, log_sum, echoes, weights, kl = (xp.stack(column) for column in zip(*trace, strict=True))
         echoes = xp.concat([echoes[1:, :], echo(said, votes_of)[None, :]])  # known one E-step later
         log_evidence *= self.text_weight
+        same = xp.astype(xp.all(labels == before), f.dtype)  # travels with the energies
         energy = objective(gammas, heard, log_sum, log_evidence, weights * echoes, anchors.alpha, kl, self.temper)
         return {
-            "z": xp.astype(z, f.dtype), "y": y, "energy": energy, "same": xp.all(labels == before),
+            "z": xp.astype(z, f.dtype), "y": y, "energy": xp.concat([energy, same[None]]),
             "beta": beta, "kappa": kappa, "mu": mu, "alpha": anchors.alpha, "gamma": gamma,
             "anchor_kappa": anchors.kappa, "neighbours": graph.neighbours, "weights": graph.weights,
             **({"recall": xp.asarray(graph.recall)} if graph.recall < 1 else {}),
@@ -225,7 +230,8 @@ class MOON(Method):
     def counts(self, step: Assignment, gamma: Array) -> Array:
         """Return the n_k that beta_k is made of: soft, hard, or hard and gamma-weighted, (K,)."""
         if self.beta == "soft":
-            return gamma @ step.z
+            xp = namespace(gamma)
+            return xp.astype(xp.astype(gamma, step.z.dtype) @ step.z, gamma.dtype)
         return class_counts(step.labels, step.z.shape[1], gamma) if self.gamma_in_counts else step.counts
 
     def m_step(self, logit_scale: float) -> MStep:
