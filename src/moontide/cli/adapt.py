@@ -1,4 +1,4 @@
-"""`moontide adapt`: label a file of embeddings."""
+"""`moontide adapt`: label a file of embeddings, or many shards of one task."""
 
 from __future__ import annotations
 
@@ -10,22 +10,31 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from moontide.cli.common import (
+    INPUT,
     NO_CHOICE,
     NO_SOURCE,
     BatchSize,
     Choice,
-    Features,
     Source,
     check_not_input,
     note,
     print_summary,
     progress_bar,
 )
+from moontide.cli.shards import NO_CLUSTER, Cluster, adapt_many, is_many
 from moontide.errors import OptionError
 
 
 def adapt(
-    features: Features,
+    features: Annotated[
+        str,
+        Parameter(
+            help="Image embeddings: an .npz with image_features, text_features and, if there are any, labels, "
+            "classnames, logit_scale or temperature, view_features; or an .npy, .safetensors or .parquet together with "
+            "--text. A folder, or a glob such as 's3://bucket/*.parquet', is one task in many shards.",
+            group=INPUT,
+        ),
+    ],
     /,
     *,
     choice: Choice = NO_CHOICE,
@@ -40,17 +49,20 @@ def adapt(
     ] = False,
     seed: Annotated[int | None, Parameter(help="Seed of --shuffle (else 0).")] = None,
     out: Annotated[
-        Path | None, Parameter(help="Where to write the predictions: an .npz, .csv, .jsonl or .parquet.")
+        str | None,
+        Parameter(help="Where to write the predictions: an .npz, .csv, .jsonl or .parquet; of shards, a folder."),
     ] = None,
+    cluster: Cluster = NO_CLUSTER,
     source: Source = NO_SOURCE,
 ) -> None:
-    """Label a file of embeddings, all samples together, or in independent batches with --batch-size.
+    """Label embeddings, all samples together, or in independent batches with --batch-size.
 
     Prints what changed against zero-shot and, where there are labels, the accuracy before and after. For example:
 
         moontide adapt features.npz --out predictions.csv
         moontide adapt images.parquet --text classes.npy --classes names.txt
         moontide adapt features.npz --method moon --preset paper --set neighbours=5
+        moontide adapt 'shards/*.parquet' --text classes.npy --engine ray --out predictions/
     """
     from moontide.evaluate import compare_predictions, run_batches
     from moontide.store.files import check_output, read_task, write_predictions
@@ -58,9 +70,14 @@ def adapt(
     if seed is not None and not shuffle:
         raise OptionError("'--seed' has no effect without '--shuffle'; leave it out, or add '--shuffle'.")
     solver = choice.make()
+    if is_many(features, cluster):
+        if batch_size is not None or shuffle:
+            raise OptionError("All shards are one task: '--batch-size' and '--shuffle' do not go with them.")
+        adapt_many(features, solver, out, cluster, source)
+        return
     if out is not None:
         check_output(out)
-        check_not_input(out, features, source.text, source.labels)
+        check_not_input(Path(out), Path(features), source.text, source.labels)
     task, labels, ids = read_task(features, **asdict(source))
     start = time.perf_counter()
     with progress_bar(solver.name) as progress:

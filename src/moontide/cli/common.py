@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Group, Parameter
 
@@ -194,8 +194,17 @@ def print_summary(found: Comparison, result: Result, task: Task) -> None:
         how = f": {found.better} for better, {found.worse} for worse, {found.sideways} sideways"
         print(f"changed    {found.changed} of {found.samples}{how}")
         return
-    counts = np.bincount(to_numpy(result.labels), minlength=task.k)
-    names = task.class_names or [f"class {k}" for k in range(task.k)]
-    largest = [k for k in np.argsort(-counts, kind="stable")[:SHOWN_CLASSES] if counts[k]]
     print(f"changed    {found.changed} of {found.samples}")
-    print(f"classes    {', '.join(f'{names[k]} {percent(counts[k] / found.samples)}' for k in largest)}")
+    print_classes(np.bincount(to_numpy(result.labels), minlength=task.k), task.class_names)
+
+
+def print_classes(counts: Any, class_names: Sequence[str] | None) -> None:
+    """Print the largest predicted classes from the number of samples of each, (K,).
+
+    >>> import numpy as np
+    >>> print_classes(np.asarray([1, 3]), ["cat", "dog"])
+    classes    dog 75.00 %, cat 25.00 %
+    """
+    names = class_names or [f"class {k}" for k in range(len(counts))]
+    largest = [k for k in (-counts).argsort(kind="stable")[:SHOWN_CLASSES] if counts[k]]
+    print(f"classes    {', '.join(f'{names[k]} {percent(counts[k] / counts.sum())}' for k in largest)}")

@@ -7,6 +7,7 @@ they were after their last step; the call is then repeated, which costs the othe
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -29,11 +30,16 @@ def connect(address: str | None, cpus: int | None = None) -> bool:
         return False
     own: dict[str, Any] = {"num_cpus": cpus, "include_dashboard": False} if address is None else {}
     try:
-        ray.init(address=address, log_to_driver=False, logging_level="ERROR", **own)
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **own)
     except (ConnectionError, ValueError, RuntimeError) as error:
         why = str(error).strip().partition("\n")[0].rstrip(".")
         raise ResourceError(f"There is no Ray cluster at {address!r} ({why}).") from error
     return True
+
+
+def disconnect() -> None:
+    """Leave the cluster, or end the one that `connect` started."""
+    ray.shutdown()
 
 
 def resources() -> dict[str, float]:

@@ -8,7 +8,7 @@ O(n (d + m + 2 K)). The arrays are numpy's, or torch's on a GPU.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
@@ -20,8 +20,7 @@ from moontide.core.ple import neighbour_votes
 from moontide.core.progress import track
 from moontide.core.simplex import softmax_evidence
 from moontide.core.threads import workers
-from moontide.engine.sums import Doubles, Sums, larger, together
-from moontide.protocols import Method
+from moontide.engine.sums import TOGETHER, Doubles, Sums
 
 BLOCK_ENTRIES = 2**22  # n x K entries worked on at once, 16 MB in float32
 SEED = 0
@@ -38,9 +37,9 @@ class Counted(Sums):
 class Sample(Sums):
     """Some rows of all shards; `key` (shard, row) sorts them, so that their order does not depend on the workers."""
 
-    key: NDArray[np.int64] = together()  # (s, 2)
-    rows: Doubles = together()  # (s, d)
-    weights: Doubles = together()  # (s, m) of their neighbours in the graph
+    key: NDArray[np.int64] = field(metadata=TOGETHER)  # (s, 2)
+    rows: NDArray[np.float32] = field(metadata=TOGETHER)  # (s, d)
+    weights: Doubles = field(metadata=TOGETHER)  # (s, m) of their neighbours in the graph
 
     def sorted(self) -> Sample:
         """Return the rows in the order of their keys."""
@@ -52,7 +51,7 @@ class Sample(Sums):
 class Nearest(Sums):
     """The largest cosines of some rows to all others."""
 
-    cosines: Doubles = larger()  # (s, m)
+    cosines: Doubles  # (s, m)
 
     def __add__(self, other: Nearest) -> Nearest:
         """Keep the m largest of both."""
@@ -60,10 +59,24 @@ class Nearest(Sums):
         return Nearest(-np.sort(-both, axis=1)[:, : self.cosines.shape[1]])
 
 
+def draw(shard: int, n: int, share: float) -> NDArray[np.int64]:
+    """Draw a share of the n rows of a shard, at least one: the keys (shard, row), (s, 2).
+
+    >>> draw(7, 4, 0.5)
+    array([[7, 0],
+           [7, 2]])
+    """
+    rng = np.random.default_rng([SEED, shard])
+    at = np.sort(rng.choice(n, max(1, min(n, round(share * n))), replace=False))
+    return np.stack([np.full_like(at, shard), at], axis=1)
+
+
 class Rows:
     """Some rows of a task. By itself this is zero-shot; the other methods add a `step`.
 
-    >>> shard = Rows(Method(), np.eye(3, dtype=np.float32), np.eye(3, dtype=np.float32), 100.0)
+    >>> from moontide import method
+    >>> eye = np.eye(3, dtype=np.float32)
+    >>> shard = Rows(method("zero_shot"), eye, eye, 100.0)
     >>> shard.first_pass().n, shard.labels
     (3, array([0, 1, 2]))
     """
@@ -83,6 +96,7 @@ class Rows:
         xp = namespace(features)
         self.method, self.f, self.text, self.logit_scale = method, features, like(text, features), logit_scale
         self.number = 0  # of the shard among all
+        self.kept = np.arange(len(features))  # the numbers of these rows in the file that they are from
         self.keep = keep  # the zero-shot probabilities `y`
         n, k = len(features), len(text)
         weight = getattr(method, "laplacian_weight", 0.0)
@@ -119,19 +133,19 @@ class Rows:
         return to_numpy(self.labels), to_numpy(top).astype(np.float32), to_numpy(self.zero_shot_labels)
 
     def sample(self, share: float) -> Sample:
-        """Draw a share of the rows, at least one, with the weights of their neighbours."""
-        n = len(self.f)
-        rng = np.random.default_rng([SEED, self.number])
-        at = np.sort(rng.choice(n, max(1, min(n, round(share * n))), replace=False))
-        rows, weights = to_numpy(self.f[at]).astype(np.float64), to_numpy(self.graph.weights[at]).astype(np.float64)
-        return Sample(np.stack([np.full_like(at, self.number), at], axis=1), rows, weights)
+        """Draw a share of the rows, with the weights of their neighbours (none: -inf)."""
+        key = draw(self.number, len(self.f), share)
+        at = key[:, 1]
+        weights = np.full((len(at), getattr(self.method, "neighbours", 0)), -np.inf)
+        weights[:, : self.graph.m] = to_numpy(self.graph.weights[at])
+        return Sample(key, to_numpy(self.f[at]), weights)
 
-    def nearest(self, rows: Doubles, count: int) -> Nearest:
+    def nearest(self, rows: NDArray[np.float32], count: int) -> Nearest:
         """Return the `count` largest cosines of given rows to those of this shard."""
         best = np.full((len(rows), count), -np.inf)
         asked = like(rows, self.f)
         for at in self.blocks:
-            near = np.sort(to_numpy(asked @ self.f[at].T).astype(np.float64), axis=1)[:, -count:]
+            near = to_numpy(asked @ self.f[at].T)  # (s, b)
             best = np.sort(np.concatenate([best, near], axis=1), axis=1)[:, -count:]
         return Nearest(best[:, ::-1])
 

@@ -7,7 +7,7 @@ An iteration is a map over shards (`Shard.step`: E-step, then the statistics of 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -28,7 +28,7 @@ from moontide.core.ple import (
 from moontide.core.progress import track
 from moontide.core.threads import in_threads
 from moontide.engine.rows import Rows
-from moontide.engine.sums import Doubles, Number, Sums, larger
+from moontide.engine.sums import LARGER, Doubles, Number, Sums
 
 if TYPE_CHECKING:
     from moontide.methods.moon import MOON
@@ -47,7 +47,7 @@ class Statistics(Sums):
     free: float  # sum_i gamma_i (heard_i - log_sum_i + log_evidence_i)
     echo: float  # sum_i gamma_i echo_i of the z before
     changed: int  # labels that differ from the z before
-    largest: Doubles = larger()  # (K,) max_i y_ik, in the first pass
+    largest: Doubles = field(metadata=LARGER)  # (K,) max_i y_ik, in the first pass
 
 
 class Shard(Rows):

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,9 +24,7 @@ from moontide.core.simplex import softmax
 from moontide.core.threads import in_threads
 from moontide.engine.rows import Rows
 from moontide.engine.sums import Doubles, Sums
-
-if TYPE_CHECKING:
-    from moontide.methods.stata import StatA
+from moontide.methods.stata import Mixture, StatA
 
 Floats = NDArray[np.float32]
 
@@ -54,7 +52,6 @@ class Moments(Sums):
 class StatAShard(Rows):
     """Some rows of a task for StatA.
 
-    >>> from moontide.methods.stata import StatA
     >>> shard = StatAShard(StatA(), np.eye(3, dtype=np.float32), np.eye(3, dtype=np.float32), 100.0)
     >>> shard.mean().sums
     array([1., 1., 1.])
@@ -62,9 +59,9 @@ class StatAShard(Rows):
 
     def mean(self) -> Centre:
         """Add up the features."""
-        return Centre(len(self.f), sum(_double(self.f[at].sum(axis=0)) for at in self.blocks))
+        return Centre(len(self.f), np.sum([_double(self.f[at].sum(axis=0)) for at in self.blocks], axis=0))
 
-    def first_pass(self, centre: Floats) -> Moments:
+    def first_pass(self, centre: Floats) -> Moments:  # type: ignore[override]
         """Make the zero-shot predictions and what the anchor variance needs of them."""
         total = None
         for rows in track(self.blocks, "zero-shot"):
@@ -126,13 +123,11 @@ class Solution:
 def solve(method: StatA, run: Callable[..., Any], text: Floats, logit_scale: float) -> Solution:
     """Alternate E-steps on shards and M-steps here. `run(name, *arguments)` calls a method of every shard and adds up.
 
-    >>> from moontide.methods.stata import StatA
     >>> eye = np.eye(3, dtype=np.float32)
     >>> shard = StatAShard(StatA(), eye, eye, 100.0)
     >>> solve(StatA(), lambda name, *given: getattr(shard, name)(*given), eye, 100.0).converged
     True
     """
-    floor = FLOOR / text.shape[1]
     mean = run("mean")
     centre = (mean.sums / mean.n).astype(text.dtype)  # (d,)
     c, t = centre.astype(np.float64), text.astype(np.float64)  # (d,), (K, d)
@@ -140,33 +135,43 @@ def solve(method: StatA, run: Callable[..., Any], text: Floats, logit_scale: flo
     far = t - c  # (K, d)
     # Sigma'_j = sum_ik y_ik (f_ij - t_kj)^2 / N, the square expanded
     anchor = (first.squares + first.soft @ far**2 - 2 * (far * first.sums).sum(axis=0)) / first.n  # (1, d)
-    anchor = np.maximum(anchor, floor)
-    mu, spread, beta = t, anchor, np.zeros(len(t))
-    step = None
-    for it in range(method.iterations + 1):
-        if it:
-            counts = step.soft if method.beta == "soft" else step.counts
-            beta = counts / (counts + method.alpha + EPS)  # (K,)
-            v = means(step.sums, step.soft, 0.0)  # (K, d) around the centre
-            mu = unit_rows(shrink(unit_rows(v + c), beta, t))  # (K, d)
-            within = np.maximum(means(step.squares, step.soft, 0.0) - v**2, 0) + (v + c - mu) ** 2  # (K, d)
-            spread = np.maximum(shrink(within, beta, anchor + (t - mu) ** 2), floor)  # (K, d)
-        step = run("step", centre, *scores(mu, spread, t, c, method, logit_scale))
-    beta, mu, spread = (x.astype(text.dtype) for x in (beta, mu, spread))
+    anchor = np.maximum(anchor, FLOOR / text.shape[1])
+    classes = Mixture(t, anchor, np.zeros(len(t)))
+    step: Moments = run("step", centre, *scores(classes, t, c, method, logit_scale))
+    for _ in range(method.iterations):
+        classes = m_step(step, t, c, anchor, method)
+        step = run("step", centre, *scores(classes, t, c, method, logit_scale))
+    mu, spread, beta = (x.astype(text.dtype) for x in classes)
     return Solution(step.changed == 0, beta, mu, spread)
 
 
+def m_step(step: Moments, text: Doubles, centre: Doubles, anchor: Doubles, method: StatA) -> Mixture:
+    """Eq. stata-shrinkage: means and variances of the classes from their statistics.
+
+    >>> none, t = np.zeros((1, 2)), np.asarray([[1.0, 0.0]])
+    >>> m_step(Moments(0, none, none, none[:, 0], none[:, 0], 0), t, none[0], none + 1, StatA()).mu
+    array([[1., 0.]])
+    """
+    counts = step.soft if method.beta == "soft" else step.counts
+    beta = counts / (counts + method.alpha + EPS)  # (K,)
+    v = means(step.sums, step.soft, 0.0)  # v_k around the centre, (K, d)
+    mu = unit_rows(shrink(unit_rows(v + centre), beta, text))  # mu_k = beta_k v_k + (1 - beta_k) t_k, (K, d)
+    within = means(step.squares, step.soft, 0.0) - v**2  # (K, d)
+    variance = np.maximum(within, 0) + (v + centre - mu) ** 2  # T_k, (K, d)
+    spread = shrink(variance, beta, anchor + (text - mu) ** 2)  # (K, d)
+    return Mixture(mu, np.maximum(spread, FLOOR / text.shape[1]), beta)
+
+
 def scores(
-    mu: Doubles, spread: Doubles, text: Doubles, centre: Doubles, method: StatA, logit_scale: float
+    classes: Mixture, text: Doubles, centre: Doubles, method: StatA, logit_scale: float
 ) -> tuple[Floats, Floats, Floats]:
     """Fold zero-shot logits and the tempered Gaussian likelihood into f linear' - f^2 quadratic' + offset.
 
-    >>> from moontide.methods.stata import StatA
     >>> one = np.ones((1, 1))
-    >>> scores(one, one, one, np.zeros(1), StatA(temper=1.0), 100.0)[0]
+    >>> scores(Mixture(one, one, one[0]), one, np.zeros(1), StatA(temper=1.0), 100.0)[0]
     array([[101.]], dtype=float32)
     """
-    scale, away = method.text_weight * logit_scale, mu - centre
+    scale, away, spread = method.text_weight * logit_scale, classes.mu - centre, classes.spread
     scaled = away / spread  # (K, d)
     linear = scaled / method.temper + scale * text  # (K, d)
     quadratic = 0.5 / (spread * method.temper)  # (K, d) or (1, d)

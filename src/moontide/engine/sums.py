@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
 import numpy as np
@@ -14,22 +14,9 @@ Doubles = NDArray[np.float64]
 S = TypeVar("S", bound="Sums")
 
 
-def larger() -> Any:
-    """Declare a field of which the larger value is kept.
-
-    >>> larger().metadata["join"] is np.maximum
-    True
-    """
-    return field(metadata={"join": np.maximum})
-
-
-def together() -> Any:
-    """Declare a field whose rows are put one below the other.
-
-    >>> together().metadata["join"](np.ones(1), np.zeros(1))
-    array([1., 0.])
-    """
-    return field(metadata={"join": lambda a, b: np.concatenate([a, b])})
+# How a field of `Sums` is joined where it is not added: dataclasses.field(metadata=...)
+LARGER = {"join": np.maximum}  # the larger value is kept
+TOGETHER = {"join": lambda a, b: np.concatenate([a, b])}  # rows are put one below the other
 
 
 @dataclass

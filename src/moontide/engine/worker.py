@@ -14,14 +14,14 @@ at a time and takes the others from disk.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from moontide.core.arrays import to_numpy
 from moontide.core.ann import nearest_lists
+from moontide.core.arrays import to_numpy
 from moontide.core.graph import Graph
 from moontide.engine import shard as moon
 from moontide.engine import stata
@@ -35,8 +35,8 @@ from moontide.engine.files import (
     write_tensors,
     writing,
 )
-from moontide.engine.rows import BLOCK_ENTRIES, Rows
-from moontide.engine.sums import Doubles, Sums, together, unpack
+from moontide.engine.rows import BLOCK_ENTRIES, Rows, Sample, draw
+from moontide.engine.sums import TOGETHER, Doubles, Sums, unpack
 from moontide.errors import InputError, MoontideError
 from moontide.protocols import Method
 from moontide.store import parquet
@@ -60,27 +60,38 @@ class Job:
     folder: str  # of the checkpoints
     class_names: tuple[str, ...] | None = None
     skip_bad_rows: bool = False
-    groups: int = 0  # 0: a shard is a source; else the number of groups that the rows of all sources went to
+    groups: tuple[int, ...] = ()  # none: a shard is a source; else the groups that the rows of all sources went to
     half: bool = False  # assignments in 16 bits
     device: str = "cpu"
 
     @property
     def parts(self) -> int:
         """The number of shards."""
-        return self.groups or len(self.sources)
+        return len(self.groups or self.sources)
 
-    def shard_bytes(self, n: int) -> int:
-        """Estimate the memory of a shard of n rows, with what reading it or a step takes for a while.
+    def kept_bytes(self, n: int) -> int:
+        """Estimate the memory of a shard of n rows: features, old and new assignments, graph.
 
         >>> from moontide import method
         >>> job = Job(method("zero_shot"), np.eye(2, dtype=np.float32), 100.0, (), (), "")
-        >>> job.shard_bytes(1000) - job.shard_bytes(0)
-        120000
+        >>> job.kept_bytes(1000)
+        88000
         """
-        k, d = self.text.shape
-        assignments = 2 * (2 if self.half else 4) + (4 if self.method.name == "stata" else 0)  # bytes an entry
-        graph = 40 * getattr(self.method, "neighbours", 0)
-        return n * (12 * d + assignments * k + graph + 80) + 8 * 4 * BLOCK_ENTRIES + 40 * k * d
+        k, d = map(int, self.text.shape)
+        graph: int = 40 * getattr(self.method, "neighbours", 0)
+        return n * (4 * d + 2 * k * (2 if self.half else 4) + graph + 64)
+
+    def passing_bytes(self, n: int) -> int:
+        """Estimate what reading a shard of n rows or a step on it takes for a while.
+
+        >>> from moontide import method
+        >>> job = Job(method("zero_shot"), np.eye(2, dtype=np.float32), 100.0, (), (), "")
+        >>> job.passing_bytes(1000) - job.passing_bytes(0)
+        16000
+        """
+        k, d = map(int, self.text.shape)
+        scores = 4 * n * k if self.method.name == "stata" else 0
+        return max(8 * n * d, scores) + 8 * 4 * BLOCK_ENTRIES + 40 * k * d
 
 
 @dataclass
@@ -89,7 +100,7 @@ class Checked(Sums):
 
     rows: int  # usable
     skipped: int
-    text: NDArray[np.uint8] = together()  # sentences, one a line
+    text: NDArray[np.uint8] = field(metadata=TOGETHER)  # sentences, one a line
 
     @property
     def problems(self) -> list[str]:
@@ -146,6 +157,12 @@ class Worker:
         text = np.frombuffer(f"{problem}\n".encode() if problem else b"", np.uint8)
         return Checked(rows, 0 if problem else source.rows - rows, text)
 
+    def sketch(self, i: int, share: float) -> Sample:
+        """Draw a share of the rows of a source."""
+        features = self._read(i)[0]
+        key = draw(i, len(features), share)
+        return Sample(key, features[key[:, 1]], np.empty((len(key), 0)))
+
     def scatter(self, i: int, centres: NDArray[np.float32], group: NDArray[np.int64]) -> Written:
         """Put the rows of a source into groups by their nearest centre."""
         features, kept = self._read(i)
@@ -154,13 +171,13 @@ class Worker:
         for g in np.unique(own).tolist():
             pieces |= {f"features-{g}": features[own == g], f"rows-{g}": kept[own == g]}
         write_tensors(self._path("piece", i), pieces)
-        return Written(len(kept), 0, np.bincount(own, minlength=self.job.parts).astype(np.float64))
+        return Written(len(kept), 0, np.bincount(own, minlength=int(group.max()) + 1).astype(np.float64))
 
     def write(self, i: int) -> Written:
         """Write the predictions of a shard."""
         shard, _, _ = self._shard(i)
         labels, confidence, before = shard.predictions()
-        columns = {"label": labels, "confidence": confidence, "before": before}
+        columns: dict[str, NDArray[Any]] = {"label": labels, "confidence": confidence, "before": before}
         if self.job.groups:
             lengths = [len(rows) for rows in self._pieces(i, "rows")]
             cuts = np.cumsum(lengths)[:-1]
@@ -169,17 +186,17 @@ class Worker:
                 self._path("result", i), {f"{name}-{s}": x for name, xs in split.items() for s, x in enumerate(xs)}
             )
         else:
-            self._write_output(i, self._read(i)[1], columns)
+            self._write_output(i, shard.kept, columns)
         counts = np.bincount(labels, minlength=len(self.job.text)).astype(np.float64)
         return Written(len(labels), int((labels != before).sum()), counts)
 
-    def gather(self, i: int) -> Written:
+    def gather(self, i: int, groups: tuple[int, ...]) -> Written:
         """Write the predictions of a source, whose rows are in many groups."""
         parts: dict[str, list[NDArray[Any]]] = {"rows": [], "label": [], "confidence": [], "before": []}
-        for g in range(self.job.parts):
+        for shard, g in enumerate(groups):
             rows = read_tensors(self._path("piece", i), f"rows-{g}").get(f"rows-{g}")
             if rows is not None:
-                found = read_tensors(self._path("result", g), *(f"{name}-{i}" for name in list(parts)[1:]))
+                found = read_tensors(self._path("result", shard), *(f"{name}-{i}" for name in list(parts)[1:]))
                 for name, xs in parts.items():
                     xs.append(rows if name == "rows" else found[f"{name}-{i}"])
         columns = {name: np.concatenate(xs) for name, xs in parts.items()}
@@ -205,12 +222,13 @@ class Worker:
         if i in self.shards:
             return self.shards[i]
         job, kind = self.job, SHARDS[self.job.method.name]
-        features = place(self._read(i)[0], None, job.device)
+        rows, kept = self._read(i)
+        features = place(rows, None, job.device)
         path, graph = self._path("graph", i), None
         if exists(path):
             graph = Graph(**{name: place(x, None, job.device) for name, x in read_tensors(path).items()})
         shard = kind(job.method, features, job.text, job.logit_scale, graph, half=job.half, keep=False)
-        shard.number, last, said = i, -1, None
+        shard.number, shard.kept, last, said = i, kept, -1, None
         if graph is None:
             edges = {name: to_numpy(getattr(shard.graph, name)) for name in ("neighbours", "weights")}
             write_tensors(path, edges)
@@ -234,7 +252,7 @@ class Worker:
             matrix = read_shard(path)
             if matrix.ndim != 2 or matrix.shape[1] != d or matrix.dtype.kind not in "fiu":
                 raise InputError(
-                    f"{path} must hold rows of {d} numbers, as the text has. Got shape {matrix.shape} of {matrix.dtype}."
+                    f"{path} must hold rows of {d} numbers, as the text. Got shape {matrix.shape} of {matrix.dtype}."
                 )
             features, good = usable_rows(matrix)
             found = features, np.flatnonzero(good)
@@ -242,9 +260,10 @@ class Worker:
             self.rows[i] = found
         return found
 
-    def _pieces(self, group: int, name: str) -> list[NDArray[Any]]:
-        """Return what each source put into a group."""
-        key, none = f"{name}-{group}", np.empty((0, self.job.text.shape[1]) if name == "features" else 0, np.float32)
+    def _pieces(self, i: int, name: str) -> list[NDArray[Any]]:
+        """Return what each source put into the group of a shard."""
+        key, d = f"{name}-{self.job.groups[i]}", self.job.text.shape[1]
+        none = np.empty((0, d), np.float32) if name == "features" else np.empty(0, np.int64)
         return [read_tensors(self._path("piece", s), key).get(key, none) for s in range(len(self.job.sources))]
 
     def _path(self, kind: str, i: int) -> str:

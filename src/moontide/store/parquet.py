@@ -53,11 +53,11 @@ def shape(path: str | Path, handle: BinaryIO) -> tuple[int, int]:
     file = pq.ParquetFile(handle)
     schema = file.schema_arrow
     name, rows = _column(path, schema), file.metadata.num_rows
-    first = next((batch.column(0) for batch in file.iter_batches(1, columns=[name])), ()) if rows else ()
-    if not len(first) or not first[0].is_valid:
-        raise InputError(f"The column '{name}' of {path} must have a value in every row.")
-    length = len(first[0].as_py())
-    return rows, length // _dtype(schema.field(name)).itemsize if _is_binary(schema.field(name).type) else length
+    first = next(file.iter_batches(1, columns=[name])).column(0)[0].as_py() if rows else None
+    if first is None:
+        raise InputError(f"The column '{name}' of {path} must have rows, and a value in each.")
+    field = schema.field(name)
+    return rows, len(first) // (_dtype(field).itemsize if _is_binary(field.type) else 1)
 
 
 def read_ids(handle: BinaryIO) -> list[Any] | None:
@@ -85,7 +85,8 @@ def _column(path: str | Path, schema: Any) -> str:
 
 
 def _dtype(field: Any) -> np.dtype[Any]:
-    return np.dtype((field.metadata or {}).get(b"dtype", b"float32").decode()).newbyteorder("<")
+    dtype: np.dtype[Any] = np.dtype((field.metadata or {}).get(b"dtype", b"float32").decode())
+    return dtype.newbyteorder("<")
 
 
 def _is_binary(kind: Any) -> bool:

@@ -1,0 +1,101 @@
+"""`moontide adapt` on many shards: its options, and the run."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+from cyclopts import Group, Parameter
+
+from moontide.cli.common import Source, note, print_classes, progress_bar
+from moontide.errors import OptionError
+from moontide.protocols import Method
+
+SHARDS = Group("Shards")
+
+
+@Parameter(name="*", group=SHARDS)
+@dataclass(frozen=True)
+class Cluster:
+    """The options that say how many shards are worked on.
+
+    >>> Cluster(engine="ray").graph
+    'local'
+    """
+
+    engine: Annotated[
+        Literal["local", "ray"] | None, Parameter(help="Work on shards in this process (else), or on Ray.")
+    ] = None
+    address: Annotated[
+        str | None, Parameter(help="The Ray cluster to join, as host:port or auto (else one is started here).")
+    ] = None
+    workers: Annotated[int | None, Parameter(help="Workers on Ray (else one a CPU of the cluster).")] = None
+    graph: Annotated[
+        Literal["local", "global"], Parameter(help="Look for neighbours inside each shard, or across all of them.")
+    ] = "local"
+    skip_bad_rows: Annotated[
+        bool,
+        Parameter(
+            negative="", show_default=False, help="Leave out rows with NaN, infinity or only zeros, and count them."
+        ),
+    ] = False
+
+
+NO_CLUSTER = Cluster()  # nothing said on the command line
+
+
+def is_many(features: str, cluster: Cluster) -> bool:
+    """Tell whether FEATURES are shards: a glob, a folder, a URL, or anything with --engine.
+
+    >>> is_many("a/*.npy", NO_CLUSTER), is_many("a.npy", NO_CLUSTER)
+    (True, False)
+    """
+    many = (
+        cluster.engine is not None or "://" in features or any(c in features for c in "*?[") or Path(features).is_dir()
+    )
+    if not many and cluster != NO_CLUSTER:
+        raise OptionError("'--address', '--workers', '--graph' and '--skip-bad-rows' are for shards; add '--engine'.")
+    if cluster.engine != "ray" and (cluster.address is not None or cluster.workers is not None):
+        raise OptionError("'--address' and '--workers' have no effect without '--engine ray'.")
+    if cluster.workers is not None and cluster.workers < 1:
+        raise OptionError(f"'--workers' must be 1 or more. Got {cluster.workers} instead.")
+    return many
+
+
+def adapt_many(features: str, solver: Method, out: str | None, cluster: Cluster, source: Source) -> None:
+    """Run a method over shards and print what changed."""
+    from moontide.engine.run import adapt_shards
+    from moontide.store.files import check_device, read_arrays, read_class_names
+
+    if out is None or source.text is None:
+        raise OptionError("Shards need '--text', the class embeddings, and '--out', a folder for the predictions.")
+    if source.labels is not None or source.dtype is not None:
+        raise OptionError("'--labels' and '--dtype' do not go with shards; leave them out.")
+    check_device(source.device)
+    anchors = read_arrays(source.text)
+    scales = (source.logit_scale, anchors.logit_scale(), 100.0)
+    names = anchors.class_names() if source.classes is None else read_class_names(source.classes)
+    start = time.perf_counter()
+    with progress_bar(solver.name) as progress:
+        found = adapt_shards(
+            features,
+            anchors.matrix("text_features"),
+            solver,
+            out,
+            logit_scale=next(scale for scale in scales if scale is not None),
+            class_names=names,
+            engine=cluster.engine or "local",
+            address=cluster.address,
+            workers=cluster.workers,
+            graph=cluster.graph,
+            skip_bad_rows=cluster.skip_bad_rows,
+            device=source.device,
+            report=note,
+            progress=progress,
+        )
+    replaced = f", {found.replaced} workers replaced" if found.replaced else ""
+    note(f"wrote {len(found.files)} files to {out} in {time.perf_counter() - start:.1f} s{replaced}")
+    print(f"changed    {found.changed} of {found.n}")
+    print_classes(found.counts, names)

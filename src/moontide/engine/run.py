@@ -1,0 +1,310 @@
+"""One task in many shards: `adapt_shards` checks them, runs a method over them on an engine, and writes the answers.
+
+Every call to the engine is numbered and its sum is kept on disk. A run that is started again after whatever stopped it
+goes through the same calls: those that are on disk answer from there, and the first that is not is made, on shards that
+are on disk as they were after their last step. Disk: one set of assignments, N x K of 2 or 4 bytes, and the sums.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moontide.core.arrays import as_real, to_numpy, unit_rows
+from moontide.core.memory import available_bytes, human
+from moontide.engine import shard as moon
+from moontide.engine import stata
+from moontide.engine.files import (
+    Source,
+    exists,
+    expand,
+    look,
+    read_tensors,
+    reading,
+    relative_names,
+    remove,
+    write_tensors,
+    writing,
+)
+from moontide.engine.local import Engine, Local
+from moontide.engine.partition import quantiser, recall
+from moontide.engine.sums import unpack
+from moontide.engine.worker import Job
+from moontide.errors import FileError, MoontideError, OptionError, ResourceError
+from moontide.methods.moon import MOON
+from moontide.methods.stata import StatA
+from moontide.protocols import Method
+from moontide.types import check_class_names
+
+LARGE = 2**27  # N x K above which assignments are in 16 bits
+SHARE = 0.7  # of the available memory that workers may take
+SHOWN = 20  # bad shards named in an error
+CHECKPOINT = "checkpoint"
+
+
+class _Nothing(NamedTuple):
+    converged: bool = True
+
+
+def _solve_zero_shot(method: Method, run: Callable[..., Any], text: Any, logit_scale: float) -> _Nothing:
+    run("first_pass")
+    return _Nothing()
+
+
+SOLVE: dict[str, Callable[..., Any]] = {"moon": moon.solve, "stata": stata.solve, "zero_shot": _solve_zero_shot}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run over shards did; the predictions are in its files."""
+
+    n: int
+    skipped: int  # rows that could not be used
+    changed: int  # labels that differ from zero-shot
+    counts: NDArray[np.float64]  # (K,) labels of each class
+    recall: float | None  # share of the true neighbours in the graph
+    converged: bool
+    replaced: int  # workers that died
+    files: tuple[str, ...]
+
+
+class Journal:
+    """The calls of a run, each answered once: by the engine, or from disk where it was answered before."""
+
+    def __init__(self, job: Job, report: Callable[[str], None], progress: Callable[[int, int], None]) -> None:
+        self.folder, self.report, self.progress = job.folder, report, progress
+        self.parts = len(job.sources)
+        self.number = self.steps = self.replaced = 0
+        self.ticks = 0  # shards that have answered, in all calls
+        self.seconds: list[float] = []  # of the steps made
+        self.engine: Engine | None = None
+        self.calls = self.expected_steps = 1
+
+    def tick(self, shards: int) -> None:
+        """Note that some shards have answered."""
+        self.ticks += shards
+        self.progress(min(self.ticks, self.calls * self.parts), self.calls * self.parts)
+
+    def use(self, engine: Engine | None) -> None:
+        """Send the next calls to another engine, and let go of the one before."""
+        if self.engine is not None:
+            self.replaced += self.engine.replaced
+            self.engine.close()
+        self.engine = engine
+
+    def __call__(self, name: str, *given: Any) -> Any:
+        """Call a method of all shards and add up."""
+        self.number += 1
+        path = f"{self.folder}/call-{self.number:04d}.safetensors"
+        start = time.perf_counter()
+        known = exists(path)
+        if known:
+            said = unpack(read_tensors(path))
+        else:
+            said = self.engine.run(self.number, name, *given)  # type: ignore[union-attr]
+            write_tensors(path, said.pack())
+        self.ticks = self.number * self.parts
+        if name == "step":
+            self._report_step(said.changed, None if known else time.perf_counter() - start)
+        return said
+
+    def _report_step(self, changed: int, seconds: float | None) -> None:
+        self.steps += 1
+        line = f"iteration {self.steps} of {self.expected_steps}: {changed} labels changed"
+        if seconds is None:
+            self.report(f"{line} (from the checkpoint)")
+            return
+        self.seconds.append(seconds)
+        left = (self.expected_steps - self.steps) * float(np.mean(self.seconds))
+        self.report(f"{line}, {seconds:.1f} s, about {left:.0f} s left")
+
+
+def adapt_shards(
+    pattern: str | Sequence[str],
+    text: Any,
+    method: Method,
+    out: str,
+    *,
+    logit_scale: float = 100.0,
+    class_names: Sequence[str] | None = None,
+    engine: str = "local",
+    address: str | None = None,
+    workers: int | None = None,
+    graph: str = "local",
+    skip_bad_rows: bool = False,
+    memory: int | None = None,
+    device: str = "cpu",
+    report: Callable[[str], None] = lambda line: None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Outcome:
+    """Label all rows of all shards together, and write one file of predictions a shard into the folder `out`.
+
+    `engine` is "local" or "ray" (at `address`, else started here, with `workers` actors, else one a CPU). With `graph`
+    "global" neighbours are found across shards. `memory` is what one worker may take, in bytes.
+
+    >>> import tempfile
+    >>> from moontide import method
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     for i in range(2):
+    ...         np.save(f"{folder}/{i}.npy", np.eye(3))
+    ...     adapt_shards(f"{folder}/*.npy", np.eye(3), method("moon"), f"{folder}/out").counts
+    array([2., 2., 2.])
+    """
+    calls, steps = _calls(method)
+    paths = expand(pattern) if isinstance(pattern, str) else list(pattern)
+    out = out.rstrip("/")
+    outputs = tuple(f"{out}/{name}.parquet" for name in relative_names(paths))
+    if set(outputs) & set(paths):
+        raise FileError(f"The folder {out} would receive files with the names of the shards; give another one.")
+    anchors = unit_rows(to_numpy(as_real(text, "text_features")).astype(np.float32), "text_features")
+    sources = _look_at(paths, anchors.shape[1])
+    rows = sum(source.rows for source in sources)
+    names = None if class_names is None else check_class_names(class_names, len(anchors))
+    half = rows * len(anchors) > LARGE
+    job = Job(
+        method, anchors, logit_scale, sources, outputs, f"{out}/{CHECKPOINT}", names, skip_bad_rows, half=half,
+        device=device,
+    )  # fmt: skip
+    _check_checkpoint(job, graph, report)
+    journal = Journal(job, report, progress)
+    journal.calls, journal.expected_steps = calls + 3 * (graph == "global"), steps
+    with _engines(engine, address, workers, memory, journal) as use:
+        use(job, [source.rows for source in sources])
+        checked = journal("check")
+        if checked.problems:
+            remove(job.folder)
+            raise _bad_shards(checked.problems, len(sources))
+        if checked.skipped:
+            report(f"{checked.skipped} rows cannot be used and are skipped")
+        groups: tuple[int, ...] = ()
+        if graph == "global":
+            sizes = journal("scatter", *quantiser(journal, checked.rows, job.parts)).counts.astype(int)
+            groups = tuple(np.flatnonzero(sizes).tolist())
+            use(replace(job, groups=groups), sizes[sizes > 0].tolist())
+        found = recall(journal, checked.rows)
+        if found is not None:
+            report(f"graph: {graph}, {100 * found:.1f} % of the true nearest neighbours among all rows (on a sample)")
+        converged = bool(SOLVE[method.name](method, journal, anchors, logit_scale).converged)
+        written = journal("write")
+        if groups:
+            use(job, [source.rows for source in sources])
+            journal("gather", groups)
+    remove(job.folder)
+    replaced = journal.replaced
+    return Outcome(written.n, checked.skipped, written.changed, written.counts, found, converged, replaced, job.outputs)
+
+
+def _calls(method: Method) -> tuple[int, int]:
+    """Return how many calls and how many steps a run of a method has, and refuse methods that cannot run on shards."""
+    every = 4  # check, sample, nearest, write
+    if isinstance(method, MOON):
+        if method.precision != "full":
+            raise OptionError(f"The 'precision' option of moon must be 'full' on shards. Got {method.precision!r}.")
+        return every + method.m_steps + 3, method.m_steps + 1
+    if isinstance(method, StatA):
+        if method.faithful:
+            raise OptionError("The 'faithful' option of stata depends on the order of rows; leave it out on shards.")
+        return every + method.iterations + 3, method.iterations + 1
+    if method.name == "zero_shot":
+        return every, 0
+    raise OptionError(f"Only moon, stata and zero_shot run on shards. Got {method.name!r}.")
+
+
+def _look_at(paths: Sequence[str], d: int) -> tuple[Source, ...]:
+    """Read the headers of all shards, and name every one that cannot be used."""
+
+    def one(path: str) -> Source | str:
+        try:
+            source = look(path)
+        except MoontideError as error:
+            return " ".join(str(error).split())
+        return source if source.d == d else f"{path} has the dimension {source.d}, and the text has {d}."
+
+    with ThreadPoolExecutor(16) as pool:
+        found = list(pool.map(one, paths))
+    problems = [x for x in found if isinstance(x, str)]
+    if problems:
+        raise _bad_shards(problems, len(paths))
+    return tuple(x for x in found if isinstance(x, Source))
+
+
+def _bad_shards(problems: Sequence[str], count: int) -> FileError:
+    more = f" And {len(problems) - SHOWN} more." if len(problems) > SHOWN else ""
+    return FileError(f"{len(problems)} of {count} shards cannot be used: {' '.join(problems[:SHOWN])}{more}")
+
+
+def _check_checkpoint(job: Job, graph: str, report: Callable[[str], None]) -> None:
+    """Write down what the run is, or refuse a checkpoint that is of another one."""
+    own = {
+        "sources": [[source.path, source.rows, source.size] for source in job.sources],
+        "method": {job.method.name: asdict(job.method)},  # type: ignore[call-overload]
+        "text": hashlib.sha256(job.text.tobytes()).hexdigest(),
+        "logit_scale": job.logit_scale,
+        "graph": graph,
+        "skip_bad_rows": job.skip_bad_rows,
+    }
+    path = f"{job.folder}/run.json"
+    if exists(path):
+        with reading(path) as handle:
+            held = json.load(handle)
+        if held != json.loads(json.dumps(own)):
+            raise FileError(
+                f"{job.folder} is the checkpoint of a run with other shards, text or options; remove it, or give "
+                "another output folder."
+            )
+        report(f"going on from {job.folder}")
+        return
+    with writing(path) as handle:
+        handle.write(json.dumps(own).encode())
+
+
+@contextmanager
+def _engines(
+    kind: str, address: str | None, workers: int | None, memory: int | None, journal: Journal
+) -> Iterator[Callable[[Job, Sequence[int]], None]]:
+    """Yield the function that sets the journal's engine for a job and the numbers of rows of its shards."""
+    started, have, count = False, available_bytes(), 1
+    if kind == "ray":
+        from moontide.engine import ray
+
+        started = ray.connect(address, workers)
+        count, have = workers or int(ray.resources()["CPU"]), int(ray.resources()["memory"])
+
+    def use(job: Job, sizes: Sequence[int]) -> None:
+        used = min(count, len(sizes))
+        each = [job.kept_bytes(n) for n in sizes]
+        budget = memory if memory is not None or have is None else int(SHARE * have) // used
+        passing = job.passing_bytes(max(sizes))
+        one, all_of_them = max(each) + passing, max(sum(each[w::used]) for w in range(used)) + passing
+        if budget is not None and one > budget:
+            raise ResourceError(
+                f"A worker needs about {human(one)} for the largest shard, of {max(sizes)} rows, and may take "
+                f"{human(budget)}. Split that shard, or use fewer workers."
+            )
+        resident = budget is None or all_of_them <= budget
+        how = "all of its shards in memory" if resident else "one shard at a time, the others on disk"
+        journal.report(
+            f"{len(sizes)} shards, {sum(sizes)} rows; workers: {used}, each with up to "
+            f"{human(all_of_them if resident else one)} of memory ({how})"
+        )
+        journal.use(None)
+        if kind == "ray":
+            journal.use(ray.Ray(job, resident, journal.tick, workers=used))
+        else:
+            journal.use(Local(job, resident, journal.tick))
+
+    try:
+        yield use
+    finally:
+        journal.use(None)
+        if started:
+            ray.disconnect()

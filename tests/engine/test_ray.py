@@ -1,0 +1,91 @@
+"""The same on a real Ray with two workers: the same labels as in one process, also after a worker was killed."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from moontide import method
+from moontide.engine.run import adapt_shards
+from moontide.errors import FileError
+from moontide.simulate import simulate
+
+ray = pytest.importorskip("ray")
+from moontide.engine import ray as engine  # noqa: E402
+
+MOON = method("moon", neighbours=1)  # the search for neighbours is most of the time here
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.xdist_group("ray")]  # Ray's own warnings
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cluster() -> Iterator[None]:
+    engine.connect(None, 2)
+    yield
+    engine.disconnect()
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory, cut: Any, answers: Any) -> Any:
+    """200 000 rows and 100 classes in 8 shards, and what one process says of them."""
+    folder = tmp_path_factory.mktemp("large")
+    data = simulate(200_000, 100, dim=32, effective_classes=60, seed=3)
+    pattern = cut(folder / "in", data.features.astype(np.float16), 8)
+    adapt_shards(pattern, data.text, MOON, str(folder / "out"))
+    return pattern, data.text, answers(folder / "out")
+
+
+def same(got: Any, expected: Any) -> None:
+    for column in ("id", "label", "zero_shot_label"):
+        np.testing.assert_array_equal(got[column], expected[column])
+    np.testing.assert_allclose(got["confidence"], expected["confidence"], atol=1e-4)
+
+
+def test_two_workers_give_the_labels_of_one_process(large: Any, tmp_path: Path, answers: Any) -> None:
+    pattern, text, expected = large
+    found = adapt_shards(pattern, text, MOON, str(tmp_path), engine="ray", workers=2)
+    assert (found.n, found.replaced) == (200_000, 0)
+    same(answers(tmp_path), expected)
+
+
+def test_a_worker_killed_in_iteration_3_is_replaced(
+    large: Any, tmp_path: Path, answers: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pattern, text, expected = large
+    steps = []
+    run = engine.Ray.run
+
+    def kill_one(self: Any, number: int, name: str, *given: Any) -> Any:
+        steps.extend([number] * (name == "step"))
+        if name == "step" and len(steps) == 3:
+            threading.Timer(0.1, ray.kill, [self.workers[1]]).start()  # while it computes
+        return run(self, number, name, *given)
+
+    monkeypatch.setattr(engine.Ray, "run", kill_one)
+    found = adapt_shards(pattern, text, MOON, str(tmp_path), engine="ray", workers=2)
+    assert found.replaced == 1
+    assert len(steps) == 11
+    same(answers(tmp_path), expected)
+
+
+@pytest.mark.parametrize(("name", "graph"), [("stata", "global"), ("zero_shot", "local")])
+def test_the_other_methods_and_the_global_graph(name: str, graph: str, tmp_path: Path, cut: Any, answers: Any) -> None:
+    data = simulate(600, 20, dim=32, effective_classes=6, seed=1)
+    pattern = cut(tmp_path / "in", data.features, 5)
+    for kind, workers in (("local", None), ("ray", 2)):
+        adapt_shards(pattern, data.text, method(name), str(tmp_path / kind), engine=kind, workers=workers, graph=graph)
+    same(answers(tmp_path / "ray"), answers(tmp_path / "local"))
+
+
+def test_an_error_of_a_worker_is_a_sentence_here(tmp_path: Path, cut: Any) -> None:
+    data = simulate(60, 5, dim=16, seed=1)
+    pattern = cut(tmp_path / "in", data.features, 2)
+    rows = np.load(tmp_path / "in" / "001.npy")
+    rows[[2, 5]] = np.nan
+    np.save(tmp_path / "in" / "001.npy", rows)
+    with pytest.raises(FileError, match=r"1 of 2 shards cannot be used: .*001.npy has NaN.* rows 2, 5"):
+        adapt_shards(pattern, data.text, method("moon"), str(tmp_path / "out"), engine="ray", workers=2)
