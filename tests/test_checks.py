@@ -14,6 +14,7 @@ import pytest
 import moontide
 from moontide.checks import Extras, Tasks, check_method, checks_for
 from moontide.checks.common import check_objective_never_rises
+from moontide.checks.encoder import rows_as_images
 from moontide.checks.tasks import expect_sound, single
 from moontide.core.arrays import to_numpy
 from moontide.core.simplex import zero_shot
@@ -26,7 +27,7 @@ from moontide.types import Result, Task
 CLOTHING = Path(__file__).parents[2] / "shared" / "features" / "clothing_tiny.npz"
 
 # What a method needs beyond features and views, by method.
-EXTRAS: dict[str, Extras] = {}
+EXTRAS: dict[str, Extras] = {"tent": rows_as_images}
 
 # (method, check): why the method does not pass it. A row whose check passes fails the suite.
 EXCEPTIONS: dict[tuple[str, str], str] = {}
