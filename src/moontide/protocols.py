@@ -26,7 +26,7 @@ M = TypeVar("M", bound="Method")
 
 _NEEDS = {
     "views": "augmented views of each image, an array (N, V, d) with view 0 the image itself: pass views=..., "
-    "or put the array 'view_features' into the .npz",
+    "put the array 'view_features' into the .npz, or pass images=... and encoder=... to make them",
     "images": "the images themselves: pass images=...",
     "encoder": "the image encoder: pass encoder=...",
 }

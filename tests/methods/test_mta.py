@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from moontide.checks import Tasks
-from moontide.errors import InputError, MissingInputError
+from moontide.encoders.views import make_views
+from moontide.errors import InputError, MissingInputError, OptionError
 from moontide.methods.mta import MTA, bandwidth
 from moontide.types import Task
 
@@ -89,3 +90,29 @@ def test_unusable_views_are_refused() -> None:
     x[1, 3] = 0
     with pytest.raises(InputError, match=r"'views' must not have all-zero rows.*[Rr]ow 1"):
         MTA().fit_predict(Task(x[:, 0], np.eye(8), extras={"views": x}))
+
+
+class Colours:
+    """An encoder that sees the mean colour of the middle and of the whole."""
+
+    def encode_images(self, images: list) -> np.ndarray:
+        small = [np.asarray(image.resize((4, 4)), dtype=np.float32) / 255 for image in images]
+        return np.stack([np.concatenate([s.mean(axis=(0, 1)), s[1:3, 1:3].mean(axis=(0, 1)) + 0.1]) for s in small])
+
+
+def test_views_are_made_of_images_with_an_encoder() -> None:
+    image = pytest.importorskip("PIL.Image")
+    rng = np.random.default_rng(0)
+    images = [image.fromarray(rng.integers(0, 255, (30, 40, 3), dtype=np.uint8)) for _ in range(3)]
+    features, text = Colours().encode_images(images), rng.normal(size=(4, 6))
+    found = MTA(views=8, seed=1).fit_predict(features, text, images=images, encoder=Colours())
+    views = make_views(Colours(), images, 8, seed=1)
+    np.testing.assert_allclose(views[:, 0], features)  # view 0 is the image
+    assert np.abs(views[:, 1:] - features[:, None]).max() > 1e-3
+    np.testing.assert_allclose(found.probs, MTA().fit_predict(features, text, views=views).probs)
+    again = MTA(views=8, seed=2).fit_predict(features, text, images=images, encoder=Colours())
+    assert np.abs(again.probs - found.probs).max() > 0
+    with pytest.raises(OptionError, match="The 'seed' option of mta has no effect on views that are given"):
+        MTA(seed=2).fit_predict(features, text, views=views)
+    with pytest.raises(MissingInputError, match="mta needs augmented views"):
+        MTA().fit_predict(features, text, images=images)

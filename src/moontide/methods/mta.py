@@ -20,12 +20,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from moontide.core.arrays import Array, as_matrix, like, namespace, unit_rows
 from moontide.core.simplex import softmax, zero_shot
-from moontide.errors import InputError
+from moontide.errors import InputError, OptionError
 from moontide.options import option
 from moontide.protocols import Method
 from moontide.types import Result, Task
@@ -48,6 +48,8 @@ class MTA(Method):
     citation: ClassVar[str] = "Zanella and Ben Ayed, CVPR 2024"
     needs: ClassVar[frozenset[str]] = frozenset({"views"})
 
+    views: int = option(64, "views made of each image, where images and an encoder are given in place of views", low=2)
+    seed: int = option(0, "of the random crops of those views", low=0)
     nearest: float = option(0.3, "share of the other views that sets the bandwidth of a view", above=0, high=1)
     affinity_weight: float = option(4.0, "lambda, weight of views with alike predictions", low=0)
     entropy_weight: float = option(0.2, "lambda_y, how evenly views count", above=0)
@@ -66,9 +68,25 @@ class MTA(Method):
         y = zero_shot(task.features, task.text, task.logit_scale)  # (N, K)
         return Result(softmax(scores), y, scores, details={"mode": mode})
 
+    def require(self, task: Task) -> None:
+        """Take images with an encoder in place of views."""
+        made = {"images", "encoder"} <= task.extras.keys() and "views" not in task.extras
+        changed = [name for name in ("views", "seed") if getattr(self, name) != self.specs()[name].default]
+        if changed and not made:
+            raise OptionError(
+                f"The '{changed[0]}' option of mta has no effect on views that are given; it is for making them from "
+                "images=... and encoder=... . Leave it out."
+            )
+        super().require(replace(task, extras={**task.extras, "views": task.extras["images"]}) if made else task)
+
     def check(self, task: Task) -> Array:
         """Return the views as unit rows, or say why they cannot be used."""
-        views = like(unit_rows(as_matrix(task.extras["views"], "views", 3), "views"), task.features)
+        given = task.extras.get("views")
+        if given is None:
+            from moontide.encoders.views import make_views
+
+            given = make_views(task.extras["encoder"], task.extras["images"], self.views, self.seed)
+        views = like(unit_rows(as_matrix(given, "views", 3), "views"), task.features)
         if views.shape[2] != task.d:
             raise InputError(
                 f"'views' must have the dimension of the features, {task.d}. Got {views.shape[2]} instead."
