@@ -43,6 +43,7 @@ def test_shards_give_what_all_rows_give(
     name: str, resident: bool, tmp_path: Path, cut: Any, answers: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("moontide.engine.worker.BLOCK_ENTRIES", 2**10)
+    monkeypatch.setattr("moontide.engine.worker.PROCESS", 0)
     lines: list[str] = []
     budget = None if resident else 400_000
     pattern = cut(tmp_path / "in", DATA.features, 5)

@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from moontide import MOON
+from moontide import MOON, method
 from moontide.core import ann
 from moontide.core.graph import Graph, nearest_neighbours
+from moontide.engine import stata
 from moontide.engine.shard import Shard, Statistics, solve
 from moontide.methods import moon
 from moontide.simulate import simulate
@@ -56,6 +57,25 @@ def test_shards_with_their_own_graphs_add_up_to_one() -> None:
     np.testing.assert_array_equal(np.concatenate([s.labels for s in shards]), together.labels)
     np.testing.assert_allclose(apart.beta, together.beta, atol=1e-6)
     np.testing.assert_allclose(apart.energy, together.objective, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["moon", "stata"])
+def test_torch_gives_what_numpy_gives(name: str) -> None:
+    torch = pytest.importorskip("torch")
+    solver, kind = method(name), {"moon": Shard, "stata": stata.StatAShard}[name]
+    found = []
+    for features in (DATA.features, torch.tensor(DATA.features)):
+        shard: Any = kind(solver, features, DATA.text, 100.0, half=False)
+        solution: Any = {"moon": solve, "stata": stata.solve}[name](
+            solver, lambda call, *given, shard=shard: getattr(shard, call)(*given), DATA.text, 100.0
+        )
+        again: Any = kind(solver, features, DATA.text, 100.0, half=False)
+        again.restore(shard.state())
+        np.testing.assert_array_equal(again.predictions()[1], shard.predictions()[1])
+        found.append((*shard.predictions(), solution.beta))
+    np.testing.assert_array_equal(found[0][0], found[1][0])
+    np.testing.assert_allclose(found[0][1], found[1][1], atol=1e-4)
+    np.testing.assert_allclose(found[0][3], found[1][3], atol=1e-4)
 
 
 def test_statistics_keep_the_larger_maximum() -> None:

@@ -70,7 +70,10 @@ def adapt_many(features: str, solver: Method, out: str | None, cluster: Cluster,
     from moontide.store.files import check_device, read_arrays, read_class_names
 
     if out is None or source.text is None:
-        raise OptionError("Shards need '--text', the class embeddings, and '--out', a folder for the predictions.")
+        raise OptionError(
+            f"{features} is a folder or another name for shards, which need '--text', the class embeddings, and "
+            "'--out', a folder for the predictions."
+        )
     if source.labels is not None or source.dtype is not None:
         raise OptionError("'--labels' and '--dtype' do not go with shards; leave them out.")
     check_device(source.device)

@@ -44,6 +44,7 @@ from moontide.store.files import place
 
 CHANGES = ("first_pass", "step")  # the calls that change a shard
 SHOWN = 8
+PROCESS = 2**27  # bytes of an interpreter with numpy, scipy and pyarrow
 
 SHARDS: dict[str, type[Rows]] = {"moon": moon.Shard, "stata": stata.StatAShard, "zero_shot": Rows}
 
@@ -91,7 +92,7 @@ class Job:
         """
         k, d = map(int, self.text.shape)
         scores = 4 * n * k if self.method.name == "stata" else 0
-        return max(8 * n * d, scores) + 8 * 4 * BLOCK_ENTRIES + 40 * k * d
+        return max(8 * n * d, scores) + 8 * 4 * BLOCK_ENTRIES + 40 * k * d + PROCESS
 
 
 @dataclass
