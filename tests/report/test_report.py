@@ -166,6 +166,20 @@ def test_older_versions_other_features_and_partial_results_are_told(tmp_path):
     assert "cells have 1 to 2 runs" in found.notes[3]
 
 
+def test_a_batch_that_is_always_the_whole_dataset_counts_once(tmp_path):
+    levels = {"zero_shot": 0.5, "moon": 0.75}
+    whole = [record(run, m, a, samples=64, dataset="all") for run in range(30) for m, a in levels.items()]
+    part = [record(run, m, a + run / 1000, dataset="some") for run in range(30) for m, a in levels.items()]
+    found = collect(write(tmp_path, whole + part))
+    (grid,) = accuracy_grids(found.tables)
+    always, sampled, mean = line(grid, "MOON").numbers
+    assert (always.value, always.half) == (75, None)
+    assert sampled.half > 0
+    assert mean.half == pytest.approx(sampled.half / 2)
+    assert [n is None for n in grid.blocks[0][1][-1].numbers] == [True, False, False]  # no test on one run
+    assert "batch-64, batch-64-very_low: every batch is the whole of all, so it counts once." in found.notes
+
+
 def test_every_table_of_the_paper_can_be_looked_up():
     b16 = {"backbone": "clip_vit_b16", "setting": "batch", "batch_size": 64}
     cells = paper().cells

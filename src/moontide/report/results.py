@@ -203,7 +203,8 @@ def example() -> list[Table]:
     )
     common = {
         "suite": "batch-64", "version": 1, "timing": False, "dataset": "imagenet", "backbone": "clip_vit_b16",
-        "features": "", "options": {}, "label": None, "vary": None, "zero_shot": 0.5, "n": 64, "ece": 0.1,
+        "features": "", "samples": 50000, "classes": 1000, "options": {}, "label": None, "vary": None, "zero_shot": 0.5,
+        "n": 64, "ece": 0.1,
     }  # fmt: skip
     runs = [
         {**common, "scenario": scenario, "run": run, "method": method, "accuracy": share, "correct": 64 * share,
@@ -231,10 +232,20 @@ def _tables(records: list[Record]) -> list[Table]:
     for place, cells in runs.items():
         first = next(iter(cells.values()))[0]
         known = sorted(columns[place[:2]], key=lambda c: (DATASETS.index(c) if c in DATASETS else len(DATASETS), c))
-        made = {where: Cell(tuple(sorted(found, key=lambda r: r["run"]))) for where, found in cells.items()}
+        made = {where: Cell(_distinct(found)) for where, found in cells.items()}
         facts = {name: first[name] for name in ("suite", "version", "timing", "backbone", "scenario")}
         tables.append((place[:2], Table(**facts, columns=known, cells=made)))
     return [table for _, table in sorted(tables, key=lambda pair: pair[0])]
+
+
+def _distinct(records: list[Record]) -> tuple[Record, ...]:
+    """Order the runs; where every batch is the whole dataset they are one run repeated, which counts once."""
+    ordered = tuple(sorted(records, key=lambda r: r["run"]))
+    return ordered[:1] if all(map(_is_whole, ordered)) else ordered
+
+
+def _is_whole(record: Record) -> bool:
+    return record["scenario"]["setting"] == "batch" and record["n"] == record["samples"] and not record["timing"]
 
 
 def _maker(record: Record) -> str:
@@ -259,8 +270,13 @@ def _size_notes(records: Iterable[Record]) -> Iterable[str]:
 
 
 def _run_notes(tables: Iterable[Table]) -> Iterable[str]:
+    """Say where runs are one run repeated, and where methods do not have the same number of them."""
     for table in tables:
-        counts = {len(cell.records) for cell in table.cells.values()}
+        whole = sorted({column for (_, column), cell in table.cells.items() if _is_whole(cell.records[0])})
+        if whole:
+            names = ", ".join(whole)
+            yield f"{table.suite}, {table.scenario['id']}: every batch is the whole of {names}, so it counts once."
+        counts = {len(cell.records) for (_, column), cell in table.cells.items() if column not in whole}
         if len(counts) > 1:
             yield (
                 f"{table.suite}, {table.scenario['id']}: cells have {min(counts)} to {max(counts)} runs; "

@@ -27,10 +27,12 @@ def resamples(n: int) -> Floats:
 def half_width(*values: Floats) -> float | None:
     """Return half the 95 % percentile bootstrap interval of the mean (over datasets) of means (over runs).
 
+    A dataset with one run counts as a constant; of single runs alone there is no interval.
+
     >>> half_width(np.asarray([0.5, 0.7] * 50)) < 0.03, half_width(np.asarray([0.5]))
     (True, None)
     """
-    if min(map(len, values)) < 2:
+    if max(map(len, values)) < 2:
         return None
     draws = np.mean([resamples(len(v)) @ v for v in values], axis=0)
     low, high = np.quantile(draws, [0.025, 0.975])
