@@ -4,6 +4,7 @@
     ├── InputError            arrays that no method can use (shape, NaN, zero rows, ...)
     │   └── MissingInputError a method needs something beyond features and did not get it
     ├── FileError             a file that is missing, unreadable, of another kind, or cannot be written
+    │   └── ImageError        an image that cannot be decoded, or is too large
     ├── OptionError           a parameter outside its range, unknown, or without effect
     │   └── UnknownNameError  a method, option or preset that does not exist
     ├── MissingExtraError     an optional package that is not installed
@@ -39,6 +40,10 @@ class MissingInputError(InputError):
 
 class FileError(MoontideError, OSError):
     """A file that cannot be read or written, or holds something else than asked for."""
+
+
+class ImageError(FileError):
+    """An image that cannot be used; the message is what follows its name: "it is cut short"."""
 
 
 class OptionError(MoontideError, ValueError):

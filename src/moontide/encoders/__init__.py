@@ -1,0 +1,68 @@
+"""Images and class names to vectors of one space: encoders, found like methods by their file's name or entry point.
+
+>>> encoder_names()
+('hf', 'onnx', 'openclip', 'tiny')
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+from functools import cache
+from importlib.metadata import entry_points
+from typing import Any
+
+from moontide.encoders.base import Encoder
+from moontide.errors import unknown_name
+
+DEFAULT = "openai/clip-vit-base-patch16"
+
+__all__ = ["DEFAULT", "Encoder", "encoder", "encoder_names", "encoder_type"]
+
+
+@cache
+def _builtin() -> dict[str, type[Encoder]]:
+    """Return the encoders among the files of this folder; what they run on is imported when one is made."""
+    found = {}
+    for info in pkgutil.iter_modules(__path__):
+        module = importlib.import_module(f"{__name__}.{info.name}")
+        for _, cls in inspect.getmembers(module, inspect.isclass):
+            if issubclass(cls, Encoder) and not inspect.isabstract(cls) and cls.__module__ == module.__name__:
+                found[info.name] = cls
+    return found
+
+
+def encoder_names() -> tuple[str, ...]:
+    """List the kinds of encoders: the files of this folder, and what packages register under `moontide.encoders`."""
+    return tuple(sorted({*_builtin(), *(point.name for point in entry_points(group="moontide.encoders"))}))
+
+
+def encoder_type(name: str) -> type[Encoder]:
+    """Find the class of a kind of encoders.
+
+    >>> encoder_type("hf").__name__
+    'HF'
+    """
+    for point in entry_points(group="moontide.encoders", name=name):
+        loaded: type[Encoder] = point.load()
+        return loaded
+    if name not in _builtin():
+        raise unknown_name("encoder", name, encoder_names())
+    return _builtin()[name]
+
+
+def encoder(spec: str = DEFAULT, device: str = "cpu", autocast: bool = False) -> Encoder:
+    """Make the encoder that `spec` names: KIND, KIND:MODEL, or a hub id or folder, which is for the kind `hf`.
+
+    >>> encoder("hff:some/model")
+    Traceback (most recent call last):
+        ...
+    moontide.errors.UnknownNameError: There is no encoder 'hff'. Did you mean 'hf'? Known: hf, onnx, openclip, tiny.
+    """
+    kind, colon, model = spec.partition(":")
+    if not colon and kind not in encoder_names():
+        kind, model = "hf", spec
+    make: Any = encoder_type(kind)
+    made: Encoder = make(model, device, autocast)
+    return made

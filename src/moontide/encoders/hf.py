@@ -1,0 +1,200 @@
+"""CLIP, SigLIP and SigLIP2 models of the transformers library, by hub id or from a local folder.
+
+Image sizes, means and the tokenizer come from the model's own files, the logit scale (and SigLIP's bias) from its
+weights. Remote code is never run, and a model whose files do not fit together is refused. What is in the hub's local
+cache is used without asking the hub.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from moontide.encoders.base import Prepared, TwoTowers
+from moontide.encoders.loading import ask_hub, saying
+from moontide.encoders.steps import Steps
+from moontide.errors import FileError, MissingExtraError, missing_extra
+from moontide.store.files import check_device
+
+if TYPE_CHECKING:
+    import torch
+    from PIL.Image import Image
+
+DEFAULT = "openai/clip-vit-base-patch16"
+STEPS = (
+    "do_resize", "size", "resample", "do_center_crop", "crop_size", "do_rescale", "rescale_factor", "do_normalize",
+    "image_mean", "image_std", "patch_size", "max_num_patches",
+)  # fmt: skip
+
+
+class HF(TwoTowers):
+    """A transformers model with an image tower and a text tower.
+
+    >>> HF("./no-such-folder")
+    Traceback (most recent call last):
+        ...
+    moontide.errors.FileError: There is no folder ./no-such-folder, and no model of the hub is called so.
+    """
+
+    def __init__(self, model: str = "", device: str = "cpu", autocast: bool = False) -> None:
+        name = model or DEFAULT
+        check_device(device)
+        folder = Path(name).expanduser()
+        if folder.is_dir():
+            name = str(folder)
+        elif name.count("/") > 1 or name.startswith((".", "/", "~")):
+            raise FileError(f"There is no folder {name}, and no model of the hub is called so.")
+        transformers = _import(name)
+        with _quiet(transformers):
+            parts = _load(transformers, name, folder.is_dir())
+        self.config, self.processor, self.tokenizer, self.model = parts
+        self.id = folder.resolve().name if folder.is_dir() else name
+        self.device, self.autocast = device, autocast
+        self.model.eval().requires_grad_(False).to(device)
+        self.visual = self.model.vision_model
+        self.logit_scale = float(self.model.logit_scale.detach().exp())
+        if hasattr(self.model, "logit_bias"):
+            self.logit_bias = float(self.model.logit_bias.detach())
+        steps = self.processor.to_dict()
+        self.preprocessing = json.dumps({key: steps[key] for key in STEPS if steps.get(key) is not None})
+        self.dim = self._check()
+
+    def prepare(self, image: Image) -> Prepared:
+        """Resize, crop and scale as the model's own files say."""
+        inputs = self.processor(images=[image], return_tensors="np", input_data_format="channels_last")
+        return {name: array[0] for name, array in inputs.items()}
+
+    def tokens(self, prompts: Sequence[str]) -> dict[str, torch.Tensor]:
+        """Cut prompts into the model's tokens."""
+        length = self.config.text_config.max_position_embeddings
+        found = self.tokenizer(
+            list(prompts), padding="max_length", truncation=True, max_length=length, return_tensors="pt"
+        )
+        names = ("input_ids",) if self.config.model_type.startswith("siglip") else ("input_ids", "attention_mask")
+        return {name: found[name].to(self.device) for name in names}  # SigLIP is trained without the mask
+
+    def image_features(self, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """Run the image tower."""
+        return _pooled(self.model.get_image_features(**inputs))
+
+    def text_features(self, tokens: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """Run the text tower."""
+        return _pooled(self.model.get_text_features(**tokens))
+
+    def steps(self) -> Steps | None:
+        """Return the preprocessing as steps, or None where it is more than that."""
+        found = self.processor.to_dict()
+        size, crop = found["size"], found.get("crop_size") if found.get("do_center_crop") else None
+        if "shortest_edge" in size and crop:
+            return Steps(size["shortest_edge"], (crop["height"], crop["width"]), *_scaling(found))
+        if "height" in size and not crop:
+            return Steps((size["height"], size["width"]), (size["height"], size["width"]), *_scaling(found))
+        return None
+
+    def fast_tokenizer(self) -> Any:
+        """Return the tokenizer as one of the tokenizers library, or None where it is none."""
+        from tokenizers import Tokenizer
+
+        if not self.tokenizer.is_fast:
+            return None
+        self.tokens(["a"])  # sets length and padding
+        return Tokenizer.from_str(self.tokenizer.backend_tokenizer.to_str())
+
+    def _check(self) -> int:
+        """Run one image and one prompt; what does not fit together shows here, and so does the dimension."""
+        from PIL import Image
+
+        with saying(f"The preprocessing or the tokenizer of {self.id} does not fit its model; take all from one"):
+            images = self._images([self.prepare(Image.new("RGB", (64, 48)))])
+            text = self._text(["a"])
+        if images.shape != text.shape or len(self.tokenizer) > self.config.text_config.vocab_size:
+            raise FileError(
+                f"The parts of {self.id} are of different models: the towers give {images.shape[1]} and "
+                f"{text.shape[1]} dimensions, and {len(self.tokenizer)} tokens meet a vocabulary of "
+                f"{self.config.text_config.vocab_size}."
+            )
+        return int(images.shape[1])
+
+
+def _scaling(found: Mapping[str, Any]) -> tuple[int, tuple[float, float, float], tuple[float, float, float]]:
+    return found["resample"], tuple(found["image_mean"]), tuple(found["image_std"])
+
+
+def _pooled(output: Any) -> torch.Tensor:
+    pooled: torch.Tensor = output.pooler_output
+    return pooled
+
+
+def _import(name: str) -> Any:
+    """Import transformers with all that is used of it."""
+    try:
+        import PIL  # noqa: F401
+        import torch  # noqa: F401
+        import transformers
+        from transformers import AutoImageProcessor  # noqa: F401
+    except ImportError as error:
+        if error.name in ("PIL", "torch", "transformers"):
+            raise missing_extra(error.name, "hf", f"The encoder {name}") from None
+        root: BaseException = error
+        while root.__cause__ is not None:
+            root = root.__cause__
+        raise MissingExtraError(
+            f"The package 'transformers' is installed and cannot be imported ({root}); where that names torchvision, "
+            "it does not fit the installed torch: remove it, or install the one that does."
+        ) from error
+    return transformers
+
+
+def _load(transformers: Any, name: str, local: bool) -> tuple[Any, Any, Any, Any]:
+    """Load configuration, image processor, tokenizer and weights from a folder, the hub's cache, or the hub."""
+    try:
+        return _parts(transformers, name, local=True)
+    except FileError:
+        if local:
+            raise
+    ask_hub(name)
+    return _parts(transformers, name, local=False)
+
+
+def _parts(transformers: Any, name: str, local: bool) -> tuple[Any, Any, Any, Any]:
+    options = {"local_files_only": local, "trust_remote_code": False}
+    with saying(f"{name} is not the folder of a transformers model: its config.json is missing or damaged"):
+        config = transformers.AutoConfig.from_pretrained(name, **options)
+    for tower in ("vision", "text"):
+        if not hasattr(config, f"{tower}_config"):
+            other = "text-only" if tower == "vision" else "image-only"
+            raise FileError(
+                f"{name} is a {other} model ({config.model_type}); an encoder needs both towers, as CLIP has."
+            )
+    with saying(f"The image preprocessing of {name} is missing or damaged; copy its preprocessor_config.json there"):
+        processor = transformers.AutoImageProcessor.from_pretrained(name, backend="pil", **options)
+    with saying(f"The tokenizer of {name} is missing or damaged; copy its tokenizer.json there"):
+        tokenizer = transformers.AutoTokenizer.from_pretrained(name, **options)
+        if len(tokenizer) <= len(tokenizer.all_special_ids):
+            raise ValueError("it has no vocabulary")
+    with saying(f"The weights of {name} are missing or damaged; copy or download them again"):
+        model, found = transformers.AutoModel.from_pretrained(name, output_loading_info=True, **options)
+        wrong = [*found["missing_keys"], *(key for key, *_ in found["mismatched_keys"])]
+        if wrong:
+            raise ValueError(f"{len(wrong)} tensors are missing or of another shape, such as {sorted(wrong)[0]}")
+    if not hasattr(model, "get_image_features") or not hasattr(model, "logit_scale"):
+        raise FileError(f"{name} is a {config.model_type} model, which does not compare images with text as CLIP does.")
+    return config, processor, tokenizer, model
+
+
+@contextmanager
+def _quiet(transformers: Any) -> Iterator[None]:
+    """Keep the library's notes and bars off the user's terminal while files are loaded."""
+    logs = transformers.utils.logging
+    level, bar = logs.get_verbosity(), logs.is_progress_bar_enabled()
+    logs.set_verbosity(logs.CRITICAL)
+    logs.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logs.set_verbosity(level)
+        if bar:
+            logs.enable_progress_bar()

@@ -1,0 +1,45 @@
+"""What can go wrong when a model is loaded, in sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from moontide.errors import FileError, MoontideError
+
+TINY = "it is not CLIP but an ImageNet classifier with a name matcher"
+
+
+@contextmanager
+def saying(what: str) -> Iterator[None]:
+    """Turn whatever goes wrong with the user's files into a sentence.
+
+    >>> with saying("The weights are damaged"):
+    ...     raise ValueError("too short. More text.")
+    Traceback (most recent call last):
+        ...
+    moontide.errors.FileError: The weights are damaged (too short).
+    """
+    try:
+        yield
+    except (MoontideError, MemoryError):
+        raise
+    except Exception as error:  # the libraries raise whatever they stumble over in a broken file
+        why = str(error).strip().partition("\n")[0].partition(". ")[0].rstrip(".: ") or type(error).__name__
+        raise FileError(f"{what} ({why}).") from error
+
+
+def ask_hub(name: str) -> None:
+    """Say in one sentence why a model that is not on this machine cannot be had, if so; without long retries."""
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError
+
+    try:
+        HfApi().model_info(name, timeout=10)
+    except Exception as error:
+        unknown = isinstance(error, RepositoryNotFoundError | HFValidationError)
+        why = "the hub does not show a model of that name" if unknown else "the hub cannot be reached"
+        raise FileError(
+            f"The model {name} is not on this machine, and {why}: point --encoder at a local folder that holds such a "
+            f"model, or use --encoder tiny for a try-out, which needs no hub ({TINY})."
+        ) from error

@@ -1,0 +1,146 @@
+"""Class names to class vectors: templates, ensembles, descriptions, and what is doubtful about the names.
+
+A class vector is the mean of the unit vectors of its prompts, scaled to length 1 again. The prompts are the class name
+in each template, or the sentences that a file gives for the class, or both.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from moontide.core.arrays import unit_rows
+from moontide.encoders.base import Encoder, FloatArray
+from moontide.errors import FileError, InputError, OptionError, unknown_name
+
+ENSEMBLE = (
+    "itap of a {}.",
+    "a bad photo of the {}.",
+    "a origami {}.",
+    "a photo of the large {}.",
+    "a {} in a video game.",
+    "art of the {}.",
+    "a photo of the small {}.",
+)  # the seven prompts that Radford et al. (ICML 2021) chose of their eighty for ImageNet
+ALIKE = 0.98  # cosine above which two class names are reported
+SHOWN = 5  # names or pairs of names in a report
+BLOCK_ROWS = 1024
+
+
+class Classes(NamedTuple):
+    """Class names with their vectors, the templates that made them, and sentences on what is doubtful about them."""
+
+    names: tuple[str, ...]
+    text: FloatArray  # (K, d) unit rows
+    templates: tuple[str, ...]
+    reports: list[str]
+
+
+def embed_classes(
+    encoder: Encoder,
+    names: Sequence[str],
+    templates: Sequence[str] = (),
+    descriptions: Mapping[str, Sequence[str]] | None = None,
+) -> Classes:
+    """Embed class names; where neither templates nor descriptions are given, in the encoder's own templates.
+
+    >>> from moontide.encoders.base import Encoder
+    >>> class Letters(Encoder):
+    ...     id, dim, logit_scale, preprocessing = "letters", 26, 10.0, ""
+    ...     def prepare(self, image): ...
+    ...     def _images(self, batch): ...
+    ...     def _text(self, prompts):
+    ...         return np.asarray([[p.count(chr(97 + i)) for i in range(26)] for p in prompts])
+    >>> classes = embed_classes(Letters(), ["acorn", "big_ben", "ben_big"], ["{}", "a photo of a {}"])
+    >>> classes.text.shape
+    (3, 26)
+    >>> for report in classes.reports:
+    ...     print(report)
+    class names have underscores, which the encoder sees as they are: big_ben, ben_big
+    class names are almost the same to the encoder (cosine above 0.98): big_ben and ben_big
+    """
+    names = tuple(names)
+    if not names:
+        raise InputError("'classes' must have at least one name.")
+    templates = tuple(templates) or (() if descriptions else encoder.templates)
+    sentences = {} if descriptions is None else descriptions
+    absent = [name for name in names if descriptions is not None and not sentences.get(name)]
+    if absent:
+        raise InputError(f"The descriptions have no sentence for the class {absent[0]!r}; add one, or leave it out.")
+    prompts = [[t.replace("{}", name) for t in templates] + list(sentences.get(name, ())) for name in names]
+    rows = encoder.encode_text([prompt for one in prompts for prompt in one])  # (sum of prompts, d)
+    own = np.split(rows, np.cumsum([len(one) for one in prompts])[:-1])
+    text: FloatArray = unit_rows(np.stack([one.mean(axis=0) for one in own]), "classes")
+    return Classes(names, text, templates, [*_doubts(names, text), *encoder.doubts(names)])
+
+
+def find_templates(given: Sequence[str]) -> tuple[str, ...]:
+    """Read templates as the command line takes them: with {} for the name, a dataset of the paper, or "ensemble".
+
+    >>> find_templates(["a sketch of a {}", "pets"])
+    ('a sketch of a {}', 'a photo of a {}, a type of pet.')
+    """
+    from moontide.store.datasets import dataset, dataset_names
+
+    found: list[str] = []
+    for template in given:
+        if "{}" in template:
+            found.append(template)
+        elif template == "ensemble":
+            found.extend(ENSEMBLE)
+        elif " " in template:
+            raise OptionError(f"'--template' must have {{}} where the class name goes. Got {template!r} instead.")
+        else:
+            try:
+                found.append(dataset(template).template)
+            except OptionError:
+                raise unknown_name("template", template, ["ensemble", *dataset_names()]) from None
+    return tuple(found)
+
+
+def read_descriptions(path: str | Path) -> dict[str, list[str]]:
+    """Read a JSON file of sentences for each class: {"espresso": ["a small cup of black coffee", ...], ...}.
+
+    >>> read_descriptions("no.json")
+    Traceback (most recent call last):
+        ...
+    moontide.errors.FileError: no.json cannot be read as JSON ([Errno 2] No such file or directory: 'no.json').
+    """
+    try:
+        held = json.loads(Path(path).read_text(encoding="utf-8-sig"))
+    except (OSError, ValueError) as error:
+        raise FileError(f"{path} cannot be read as JSON ({error}).") from error
+    if not isinstance(held, dict):
+        raise FileError(f"{path} must be a JSON object of class names. Got a {type(held).__name__} instead.")
+    for name, sentences in held.items():
+        if not isinstance(sentences, list) or not all(isinstance(one, str) and one.strip() for one in sentences):
+            raise FileError(f"{path} must have a list of sentences for each class. That of {name!r} is none.")
+    return held
+
+
+def _doubts(names: Sequence[str], text: FloatArray) -> list[str]:
+    """Report underscores, duplicates, and names with almost the same vector; change nothing."""
+    underscored = [name for name in names if "_" in name]
+    double = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
+    alike: list[str] = []
+    for start in range(0, len(names), BLOCK_ROWS):
+        rows, columns = np.nonzero(text[start : start + BLOCK_ROWS] @ text.T > ALIKE)
+        pairs = [
+            (names[start + i], names[j]) for i, j in zip(rows.tolist(), columns.tolist(), strict=True) if start + i < j
+        ]
+        alike += [f"{a} and {b}" for a, b in pairs if a != b]
+    reports = {
+        "class names have underscores, which the encoder sees as they are": underscored,
+        "class names appear more than once": double,
+        f"class names are almost the same to the encoder (cosine above {ALIKE})": alike,
+    }
+    return [f"{what}: {_some(found)}" for what, found in reports.items() if found]
+
+
+def _some(found: Sequence[str]) -> str:
+    more = f" and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
+    return ", ".join(found[:SHOWN]) + more
