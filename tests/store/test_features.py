@@ -69,7 +69,7 @@ def test_the_hash_follows_the_contents_and_not_the_place(tmp_path):
 @pytest.mark.parametrize(
     ("ids", "rows", "labels", "words"),
     [
-        (["x"], np.ones((1, 5)), [0], "the dimension of the text, 4. Got shape"),
+        (["x"], np.ones((1, 5)), [0], "the dimension of the store, 4. Got shape"),
         (["x", "y"], np.ones((1, 4)), [0], "one row for each of the 2 ids"),
         (["0.jpg"], np.ones((1, 4)), [0], "new to the store .* Got '0.jpg' again"),
         (["x", "x"], np.ones((2, 4)), [0, 0], "Got 'x' again"),

@@ -74,14 +74,20 @@ class FeatureStore:
     files: dict[str, str] = field(default_factory=dict)  # every file of the store, with its SHA-256
 
     @staticmethod
-    def create(folder: str | Path, origin: Origin, class_names: Sequence[str], text: npt.ArrayLike) -> FeatureStore:
-        """Make an empty store, or continue the one that is there if it has the same origin and classes."""
+    def create(
+        folder: str | Path, origin: Origin, class_names: Sequence[str] = (), text: npt.ArrayLike | None = None
+    ) -> FeatureStore:
+        """Make an empty store, with or without classes, or continue the one there if its origin and classes are these.
+
+        The same text embedded again may differ in the last bits.
+        """
         folder = Path(folder)
-        anchors: AnyArray = as_matrix(text, "text_features")
-        names = check_class_names(class_names, len(anchors))
+        anchors: AnyArray | None = None if text is None else as_matrix(text, "text_features")
+        names = check_class_names(class_names, 0 if anchors is None else len(anchors))
         if (folder / MANIFEST).exists():
             found = FeatureStore.open(folder)
-            if (found.origin, found.class_names) != (origin, names) or not np.array_equal(found.text, anchors):
+            same = (found.origin, found.class_names) == (origin, names)
+            if not same or (anchors is not None and not np.allclose(found.text, anchors, atol=1e-4)):
                 raise FileError(
                     f"{folder} holds features of another encoder, preprocessing, prompt or class list "
                     f"({found.origin.encoder}); give a new folder."
@@ -91,7 +97,8 @@ class FeatureStore:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise FileError(f"The folder {folder} cannot be made: {error.strerror}.") from error
-        return FeatureStore(folder, origin, names)._with(TEXT, {"text_features": anchors}, {})
+        store = FeatureStore(folder, origin, names)
+        return store if anchors is None else store._with(TEXT, {"text_features": anchors}, {})
 
     @staticmethod
     def open(folder: str | Path) -> FeatureStore:
@@ -116,10 +123,10 @@ class FeatureStore:
         as_matrix(array, "image_features")
         if array.dtype not in (np.float16, np.float32, np.float64):
             array = array.astype(np.float32)
-        if array.shape[1] != self.text.shape[1] or len(ids) != len(array):
+        if array.shape[1] != (self.dim or array.shape[1]) or len(ids) != len(array):
             raise InputError(
-                f"'image_features' must have one row for each of the {len(ids)} ids and the dimension of the text, "
-                f"{self.text.shape[1]}. Got shape {array.shape} instead."
+                f"'image_features' must have one row for each of the {len(ids)} ids and the dimension of the store, "
+                f"{self.dim}. Got shape {array.shape} instead."
             )
         known = Counter([*self.ids, *ids])
         double = [i for i in ids if known[i] > 1]
@@ -140,7 +147,16 @@ class FeatureStore:
     @cached_property
     def text(self) -> AnyArray:
         """The class embeddings (K, d)."""
+        if TEXT not in self.files:
+            raise FileError(f"{self.folder} holds no classes, only images; encode with classes, or give the text.")
         return _mapped(self.folder / TEXT)[0]["text_features"]
+
+    @property
+    def dim(self) -> int | None:
+        """The dimension of the embeddings, or None while there are none."""
+        if TEXT in self.files:
+            return int(self.text.shape[1])
+        return int(self._maps[0][0]["image_features"].shape[1]) if self._maps else None
 
     @cached_property
     def _maps(self) -> list[tuple[dict[str, AnyArray], dict[str, str]]]:
@@ -169,7 +185,7 @@ class FeatureStore:
         wanted = np.asarray(indices, dtype=np.int64)
         if wanted.size and not (wanted.min() >= 0 and wanted.max() < self.n):
             raise InputError(f"'indices' must be sample numbers from 0 to {self.n - 1}.")
-        out = np.empty((wanted.size, self.text.shape[1]), dtype=np.result_type(*parts) if parts else np.float32)
+        out = np.empty((wanted.size, self.dim or 0), dtype=np.result_type(*parts) if parts else np.float32)
         for part, start, stop in zip(parts, starts[:-1], starts[1:], strict=True):
             here = (wanted >= start) & (wanted < stop)
             out[here] = part[wanted[here] - start]
