@@ -74,8 +74,10 @@ def draw_labels(axes: plt.Axes) -> None:
         axes.bar_label(bars, fontsize=7)
     axes.set_xticks(x, groups)
     axes.set_ylabel("images given this label")
+    axes.yaxis.get_major_locator().set_params(integer=True)
     axes.set_title(f"One batch with {SHOWN} classes present", fontsize=10)
-    axes.legend()
+    axes.margins(y=0.2)  # room for the legend
+    axes.legend(loc="upper left", ncols=3)
 
 
 def main() -> None:
