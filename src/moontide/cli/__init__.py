@@ -20,6 +20,8 @@ from moontide.cli.adapt import adapt
 from moontide.cli.bench import bench
 from moontide.cli.compare import compare
 from moontide.cli.doctor import doctor
+from moontide.cli.encode import encode
+from moontide.cli.export import export
 from moontide.cli.methods import methods
 from moontide.cli.serve import serve
 from moontide.cli.stream import stream
@@ -33,7 +35,8 @@ app = App(
     result_action="return_value",
     suppress_keyboard_interrupt=False,
 )
-for command in (adapt, stream, compare, serve, bench, methods, doctor):  # each imports its parts when it is called
+# each imports its parts when it is called
+for command in (encode, adapt, stream, compare, serve, bench, export, methods, doctor):
     app.command(command)
 
 

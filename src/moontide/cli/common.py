@@ -123,18 +123,24 @@ def check_not_input(out: Path, *inputs: Path | None) -> None:
 
 
 @contextmanager
-def progress_bar(label: str) -> Iterator[Callable[[int, int], None]]:
-    """Show a bar on stderr while it is a terminal; yields the function (done, total) that moves it.
+def progress_bar(label: str, unit: str | None = None) -> Iterator[Callable[[int, int], None]]:
+    """Show a bar on stderr while it is a terminal, with the speed in `unit`/s; yields (done, total) -> None to move it.
 
     >>> with progress_bar("moon") as advance:
     ...     advance(1, 2)
     """
+    from rich import progress as rich
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    class Speed(rich.ProgressColumn):
+        def render(self, task: rich.Task) -> str:
+            return f"{task.speed:.1f} {unit}/s" if unit and task.speed else ""
 
     console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+    columns = (rich.TextColumn("{task.description}"), rich.BarColumn(), rich.MofNCompleteColumn(), Speed())
+    with rich.Progress(
+        *columns, rich.TimeRemainingColumn(), console=console, transient=True, disable=not console.is_terminal
+    ) as bar:
         job = bar.add_task(label, total=None)
         yield lambda done, total: bar.update(job, completed=done, total=total)
 

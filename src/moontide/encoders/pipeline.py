@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
@@ -81,15 +81,17 @@ def encode_to_store(
     batch_size: int = BATCH,
     workers: int | None = None,
     shard_size: int = SHARD,
+    labels: Mapping[str, int] | None = None,
+    dataset: str | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> tuple[FeatureStore, list[Skip]]:
     """Encode the images that a store does not hold yet; return the store and the images that could not be decoded.
 
-    The folder must be new, or a store that the same encoder, preprocessing, templates and classes made.
+    The folder must be new, or a store that the same encoder, preprocessing, templates and classes made. `labels` are
+    the class numbers of the images by id, and `dataset` its name, both only for scoring.
     """
-    templates = () if classes is None else classes.templates
-    origin = Origin(encoder.id, encoder.preprocessing, templates, encoder.logit_scale)
-    names, text = ((), None) if classes is None else (classes.names, classes.text)
+    names, text, templates = ((), None, ()) if classes is None else (classes.names, classes.text, classes.templates)
+    origin = Origin(encoder.id, encoder.preprocessing, templates, encoder.logit_scale, dataset)
     store = FeatureStore.create(folder, origin, names, text)
     held = set(store.ids)
     rest = [image for image in images if image.id not in held]
@@ -104,12 +106,15 @@ def encode_to_store(
             waiting.append(encoded)
             done += len(encoded.images) + len(encoded.skipped)
             if sum(len(one.images) for one in waiting) >= shard_size:
-                store, waiting = _flush(store, waiting), []
+                store, waiting = _flush(store, waiting, labels), []
             progress(done, len(images))
-        store = _flush(store, waiting)
+        store = _flush(store, waiting, labels)
     return store, skipped
 
 
-def _flush(store: FeatureStore, waiting: Sequence[Encoded]) -> FeatureStore:
+def _flush(store: FeatureStore, waiting: Sequence[Encoded], labels: Mapping[str, int] | None) -> FeatureStore:
     ids = [image.id for one in waiting for image in one.images]
-    return store.append(ids, np.concatenate([one.features for one in waiting])) if ids else store
+    if not ids:
+        return store
+    features = np.concatenate([one.features for one in waiting])
+    return store.append(ids, features, None if labels is None else [labels[i] for i in ids])

@@ -120,7 +120,7 @@ def _found(given: str, root: str | Path | None) -> Iterator[ImageFile | Skip]:
             if match.is_dir():
                 yield from _folder(match)
             elif match.suffix.lower() in NAMED_LIKE_IMAGES:
-                yield ImageFile(_id(match), match)
+                yield ImageFile(path_id(match), match)
     elif path.is_dir():
         yield from _folder(path)
     elif not path.exists():
@@ -132,7 +132,7 @@ def _found(given: str, root: str | Path | None) -> Iterator[ImageFile | Skip]:
     elif path.name.lower().endswith((".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst", ".zip")):
         raise FileError(f"{given} is a compressed archive; unpack it, or repack it as a plain .tar.")
     else:
-        yield ImageFile(_id(path), path)
+        yield ImageFile(path_id(path), path)
 
 
 def _folder(folder: Path) -> Iterator[ImageFile | Skip]:
@@ -141,17 +141,17 @@ def _folder(folder: Path) -> Iterator[ImageFile | Skip]:
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         for name in [*folders]:
             if (Path(parent) / name).is_symlink():
-                yield Skip(_id(Path(parent) / name), "it is a link to a folder, which is not followed")
+                yield Skip(path_id(Path(parent) / name), "it is a link to a folder, which is not followed")
         for name in sorted(files):
             path = Path(parent) / name
             if name.startswith(".") or path.suffix.lower() not in NAMED_LIKE_IMAGES:
                 continue
             if path.is_symlink() and not path.resolve().is_relative_to(folder.resolve()):
-                yield Skip(_id(path), f"it is a link that leaves {folder}")
+                yield Skip(path_id(path), f"it is a link that leaves {folder}")
             else:
-                yield ImageFile(_id(path), path)
+                yield ImageFile(path_id(path), path)
     for error in unreadable:
-        yield Skip(_id(Path(error.filename)), f"it cannot be listed ({error.strerror})")
+        yield Skip(path_id(Path(error.filename)), f"it cannot be listed ({error.strerror})")
 
 
 def _listed(file: Path, lines: Iterable[str], root: Path) -> Iterator[ImageFile | Skip]:
@@ -161,9 +161,9 @@ def _listed(file: Path, lines: Iterable[str], root: Path) -> Iterator[ImageFile 
         if "\0" in line:
             yield Skip(repr(line), f"it is no path ({file})")
         elif path.resolve().is_relative_to(inside):
-            yield ImageFile(_id(path), path)
+            yield ImageFile(path_id(path), path)
         else:
-            yield Skip(_id(path), f"it leaves {root}, the folder of {file.name}; name another with --root")
+            yield Skip(path_id(path), f"it leaves {root}, the folder of {file.name}; name another with --root")
 
 
 def _archive(file: Path) -> Iterator[ImageFile | Skip]:
@@ -174,9 +174,9 @@ def _archive(file: Path) -> Iterator[ImageFile | Skip]:
                 hidden = any(part.startswith(".") and part not in (".", "..") for part in name.parts)
                 if hidden or member.isdir() or name.suffix.lower() not in NAMED_LIKE_IMAGES:
                     continue
-                where = _id(file / name)
+                where = path_id(file / name)
                 if name.is_absolute() or ".." in name.parts:
-                    yield Skip(f"{_id(file)}: {member.name}", "its path leaves the archive")
+                    yield Skip(f"{path_id(file)}: {member.name}", "its path leaves the archive")
                 elif not member.isreg() or member.issparse():
                     yield Skip(where, "it is no regular file of the archive")
                 else:
@@ -232,6 +232,10 @@ def _no_column(file: Path, names: Sequence[str]) -> FileError:
     return FileError(f"{file} must have a column 'path'. It has {', '.join(map(repr, names)) or 'none'}; rename one.")
 
 
-def _id(path: Path) -> str:
-    """Write a path as text that every output can hold: normalised, with slashes, without undecodable bytes."""
+def path_id(path: Path) -> str:
+    """Write a path as text that every output can hold: normalised, with slashes, without undecodable bytes.
+
+    >>> path_id(Path("photos/./a.jpg"))
+    'photos/a.jpg'
+    """
     return os.fsencode(os.path.normpath(path)).decode("utf-8", "replace").replace(os.sep, "/")

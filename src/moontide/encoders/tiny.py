@@ -61,7 +61,7 @@ class Tiny(TorchEncoder):
     """An ImageNet classifier with a name matcher; not CLIP."""
 
     templates: ClassVar[tuple[str, ...]] = ("{}", "a photo of a {}")
-    id = "tiny"
+    id = "tiny (not CLIP but an ImageNet classifier with a name matcher)"
     dim = 1280
     preprocessing = STEPS.describe()
 
