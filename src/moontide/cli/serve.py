@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -44,7 +45,7 @@ def serve(
     """
     try:
         from moontide.serve.auth import Gate
-        from moontide.serve.auth import new_token as draw
+        from moontide.serve.auth import new_token as draw_token
         from moontide.serve.images import list_images
         from moontide.serve.journal import open_store
         from moontide.serve.server import run
@@ -56,31 +57,30 @@ def serve(
     from moontide.encoders import encoder as make_encoder
     from moontide.store.files import check_device, read_class_names
 
-    if new_token is not None or revoke_token is not None:
-        store = open_store(data, fsync, lock=False)
-        if new_token is not None:
-            token, digest = draw()
-            store.put_token(new_token, digest)
-            note(f"The token {new_token!r}; it is shown only now:")
-            print(token)
-        if revoke_token is not None:
-            if revoke_token not in store.tokens():
-                raise OptionError(f"There is no token {revoke_token!r}. Known: {', '.join(store.tokens()) or 'none'}.")
-            store.put_token(revoke_token, None)
-        store.close()
-        return
     if classes is not None and encoder is None:
         raise OptionError("'--classes' needs '--encoder', which embeds them; or create streams with prototypes.")
     if samples is not None and encoder is None:
         raise OptionError("'--samples' needs '--encoder', which embeds them; leave it out, or add one.")
     check_device(device)
-    store = open_store(data, fsync)
-    service = Service(
-        store,
-        gate=Gate(store.tokens()),
-        encoder=None if encoder is None else make_encoder(encoder, device),
-        classes=[] if classes is None else read_class_names(classes),
-        samples=[] if samples is None else list_images(samples),
-        device=device,
-    )
-    run(service, host, port)
+    only_tokens = new_token is not None or revoke_token is not None
+    with closing(open_store(data, fsync, lock=not only_tokens)) as store:
+        if new_token is not None:
+            token, digest = draw_token()
+            store.put_token(new_token, digest)
+            note(f"The token {new_token!r}, which is shown only now:")
+            print(token)
+        if revoke_token is not None:
+            if revoke_token not in store.tokens():
+                raise OptionError(f"There is no token {revoke_token!r}. Known: {', '.join(store.tokens()) or 'none'}.")
+            store.put_token(revoke_token, None)
+        if only_tokens:
+            return
+        service = Service(
+            store,
+            gate=Gate(store.tokens()),
+            encoder=None if encoder is None else make_encoder(encoder, device),
+            classes=[] if classes is None else read_class_names(classes),
+            samples=[] if samples is None else list_images(samples),
+            device=device,
+        )
+        run(service, host, port)

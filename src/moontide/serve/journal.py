@@ -129,6 +129,8 @@ class Store:
         self._connection: Any = None
         try:
             self._connect()
+        except MoontideError:
+            raise
         except (self.failures, OSError) as error:
             raise FileError(f"The data in {self.place} cannot be opened: {_one_line(error)}.") from error
 
@@ -308,7 +310,7 @@ class SQLite(Store):
         folder = Path(self.data)
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if self.lock:  # a lock that ends with the process, however it ends
-            self._held = sqlite3.connect(folder / "lock", timeout=LOCK_WAIT, isolation_level=None)
+            self._held = sqlite3.connect(folder / "lock", LOCK_WAIT, isolation_level=None, check_same_thread=False)
             try:
                 self._held.execute("BEGIN EXCLUSIVE")
             except sqlite3.OperationalError:

@@ -71,12 +71,24 @@ class Protocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server, which ends event streams when it is told to stop."""
+    """The server of a service: uvicorn's, which ends event streams when it is told to stop."""
 
-    def __init__(self, config: uvicorn.Config, service: Service) -> None:
-        """Know the service."""
-        super().__init__(config)
+    def __init__(self, service: Service) -> None:
+        """Set uvicorn up."""
         self.service = service
+        super().__init__(
+            uvicorn.Config(
+                create_app(service),
+                http=Protocol,
+                ws="none",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                proxy_headers=False,
+                limit_concurrency=MAX_CONNECTIONS,
+                timeout_graceful_shutdown=CLOSE_SECONDS,
+            )
+        )
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """End event streams, wait for open requests, and close the service."""
@@ -88,26 +100,12 @@ def run(service: Service, host: str = "127.0.0.1", port: int = 8000) -> None:
     """Serve until a signal comes; then answer what is open, make checkpoints and return."""
     check_exposure(host, service.gate.tokens)
     logging.basicConfig(format="%(asctime)s %(name)s %(levelname)s %(message)s")
-    config = uvicorn.Config(
-        create_app(service),
-        http=Protocol,
-        ws="none",
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        proxy_headers=False,
-        limit_concurrency=MAX_CONNECTIONS,
-        timeout_graceful_shutdown=CLOSE_SECONDS,
-    )
     sys.setswitchinterval(SWITCH_SECONDS)
     with listen(host, port) as listening:
-        name = f"[{host}]" if ":" in host else host
+        url = f"http://{f'[{host}]' if ':' in host else host}:{listening.getsockname()[1]}"
         safe = "bearer tokens" if service.gate.tokens else "no tokens, this machine only"
-        print(
-            f"Moontide at http://{name}:{listening.getsockname()[1]} ({safe}; data in {service.store.place})",
-            flush=True,
-        )
-        Server(config, service).run(sockets=[listening])
+        print(f"Moontide at {url} ({safe}; data in {service.store.place})", flush=True)
+        Server(service).run(sockets=[listening])
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -117,11 +115,14 @@ def listen(host: str, port: int) -> socket.socket:
     ...     listening.getsockname()[0]
     '127.0.0.1'
     """
+    if not 0 <= port <= 65535:
+        raise OptionError(f"'--port' must be a number from 0 to 65535. Got {port} instead.")
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listening = socket.socket(family, kind, protocol)
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind(address)
-    except (OSError, OverflowError) as error:
+        listening.listen()
+    except OSError as error:
         raise OptionError(f"'--host' {host} and '--port' {port} cannot be listened on: {error}.") from error
     return listening

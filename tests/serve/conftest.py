@@ -1,0 +1,226 @@
+"""Stores of both kinds, an application in this process, and servers of their own process on loopback."""
+
+import contextlib
+import os
+import pwd
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+
+pytest.importorskip("fastapi", reason="the extra 'serve' is not installed")
+
+from moontide.encoders import Encoder
+from moontide.serve.auth import Gate
+from moontide.serve.journal import open_store
+from moontide.serve.server import Server as InThread
+from moontide.serve.server import listen
+from moontide.serve.service import Service
+
+SERVER = "import sys; from moontide.cli import main; sys.exit(main())"
+K, D = 5, 8
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@pytest.fixture(name="free_port")
+def free_port_fixture():
+    return free_port
+
+
+@pytest.fixture(scope="session")
+def postgres():
+    """A PostgreSQL cluster of this test run; yields a function that makes a database and returns its URL."""
+    folders = [Path(path).parent for path in [shutil.which("initdb")] if path]
+    folders += sorted(Path("/usr/lib/postgresql").glob("*/bin"))
+    psycopg = pytest.importorskip("psycopg", reason="the extra 'postgres' is not installed")
+    if not folders:
+        pytest.skip("PostgreSQL is not installed")
+    programs, port = folders[-1], free_port()
+    # The server refuses to run as root: give it to a user without rights.
+    user = {"user": pwd.getpwnam("nobody").pw_uid, "group": pwd.getpwnam("nobody").pw_gid} if os.getuid() == 0 else {}
+    with tempfile.TemporaryDirectory(prefix="pg") as folder:
+        os.chmod(folder, 0o777)
+
+        def run(program, *arguments):
+            command = [str(programs / program), *arguments]
+            done = subprocess.run(command, capture_output=True, text=True, cwd="/", **user)
+            assert done.returncode == 0, done.stdout + done.stderr
+
+        data = f"{folder}/data"
+        run("initdb", "-D", data, "-U", "moontide", "-A", "trust", "-E", "UTF8", "--no-sync")
+        options = f"-p {port} -c listen_addresses=127.0.0.1 -c unix_socket_directories={folder} -c fsync=off"
+        run("pg_ctl", "-D", data, "-o", options, "-l", f"{folder}/log", "-w", "start")
+        base = f"postgresql://moontide@127.0.0.1:{port}"
+        made = iter(range(1000))
+
+        def make():
+            name = f"streams{next(made)}"
+            with psycopg.connect(f"{base}/postgres", autocommit=True) as connection:
+                connection.execute(f"CREATE DATABASE {name}")
+            return f"{base}/{name}"
+
+        yield make
+        run("pg_ctl", "-D", data, "-m", "immediate", "stop")
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def data(request, tmp_path):
+    """A place for the data of a server, of each kind."""
+    return str(tmp_path / "data") if request.param == "sqlite" else request.getfixturevalue("postgres")()
+
+
+@pytest.fixture
+def store(data):
+    opened = open_store(data)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def sqlite(tmp_path):
+    return str(tmp_path / "data")
+
+
+class Colour(Encoder):
+    """A small encoder that is one: the mean colour of an image, and the colours that names mean."""
+
+    id, dim, logit_scale, preprocessing = "colour", D, 20.0, "mean colour"
+    names = ("red", "green", "blue")
+
+    def prepare(self, image):
+        return {"mean": np.asarray(image.resize((1, 1)), dtype=np.float32).reshape(3)}
+
+    def _images(self, batch):
+        return np.stack([np.pad(one["mean"], (0, D - 3)) for one in batch]) + 1
+
+    def _text(self, prompts):
+        known = [[name in prompt for name in self.names] for prompt in prompts]
+        return np.stack([np.eye(D)[row.index(True) if any(row) else D - 1] for row in known])
+
+
+@contextlib.contextmanager
+def serving(data, tokens=None, **options):
+    gate = Gate(tokens or {}, **{k: options.pop(k) for k in ("max_body", "body_seconds") if k in options})
+    service = Service(open_store(data), gate=gate, **options)
+    server, listening = InThread(service), listen("127.0.0.1", 0)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
+    thread.start()
+    with httpx.Client(base_url=f"http://127.0.0.1:{listening.getsockname()[1]}", timeout=30) as client:
+        client.service, client.server = service, server
+        yield client
+    server.should_exit = True
+    thread.join()
+    assert not server.lifespan.should_exit  # start and end went well
+
+
+@pytest.fixture
+def app():
+    """Return a function that serves a store from a thread of this process, and gives a client of it."""
+    with contextlib.ExitStack() as stack:
+        yield lambda data, **options: stack.enter_context(serving(data, **options))
+
+
+@pytest.fixture(scope="session", name="serving")
+def serving_fixture():
+    return serving
+
+
+@pytest.fixture(scope="module")
+def shared_app(tmp_path_factory):
+    """A server with an encoder that the tests of a module share."""
+    with serving(str(tmp_path_factory.mktemp("data")), encoder=Colour(), max_body=200_000) as client:
+        yield client
+
+
+class Server:
+    """`moontide serve` in a process of its own."""
+
+    def __init__(self, data, *arguments, port=0):
+        command = [sys.executable, "-c", SERVER, "serve", "--port", str(port), "--data", data, *map(str, arguments)]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        line = self.process.stdout.readline()
+        assert line.startswith("Moontide at "), self.process.communicate()
+        self.url = line.split()[2]
+        self.port = int(self.url.rpartition(":")[2])
+        deadline = time.monotonic() + 30
+        with httpx.Client(base_url=self.url) as client:
+            while time.monotonic() < deadline:
+                with contextlib.suppress(httpx.TransportError):
+                    if client.get("/readyz").status_code == 200:
+                        return
+                time.sleep(0.02)
+        raise AssertionError("the server does not get ready")
+
+    def kill(self):
+        """End it without a warning."""
+        self.process.kill()
+        self.process.communicate()
+
+    def stop(self):
+        """Ask it to end; returns its exit status and what it said."""
+        self.process.send_signal(signal.SIGTERM)
+        _, errors = self.process.communicate(timeout=40)
+        return self.process.returncode, errors
+
+
+@pytest.fixture
+def serve():
+    """Return a function that starts a server, which ends with the test."""
+    started = []
+
+    def start(*arguments, **options):
+        started.append(Server(*arguments, **options))
+        return started[-1]
+
+    yield start
+    for server in started:
+        if server.process.poll() is None:
+            server.kill()
+
+
+@pytest.fixture
+def text():
+    return np.random.default_rng(0).normal(size=(K, D)).astype(np.float32)
+
+
+@pytest.fixture
+def samples(text):
+    """Make samples near the prototypes."""
+    rng = np.random.default_rng(1)
+
+    def draw(n):
+        return text[rng.integers(K, size=n)] + 0.7 * rng.normal(size=(n, D)).astype(np.float32)
+
+    return draw
+
+
+@pytest.fixture
+def push():
+    """Push embeddings as raw float32."""
+
+    def send(client, stream, x, key=None, **headers):
+        headers |= {"Content-Type": "application/octet-stream", "X-Shape": f"{x.shape[0]},{x.shape[1]}"}
+        if key is not None:
+            headers["Idempotency-Key"] = key
+        return client.post(f"/streams/{stream}/embeddings", content=x.astype("<f4").tobytes(), headers=headers)
+
+    return send
+
+
+@pytest.fixture
+def colour():
+    return Colour()

@@ -1,0 +1,208 @@
+"""The line before a stream: order, micro-batches by count and by time, back-pressure, and ends."""
+
+import asyncio
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+
+import numpy as np
+import pytest
+
+from moontide.errors import ResourceError
+from moontide.serve.batching import LISTENER_EVENTS, MAX_LISTENERS, BusyError, Line
+from moontide.serve.metrics import Metrics
+from moontide.serve.state import Answer, Config, GoneError, Item
+
+
+class Recorder:
+    """What a line needs of a stream; writes down the batches it gets, and waits while it is held."""
+
+    name, moment, due = "a", None, False
+
+    def __init__(self, max_batch=4, max_wait_ms=0.0):
+        self.config = Config("moon", {}, ("a",), 1, 1.0, max_batch=max_batch, max_wait_ms=max_wait_ms)
+        self.batches, self.error = [], None
+        self.free = threading.Event()
+        self.free.set()
+
+    def process(self, items):
+        assert self.free.wait(10)
+        if self.error:
+            raise self.error
+        self.batches.append([int(one.x[0, 0]) for one in items])
+        return [Answer(int(one.x[0, 0]), one.x) for one in items]
+
+
+@asynccontextmanager
+async def line_of(stream, max_waiting=100):
+    with ThreadPoolExecutor(2) as pool:
+        line = Line(stream, pool, Metrics(), max_waiting)
+        yield line
+        stream.free.set()
+        if not line._task.done():
+            await line.end(lambda: None)
+
+
+def item(number, n=1):
+    return Item(np.full((n, 1), number, np.float32))
+
+
+async def settle():
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+def test_pushes_that_wait_are_gathered_in_order_and_never_split():
+    async def main():
+        stream = Recorder(max_batch=4)
+        async with line_of(stream) as line:
+            stream.free.clear()
+            sizes = [1, 2, 1, 2, 3, 9, 1]
+            done = [line.push(item(0))]
+            await asyncio.sleep(0.05)  # the first is on its way
+            done += [line.push(item(1 + i, n)) for i, n in enumerate(sizes)]
+            assert line.samples == 1 + sum(sizes)
+            stream.free.set()
+            answers = await asyncio.gather(*done)
+            assert [answer.first for answer in answers] == list(range(8))
+            assert stream.batches == [[0], [1, 2, 3], [4], [5], [6], [7]]
+            assert line.samples == 0
+
+    asyncio.run(main())
+
+
+def test_a_batch_waits_for_its_count_or_its_time():
+    async def main():
+        stream = Recorder(max_batch=3, max_wait_ms=10_000)
+        async with line_of(stream) as line:
+            first = [line.push(item(0)), line.push(item(1))]
+            await asyncio.sleep(0.05)
+            assert stream.batches == []  # neither is reached
+            await asyncio.gather(*first, line.push(item(2)))
+            assert stream.batches == [[0, 1, 2]]
+        stream = Recorder(max_batch=3, max_wait_ms=30)
+        async with line_of(stream) as line:
+            await asyncio.gather(line.push(item(0)), line.push(item(1)))
+            assert stream.batches == [[0, 1]]
+
+    asyncio.run(main())
+
+
+def test_a_call_takes_its_turn_and_hurries_those_before_it():
+    async def main():
+        stream = Recorder(max_batch=10, max_wait_ms=10_000)
+        async with line_of(stream) as line:
+            pushed = [line.push(item(0)), line.push(item(1))]
+            called = asyncio.ensure_future(line.call(lambda: list(stream.batches)))
+            await settle()
+            pushed.append(line.push(item(2)))
+            assert await called == [[0, 1]]
+            assert not pushed[2].done()
+
+    asyncio.run(main())
+
+
+def test_a_full_line_says_when_to_come_again():
+    async def main():
+        stream = Recorder(max_batch=2)
+        async with line_of(stream, max_waiting=10) as line:
+            stream.free.clear()
+            line.rate = 2.0
+            done = [line.push(item(i, 2)) for i in range(5)]
+            with pytest.raises(BusyError, match="10 samples wait") as caught:
+                line.push(item(9))
+            assert caught.value.retry_after == 5
+            stream.free.set()
+            await asyncio.gather(*done)
+            await line.push(item(10, 50))  # an empty line takes a push of any size
+
+    asyncio.run(main())
+
+
+def test_an_error_goes_to_its_batch_only():
+    async def main():
+        stream = Recorder(max_batch=2)
+        async with line_of(stream) as line:
+            stream.error = ResourceError("too large")
+            failed = await asyncio.gather(line.push(item(0)), line.push(item(1)), return_exceptions=True)
+            assert all(isinstance(error, ResourceError) for error in failed)
+            stream.error = None
+            assert (await line.push(item(2))).first == 2
+            assert line.samples == 0
+
+    asyncio.run(main())
+
+
+def test_a_client_that_leaves_does_not_stop_the_line():
+    async def main():
+        stream = Recorder()
+        async with line_of(stream) as line:
+            stream.free.clear()
+            left = line.push(item(0))
+            left.cancel()
+            stream.free.set()
+            assert (await line.push(item(1))).first == 1
+            assert [number for batch in stream.batches for number in batch] == [0, 1]  # it is counted all the same
+
+    asyncio.run(main())
+
+
+def test_the_end_comes_after_all_or_now():
+    async def main():
+        stream = Recorder(max_batch=1, max_wait_ms=10_000)
+        async with line_of(stream) as line:
+            done = [line.push(item(i)) for i in range(5)]
+            await line.end(lambda: stream.batches.append("end"))
+            assert all(future.done() for future in done)
+            assert stream.batches == [[0], [1], [2], [3], [4], "end"]
+            with pytest.raises(GoneError):
+                line.push(item(6))
+        stream = Recorder(max_batch=1)
+        async with line_of(stream) as line:
+            stream.free.clear()
+            done = [line.push(item(i)) for i in range(5)]
+            await asyncio.sleep(0.05)
+            end = asyncio.ensure_future(line.end(lambda: stream.batches.append("end"), now=True))
+            await settle()
+            stream.free.set()
+            await end
+            assert stream.batches == [[0], "end"]
+            assert [isinstance(future.exception(), GoneError) for future in done] == [False, True, True, True, True]
+
+    asyncio.run(main())
+
+
+def test_an_end_that_fails_is_no_end():
+    async def main():
+        stream = Recorder()
+
+        def fail():
+            raise ResourceError("no")
+
+        async with line_of(stream) as line:
+            with pytest.raises(ResourceError):
+                await asyncio.wait_for(line.end(fail, now=True), 5)
+            assert (await line.push(item(1))).first == 1
+
+    asyncio.run(main())
+
+
+def test_a_listener_hears_all_or_is_cut_off():
+    async def main():
+        stream = Recorder(max_batch=1)
+        stream.moment = "now"
+        async with line_of(stream) as line:
+            slow, fast = line.listen(), line.listen()
+            for i in range(LISTENER_EVENTS + 1):
+                await line.push(item(i))
+                assert (await fast.get()).answer.first == i
+            assert slow not in line.listeners
+            heard = [slow.get_nowait() for _ in range(slow.qsize())]
+            assert heard[-1] is None
+            for _ in range(MAX_LISTENERS - 1):
+                line.listen()
+            with pytest.raises(BusyError):
+                line.listen()
+        assert fast.get_nowait() is None  # the end
+
+    asyncio.run(main())

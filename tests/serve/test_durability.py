@@ -1,0 +1,152 @@
+"""Real servers on loopback: killed in the middle of work, stopped, refused; nothing that was answered is lost."""
+
+import random
+import signal
+import threading
+import time
+
+import httpx
+import numpy as np
+import pytest
+from safetensors.numpy import load
+
+import moontide
+from moontide.cli import main
+from moontide.protocols import as_online
+from moontide.serve.journal import open_store
+from moontide.serve.state import ANSWER
+from moontide.types import Task
+
+CLIENTS, SAMPLES, KILLS = 8, 10_000, 3
+
+
+class Client(threading.Thread):
+    """Pushes its samples in small pieces, each until it is answered, and keeps the answers."""
+
+    def __init__(self, number, x, port, push):
+        super().__init__()
+        self.number, self.x, self.port, self.push = number, x, port, push
+        self.answers, self.done, self.failures = [], 0, 0
+        self.refused = []
+
+    def run(self):
+        draw = random.Random(self.number)
+        with httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=20) as client:
+            while self.done < len(self.x):
+                piece = self.x[self.done : self.done + draw.randint(1, 6)]
+                key = f"{self.number}-{self.done}"
+                answer = self.send(client, piece, key)
+                if draw.random() < 0.05:  # a client that forgot that it was answered
+                    assert self.send(client, piece, key) == answer
+                self.answers.append((self.done, answer))
+                self.done += len(piece)
+
+    def send(self, client, piece, key):
+        while True:
+            try:
+                response = self.push(client, "a", piece, key)
+            except httpx.TransportError:  # killed while we waited, or not back yet
+                self.failures += 1
+            else:
+                if response.status_code == 200:
+                    return response.json()
+                if response.status_code not in (429, 503):
+                    self.refused.append(response.text)
+                    raise SystemExit
+            time.sleep(0.02)
+
+
+@pytest.mark.parametrize("method", ["tda"])
+def test_eight_clients_and_three_kills(serve, data, text, samples, push, method, free_port):
+    port = free_port()
+    server = serve(data, port=port)
+    body = {"name": "a", "prototypes": text.tolist(), "method": method, "max_wait_ms": 1}
+    assert httpx.post(f"{server.url}/streams", json=body).status_code == 201
+    x = samples(SAMPLES)
+    workers = [Client(i, part, port, push) for i, part in enumerate(np.split(x, CLIENTS))]
+    for worker in workers:
+        worker.start()
+    for kill in range(1, KILLS + 1):
+        while sum(worker.done for worker in workers) < SAMPLES * kill // (KILLS + 1):
+            assert any(worker.is_alive() for worker in workers)
+            time.sleep(0.005)
+        server.kill()  # SIGKILL
+        server = serve(data, port=port)
+    for worker in workers:
+        worker.join(60)
+    assert [worker.refused for worker in workers] == [[]] * CLIENTS
+    assert sum(worker.failures for worker in workers) > 0  # the kills were felt
+
+    # Every push is in the stream exactly once: the answers tile it without a gap or an overlap.
+    order = np.full(SAMPLES, -1)
+    for i, worker in enumerate(workers):
+        for offset, answer in worker.answers:
+            place = slice(answer["first"], answer["first"] + answer["size"])
+            assert (order[place] == -1).all()
+            order[place] = i * len(worker.x) + offset + np.arange(answer["size"])
+    assert sorted(order) == list(range(SAMPLES))
+    with httpx.Client(base_url=server.url) as client:
+        told = client.get("/streams/a").json()
+        state = load(client.get("/streams/a/state").content)
+    assert told["seen"] == told["total"] == SAMPLES
+
+    # And nothing else: one process over the same samples in the same batches has the same state to the last bit.
+    assert server.stop()[0] == -signal.SIGTERM
+    store = open_store(data)
+    batches = [(first, np.frombuffer(rows, ANSWER)) for first, rows in store.answers("a", 0, SAMPLES)]
+    store.close()
+    solver = as_online(moontide.method(method))
+    replayed, labels = solver.start(Task(text, text)), []
+    for first, rows in batches:
+        assert first == len(labels)
+        replayed, result = solver.step(replayed, x[order[first : first + len(rows)]])
+        np.testing.assert_array_equal(rows["label"], result.labels)
+        labels += result.labels.tolist()
+    for name, value in state.items():
+        assert value.tobytes() == np.asarray(getattr(replayed, name)).tobytes(), name
+    for worker in workers:
+        for _, answer in worker.answers:
+            assert answer["labels"] == labels[answer["first"] :][: answer["size"]]
+    assert told["counts"] == np.bincount(labels, minlength=len(text)).tolist()
+
+
+def test_a_stop_answers_what_waits_and_makes_a_checkpoint(serve, data, text, samples, push):
+    server = serve(data)
+    answers = []
+    with httpx.Client(base_url=server.url, timeout=30) as client:
+        client.post("/streams", json={"name": "a", "prototypes": text.tolist(), "max_batch": 100, "max_wait_ms": 2000})
+        pushes = [threading.Thread(target=lambda: answers.append(push(client, "a", samples(3)))) for _ in range(4)]
+        for thread in pushes:
+            thread.start()
+        while client.get("/streams/a").json()["waiting"] < 12:
+            time.sleep(0.01)
+        with client.stream("GET", "/streams/a/events"):  # an open event stream does not hold it up
+            start = time.monotonic()
+            status, errors = server.stop()
+            assert time.monotonic() - start < 20
+        for thread in pushes:
+            thread.join()
+    assert (status, errors) == (-signal.SIGTERM, "")
+    assert [answer.status_code for answer in answers] == [200] * 4
+    store = open_store(data)
+    saved, _, after = store.load("a")
+    store.close()
+    assert (saved.total, after) == (12, [])
+
+
+def test_bad_command_lines(capfd, sqlite, serve, free_port, tmp_path):
+    port = free_port()
+    serve(sqlite, port=port)
+    other = str(tmp_path / "other")
+    for arguments, words in (
+        (["--port", str(port), "--data", other], "cannot be listened on"),
+        (["--port", "99999", "--data", other], "from 0 to 65535"),
+        (["--host", "nowhere.invalid", "--data", other], "no token"),
+        (["--classes", "cat,dog", "--data", other], "'--classes' needs '--encoder'"),
+        (["--samples", str(tmp_path), "--data", other], "'--samples' needs '--encoder'"),
+        (["--encoder", "hff:some/model", "--data", other], "no encoder 'hff'"),
+        (["--data", "/dev/null/below"], "cannot be opened"),
+        (["--revoke-token", "camera", "--data", other], "no token 'camera'"),
+    ):
+        assert main(["serve", *arguments]) == 2
+        assert words in capfd.readouterr().err

@@ -1,0 +1,197 @@
+"""Tokens, who is let in without them, what may come from a browser, and clients that take their time."""
+
+import hmac
+import socket
+import sqlite3
+import time
+from pathlib import Path
+
+import pytest
+
+from moontide.cli import main
+from moontide.serve import auth, server
+from moontide.serve.auth import digest_of, new_token
+from moontide.serve.service import TICK
+
+TOKEN, DIGEST = new_token()
+OTHER, OTHER_DIGEST = new_token()
+PROTECTED = [
+    ("GET", "/server"), ("GET", "/streams"), ("POST", "/streams"), ("GET", "/streams/a"), ("DELETE", "/streams/a"),
+    ("POST", "/streams/a/embeddings"), ("POST", "/streams/a/images"), ("GET", "/streams/a/predictions"),
+    ("POST", "/streams/a/revise"), ("GET", "/streams/a/map"), ("GET", "/streams/a/events"), ("GET", "/streams/a/state"),
+    ("GET", "/streams/a/snapshots"), ("POST", "/streams/a/snapshots"), ("DELETE", "/streams/a/snapshots/1"),
+    ("POST", "/streams/a/restore"), ("POST", "/streams/a/reset"), ("GET", "/metrics"), ("GET", "/samples/simulated"),
+    ("GET", "/samples/images/0"), ("GET", "/nowhere"), ("OPTIONS", "/streams"),
+]  # fmt: skip
+
+
+def bearer(token):
+    return {"Authorization": f"Bearer {token}"}
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory, serving):
+    with serving(str(tmp_path_factory.mktemp("data")), tokens={"camera": DIGEST, "crawler": OTHER_DIGEST}) as client:
+        yield client
+
+
+@pytest.mark.parametrize(("verb", "path"), PROTECTED)
+def test_nothing_is_said_without_a_token(guarded, verb, path):
+    answer = guarded.request(verb, path)
+    assert answer.status_code == 401
+    assert answer.headers["www-authenticate"] == "Bearer"
+    assert "Authorization" in answer.json()["detail"]
+
+
+@pytest.mark.parametrize(
+    "header",
+    ["", "Bearer", f"Basic {TOKEN}", f"Bearer {TOKEN}x", f"Bearer {TOKEN[:-1]}", f"Bearer {DIGEST}", TOKEN],
+)
+def test_only_the_token_itself_opens(guarded, header):
+    assert guarded.get("/streams", headers={"Authorization": header}).status_code == 401
+
+
+def test_each_token_opens(guarded):
+    assert guarded.get("/streams", headers=bearer(TOKEN)).status_code == 200
+    assert guarded.get("/streams", headers=bearer(OTHER)).status_code == 200
+    assert guarded.get("/streams", headers={"Authorization": f"bearer {TOKEN}"}).status_code == 200
+
+
+@pytest.mark.parametrize("path", sorted(auth.PUBLIC))
+def test_the_page_and_the_health_are_public(guarded, path):
+    assert guarded.get(path).status_code == 200
+
+
+def test_tokens_are_compared_in_constant_time(guarded, monkeypatch):
+    """Every known digest is compared, whichever matches, by the function made for it."""
+    compared, compare = [], hmac.compare_digest
+    monkeypatch.setattr(auth.hmac, "compare_digest", lambda a, b: [compared.append(b), compare(a, b)][1])
+    for token in (TOKEN, OTHER, "wrong"):
+        compared.clear()
+        guarded.get("/streams", headers=bearer(token))
+        assert sorted(compared) == sorted([DIGEST, OTHER_DIGEST])
+
+
+def test_no_other_site_is_let_in(guarded, shared_app):
+    """CORS is closed: no answer allows another origin, and without tokens such requests are refused outright."""
+    for headers in ({"Origin": "https://evil.example"}, {"Origin": "null"}):
+        answer = guarded.get("/streams", headers={**headers, **bearer(TOKEN)})
+        assert not [name for name in answer.headers if name.startswith("access-control")]
+        refused = shared_app.post("/streams", json={"sample": "simulated"}, headers=headers)
+        assert (refused.status_code, "another origin" in refused.json()["detail"]) == (403, True)
+    assert shared_app.get("/streams", headers={"Host": "evil.example"}).status_code == 403  # DNS rebinding
+    assert shared_app.get("/streams", headers={"Host": "evil.example:8000"}).status_code == 403
+    own = str(shared_app.base_url).rstrip("/")
+    assert shared_app.get("/streams", headers={"Origin": own}).status_code == 200
+    assert shared_app.get("/streams", headers={"Host": "localhost:1"}).status_code == 200
+    assert shared_app.get("/streams").json() == []
+
+
+def test_no_network_without_tokens(capfd, sqlite):
+    assert main(["serve", "--host", "0.0.0.0", "--data", sqlite]) == 2
+    error = capfd.readouterr().err
+    assert "there is no token" in error
+    assert "--new-token" in error
+
+
+def test_tokens_are_made_shown_once_hashed_and_revoked(capfd, sqlite, app):
+    assert main(["serve", "--new-token", "camera", "--data", sqlite]) == 0
+    token = capfd.readouterr().out.strip()
+    with sqlite3.connect(Path(sqlite, "moontide.sqlite3")) as connection:
+        assert connection.execute("SELECT name, digest FROM tokens").fetchall() == [("camera", digest_of(token))]
+    connection.close()
+    for path in Path(sqlite).iterdir():
+        assert token.encode() not in path.read_bytes()
+    assert len(token) > 40
+    assert main(["serve", "--new-token", "second", "--data", sqlite]) == 0
+    second = capfd.readouterr().out.strip()
+    client = app(sqlite, tokens={"camera": digest_of(token), "second": digest_of(second)})
+    assert client.get("/streams", headers=bearer(token)).status_code == 200
+    assert main(["serve", "--revoke-token", "camera", "--data", sqlite]) == 0  # while the server runs
+    deadline = time.monotonic() + 10 * TICK
+    while client.get("/streams", headers=bearer(token)).status_code != 401:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert client.get("/streams", headers=bearer(second)).status_code == 200
+    assert main(["serve", "--revoke-token", "camera", "--data", sqlite]) == 2
+    assert "no token 'camera'" in capfd.readouterr().err
+
+
+# Clients that take their time
+
+
+WAIT = object()  # for an answer
+
+
+def dribble(client, *parts, wait=10.0):
+    """Send the parts of a request on a bare connection, and return what comes back until it is closed."""
+    with socket.create_connection((client.base_url.host, client.base_url.port), timeout=wait) as connection:
+        received = b""
+        for part in parts:
+            if part is WAIT:
+                received += connection.recv(65536)
+            else:
+                connection.sendall(part)
+        while some := connection.recv(65536):
+            received += some
+        return received
+
+
+def test_a_body_that_does_not_come_is_408(app, sqlite, text, push, samples):
+    client = app(sqlite, body_seconds=0.3)
+    client.post("/streams", json={"name": "a", "prototypes": text.tolist()})
+    head = b"POST /streams/a/embeddings HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/octet-stream\r\nX-Shape: 1,8\r\n"
+    for rest in (b"Content-Length: 32\r\n\r\n1234", b"Transfer-Encoding: chunked\r\n\r\n4\r\n1234\r\n"):
+        answer = dribble(client, head + rest)
+        assert answer.startswith(b"HTTP/1.1 408")
+        assert b"must come in within 0.3 s" in answer
+    assert client.get("/streams/a").json()["total"] == 0
+    assert push(client, "a", samples(1)).status_code == 200
+
+
+def test_headers_that_do_not_come_are_408(app, sqlite, monkeypatch):
+    monkeypatch.setattr(server, "HEADER_SECONDS", 0.3)
+    client = app(sqlite)
+    assert dribble(client).startswith(b"HTTP/1.1 408")  # nothing at all
+    answer = dribble(client, b"GET /healthz HTTP/1.1\r\nHost: local")
+    assert answer.startswith(b"HTTP/1.1 408")
+    first = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    answer = dribble(client, first, WAIT, b"GET /healthz HT")  # on a connection that was used before
+    assert answer.startswith(b"HTTP/1.1 200")
+    assert b"HTTP/1.1 408" in answer
+
+
+def test_headers_without_end_are_431(app, sqlite):
+    client = app(sqlite)
+    head = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n"
+    endless = (b"X-Filler: " + b"a" * 1000 + b"\r\n") * 100
+    try:
+        answer = dribble(client, head + endless)
+    except ConnectionError:  # it was closed while we were still sending
+        return
+    assert answer[:12] in (b"HTTP/1.1 431", b"HTTP/1.1 400")
+
+
+def test_what_is_no_http_is_400(app, sqlite):
+    assert dribble(app(sqlite), b"\x16\x03\x01\x02\x00 hello\r\n\r\n").startswith(b"HTTP/1.1 400")
+
+
+def test_a_connection_is_closed_where_the_rest_is_not_read(app, sqlite):
+    client = app(sqlite, max_body=1000)
+    head = (
+        b"POST /streams HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 999999\r\n\r\n"
+    )
+    answer = dribble(client, head)
+    assert answer.startswith(b"HTTP/1.1 413")
+    assert b"connection: close" in answer.lower()
+
+
+def test_a_slow_client_does_not_hold_up_the_others(app, sqlite, text, samples, push):
+    client = app(sqlite, body_seconds=5)
+    client.post("/streams", json={"name": "a", "prototypes": text.tolist(), "max_wait_ms": 0})
+    head = b"POST /streams/a/embeddings HTTP/1.1\r\nHost: localhost\r\nContent-Length: 32\r\n\r\n12"
+    with socket.create_connection((client.base_url.host, client.base_url.port)) as slow:
+        slow.sendall(head)
+        for _ in range(3):
+            assert push(client, "a", samples(2)).status_code == 200
+    assert client.get("/streams/a").json()["total"] == 6
