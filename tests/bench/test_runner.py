@@ -137,6 +137,29 @@ def test_what_cannot_run_is_listed_with_a_reason(features, tmp_path):
     assert "online-128-low on tiny: 'batch_size' is 128 but the stream has 2 samples" in told
 
 
+def test_methods_that_need_views_run_where_there_are_some(features, tmp_path):
+    held = dict(np.load(features / "toy_vitb32.npz"))
+    noise = 0.1 * np.random.default_rng(0).normal(size=(300, 4, 16))
+    views = np.concatenate([held["image_features"][:, None], held["image_features"][:, None] + noise], axis=1)
+    np.savez(tmp_path / "views.npz", **held, view_features=views)
+    for suite, records in (("batch-64", 3), ("online-128", 4)):
+        outcome = run(tmp_path / "views.npz", tmp_path / "out", suite=suite, runs=1, methods=["mta"])
+        assert (outcome.written, outcome.skipped, dict(outcome.failed)) == (records, [], {})
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds the worker processes under /proc")
+def test_a_worker_that_is_killed_is_told_and_nothing_is_lost(features, tmp_path):
+    process = start_and_wait(features, tmp_path / "out", 10, "--jobs", 2)
+    worker = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()[-1]
+    os.kill(int(worker), signal.SIGKILL)
+    told = process.communicate(timeout=60)[1]
+    assert process.returncode == 2
+    assert "error: A worker process was stopped from outside" in told
+    outcome = run(features, tmp_path / "out", runs=60)
+    assert outcome.found >= 10
+    assert outcome.found + outcome.written == 360
+
+
 def test_a_method_that_fails_does_not_stop_the_others(features, tmp_path, monkeypatch):
     def fail(self, task):
         raise ZeroDivisionError("no luck")

@@ -2,17 +2,9 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-import signal
-import threading
 import time
-import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -21,15 +13,14 @@ from typing import Any
 import numpy as np
 
 from moontide.bench.data import Pack, find_data, read_pack
+from moontide.bench.processes import in_processes
 from moontide.bench.records import Log, Record, environment, key, read_records
 from moontide.bench.suites import Entry, Scenario, Suite
 from moontide.core.arrays import to_numpy
-from moontide.errors import FileError, MoontideError, OptionError, ResourceError
+from moontide.errors import FileError, MoontideError, OptionError
 from moontide.metrics import IntArray, expected_calibration_error
 from moontide.protocols import Method, as_online, samples
 from moontide.registry import method_type
-
-THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS", "BLIS_NUM_THREADS")
 
 Progress = Callable[[int, int], None]  # (done, of how many)
 
@@ -95,7 +86,7 @@ def run_suite(
     todo = plan(suite, paths, {key(record) for record in read_records(out)}, outcome)
     total = sum(len(job.entries) for job in todo)
     worker = Worker(suite, out, environment())
-    for written, failed in _in_order(worker, todo) if jobs == 1 else _in_parallel(worker, todo, jobs):
+    for written, failed in map(worker, todo) if jobs == 1 else in_processes(worker, todo, jobs):
         outcome.written += written
         outcome.failed.update(failed)
         if progress:
@@ -239,65 +230,3 @@ def score(method: Method, pack: Pack, batches: Sequence[IntArray], setting: str)
         "seconds": round(seconds, 6),
     }
     return scores if setting == "batch" else {**scores, "batches": by_batch}
-
-
-def _in_order(worker: Worker, jobs: Iterable[Job]) -> Iterator[tuple[int, list[str]]]:
-    yield from map(worker, jobs)
-
-
-def _in_parallel(worker: Worker, jobs: Sequence[Job], processes: int) -> Iterator[tuple[int, list[str]]]:
-    """Share the jobs among processes with one BLAS thread each, and end them all when this one is interrupted."""
-    if not jobs:
-        return
-    context = multiprocessing.get_context("spawn")  # fresh interpreters, which read the thread settings
-    with _one_thread(), ProcessPoolExecutor(processes, context, _start_process, (worker,)) as pool:
-        try:
-            for done in as_completed([pool.submit(_do, job) for job in jobs]):
-                yield done.result()
-        except BrokenProcessPool:
-            raise ResourceError(
-                "A worker process was stopped from outside; mostly there is not enough memory. The records are safe: "
-                "run the same command again, with fewer '--jobs'."
-            ) from None
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            for child in multiprocessing.active_children():
-                child.terminate()
-            raise
-
-
-_worker: Worker
-
-
-def _start_process(worker: Worker) -> None:
-    global _worker
-    _worker = worker
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends its workers
-    warnings.simplefilter("ignore", UserWarning)  # the parent has read the same files and told
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-
-
-def _end_with_parent() -> None:
-    """End this process when its parent is gone, even by kill -9; its records are safe at any moment."""
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-    os._exit(1)
-
-
-def _do(job: Job) -> tuple[int, list[str]]:
-    return _worker(job)
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in THREADS}
-    os.environ.update(dict.fromkeys(THREADS, "1"))
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value

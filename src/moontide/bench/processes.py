@@ -1,0 +1,86 @@
+"""Work shared among processes that compute on one thread each and never outlive the process that started them."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from moontide.errors import ResourceError
+
+THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS", "BLIS_NUM_THREADS")
+
+Job = TypeVar("Job")
+Answer = TypeVar("Answer")
+
+
+def in_processes(worker: Callable[[Job], Answer], jobs: Sequence[Job], processes: int) -> Iterator[Answer]:
+    """Yield the answers of a worker, of which every process gets a copy, in the order in which they come.
+
+    >>> list(in_processes(len, [], 2))
+    []
+    """
+    if not jobs:
+        return
+    others = multiprocessing.active_children()
+    context = multiprocessing.get_context("spawn")  # fresh interpreters, which read the thread settings
+    with _one_thread(), ProcessPoolExecutor(processes, context, _start, (worker,)) as pool:
+        try:
+            for done in as_completed([pool.submit(_do, job) for job in jobs]):
+                yield done.result()
+        except BrokenProcessPool:
+            raise ResourceError(
+                "A worker process was stopped from outside; mostly there is not enough memory. What was written is"
+                " safe: run the same command again, with fewer '--jobs'."
+            ) from None
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            for child in multiprocessing.active_children():
+                if child not in others:
+                    child.terminate()
+            raise
+
+
+_worker: Callable[[Any], Any]
+
+
+def _start(worker: Callable[[Any], Any]) -> None:
+    global _worker
+    _worker = worker
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends its workers
+    warnings.simplefilter("ignore", UserWarning)  # the parent has read the same files and told
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """End this process when its parent is gone, even by kill -9."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+    os._exit(1)
+
+
+def _do(job: Any) -> Any:
+    return _worker(job)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Set the variables that BLAS libraries read when they are loaded, and set them back."""
+    before = {name: os.environ.get(name) for name in THREADS}
+    os.environ.update(dict.fromkeys(THREADS, "1"))
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
