@@ -18,7 +18,9 @@ from cyclopts import App, CycloptsError
 import moontide
 from moontide.cli.adapt import adapt
 from moontide.cli.bench import bench
+from moontide.cli.classify import classify
 from moontide.cli.compare import compare
+from moontide.cli.demo import demo
 from moontide.cli.doctor import doctor
 from moontide.cli.encode import encode
 from moontide.cli.export import export
@@ -36,7 +38,7 @@ app = App(
     suppress_keyboard_interrupt=False,
 )
 # each imports its parts when it is called
-for command in (encode, adapt, stream, compare, serve, bench, export, methods, doctor):
+for command in (classify, encode, adapt, stream, compare, serve, bench, export, methods, doctor, demo):
     app.command(command)
 
 

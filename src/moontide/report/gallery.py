@@ -15,6 +15,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -55,7 +56,7 @@ def write_gallery(
 ) -> None:
     """Write the page of a result to `path`.
 
-    names: how the samples are called, mostly their paths. thumbnail: makes the picture of one.
+    names: how the samples are called, mostly their paths. thumbnail: makes the picture of one; called from threads.
     truth: their class numbers where these are known. skipped: files that are not in the task, and why.
     batch_size: the one that the result was made with. about: what else to say of it, as name and value.
 
@@ -69,8 +70,9 @@ def write_gallery(
     data = gallery_data(task, result, names, truth, batch_size)
     chosen = pictured(np.flatnonzero(to_numpy(result.changed)), data.pop("graph").neighbours)
     side = min(LARGE, int(SMALL * (THUMBNAILS / len(chosen)) ** 0.5))
-    pictures = {int(i): picture for i in chosen if (picture := thumbnail(int(i), side)) is not None}
-    data["pictures"] = {i: base64.b64encode(picture).decode() for i, picture in pictures.items()}
+    with ThreadPoolExecutor() as pool:
+        pictures = zip(chosen.tolist(), pool.map(lambda i: thumbnail(i, side), chosen.tolist()), strict=True)
+        data["pictures"] = {i: base64.b64encode(jpeg).decode() for i, jpeg in pictures if jpeg is not None}
     data["skipped"], data["skipped_count"] = [list(entry) for entry in skipped[:SKIPPED]], len(skipped)
     data["about"] = {"Moontide": moontide.__version__, **(about or {})}
     with replacing(path) as handle:

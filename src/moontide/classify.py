@@ -1,0 +1,272 @@
+"""From images and class names to labels: find, decode, encode, adapt; then a table of labels or a page of pictures."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import warnings
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from moontide.core.arrays import to_numpy
+from moontide.encoders.base import BATCH, Encoder, FloatArray
+from moontide.encoders.loading import TINY
+from moontide.encoders.pipeline import encode_files
+from moontide.encoders.prompts import Classes
+from moontide.encoders.sources import ImageFile, Listing, Skip, list_images
+from moontide.errors import FileError, ImageError, InputError, MoontideError
+from moontide.evaluate import Comparison, Progress, compare_predictions, run_batches
+from moontide.methods.moon import MOON
+from moontide.metrics import IntArray
+from moontide.protocols import Method
+from moontide.report.gallery import leading, write_gallery
+from moontide.store.features import FeatureStore
+from moontide.store.files import check_output, place, replacing, write_table
+from moontide.types import Result, Task
+
+TABLES = (".csv", ".jsonl", ".parquet")
+TOP = 5  # classes that are named with their probabilities
+QUALITY = 75  # of the pictures on a page
+
+
+@dataclass(frozen=True)
+class Classified:
+    """Images with their labels, and what a table or a page says of them.
+
+    >>> task = Task(np.eye(2), np.eye(2), class_names=("cat", "dog"))
+    >>> images = [ImageFile("a.jpg", Path("a.jpg")), ImageFile("b.jpg", Path("b.jpg"))]
+    >>> found = Classified(images, task, MOON().fit_predict(task), [], None, "a-model", "moon")
+    >>> found.columns()["label"], found.comparison.changed
+    (['cat', 'dog'], 0)
+    """
+
+    images: Sequence[ImageFile]
+    task: Task
+    result: Result
+    skipped: Sequence[Skip]
+    truth: IntArray | None  # where all folder names are class names, or a store has labels; no method saw it
+    encoder: str  # its id
+    method: str
+    batch_size: int | None = None
+
+    @property
+    def comparison(self) -> Comparison:
+        """What changed against zero-shot, and whether it is right where the truth is known."""
+        return compare_predictions(self.truth, self.result)
+
+    def columns(self) -> dict[str, list[Any]]:
+        """Return the table of labels by column."""
+        names, probs = self.task.class_names or (), to_numpy(self.result.probs)
+        top = leading(to_numpy(self.result.scores), TOP)  # (N, m)
+        shares = np.take_along_axis(probs, top, axis=1).astype(np.float64).round(6).tolist()
+        return {
+            "id": [image.id for image in self.images],
+            "path": [os.path.abspath(image.path) for image in self.images],
+            "label": [names[k] for k in to_numpy(self.result.labels)],
+            "confidence": to_numpy(self.result.confidence).astype(np.float64).round(6).tolist(),
+            "top5": [
+                [{"label": names[k], "confidence": p} for k, p in zip(classes, parts, strict=True)]
+                for classes, parts in zip(top, shares, strict=True)
+            ],
+            "zero_shot_label": [names[k] for k in to_numpy(self.result.zero_shot_labels)],
+        }
+
+    def write_table(self, handle: BinaryIO, kind: str) -> None:
+        """Write the table of labels as .csv (with top5 as JSON in its cell), .jsonl or .parquet."""
+        columns = self.columns()
+        if kind == ".parquet":
+            from moontide.store.parquet import write_columns
+
+            write_columns(handle, columns)
+            return
+        if kind == ".csv":
+            columns["top5"] = [json.dumps(top, ensure_ascii=False) for top in columns["top5"]]
+        write_table(handle, columns, kind)
+
+    def save(self, path: str | Path) -> None:
+        """Write the table of labels to a file of the kind that its name says."""
+        check_output(path, TABLES)
+        with replacing(path) as handle:
+            self.write_table(handle, Path(path).suffix)
+
+    def report(self, path: str | Path) -> None:
+        """Write the page of pictures."""
+        encoder = f"tiny ({TINY})" if self.encoder == "tiny" else self.encoder
+        about = {"encoder": encoder, "method": self.method}
+        if self.batch_size is not None:
+            about["in batches of"] = str(self.batch_size)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", module=r"PIL\.")  # of odd metadata
+            write_gallery(
+                path, self.task, self.result, [image.id for image in self.images],
+                lambda i, side: thumbnail(self.images[i], side),
+                truth=self.truth, skipped=self.skipped, batch_size=self.batch_size, about=about,
+            )  # fmt: skip
+
+
+def classify(
+    listing: Listing,
+    classes: Classes,
+    encoder: Encoder,
+    *,
+    method: Method | None = None,
+    batch_size: int | None = None,
+    encode_batch: int = BATCH,
+    workers: int | None = None,
+    device: str = "cpu",
+    progress: Progress = lambda done, total: None,
+) -> Classified:
+    """Label images with the class names that fit best, all of them together, or in batches of `batch_size`.
+
+    listing: what `list_images` found. classes: what `embed_classes` made with the encoder. method: None is MOON.
+    encode_batch, workers: as for `encode_files`. device: where the method runs.
+
+    >>> import tempfile
+    >>> from PIL import Image
+    >>> from moontide.encoders.prompts import embed_classes
+    >>> class Colour(Encoder):
+    ...     id, dim, logit_scale, preprocessing = "colour", 3, 10.0, "mean colour"
+    ...     def prepare(self, image): return {"mean": np.asarray(image.resize((1, 1)), dtype=np.float32).reshape(3)}
+    ...     def _images(self, batch): return np.stack([one["mean"] for one in batch])
+    ...     def _text(self, prompts): return np.eye(3)[["red green blue".split().index(p) for p in prompts]]
+    >>> classes = embed_classes(Colour(), ["red", "green", "blue"], ["{}"])
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     for colour in ("red", "blue"):
+    ...         Image.new("RGB", (8, 8), colour).save(Path(folder) / f"{colour}.png")
+    ...     classify(list_images([folder]), classes, Colour()).columns()["label"]
+    ['blue', 'red']
+    """
+    images: list[ImageFile] = []
+    parts: list[FloatArray] = []
+    skipped = list(listing.skipped)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", module=r"PIL\.")  # of odd metadata; here, since filters are not thread-safe
+        for part in encode_files(encoder, listing.images, batch_size=encode_batch, workers=workers):
+            images += part.images
+            parts.append(part.features)
+            skipped += part.skipped
+            progress(len(images) + len(skipped) - len(listing.skipped), len(listing.images))
+    if not images:
+        raise FileError(f"None of the {len(skipped)} images can be used; {skipped[0].id}: {skipped[0].reason}.")
+    task = Task(place(np.concatenate(parts), None, device), classes.text, encoder.logit_scale, classes.names)
+    return label_images(images, task, encoder.id, method, batch_size, skipped)
+
+
+def classify_store(
+    store: FeatureStore,
+    classes: Classes | None = None,
+    *,
+    method: Method | None = None,
+    batch_size: int | None = None,
+    device: str = "cpu",
+) -> Classified:
+    """Label the images of a store of features with its own classes, or with others that its encoder embedded.
+
+    >>> import tempfile
+    >>> from moontide.store.features import Origin
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     store = FeatureStore.create(folder, Origin("a-model", "none", ("{}",)), ["cat", "dog"], np.eye(2))
+    ...     store = store.append(["in/a.jpg", "in/b.jpg"], np.eye(2))
+    ...     classify_store(store).columns()["label"]
+    ['cat', 'dog']
+    """
+    if store.n == 0:
+        raise InputError(f"The store {store.folder} holds no images; encode some first.")
+    features = place(np.asarray(store.take(np.arange(store.n)), dtype=np.float32), None, device)
+    names, text = (store.class_names, store.text) if classes is None else (classes.names, classes.text)
+    task = Task(features, text, store.origin.logit_scale, names)
+    truth = store.labels if classes is None else None
+    return label_images(located(store.ids), task, store.origin.encoder, method, batch_size, [], truth)
+
+
+def check_maker(store: FeatureStore, encoder: Encoder) -> None:
+    """Refuse an encoder other than the one that made a store."""
+    if (encoder.id, encoder.preprocessing) != (store.origin.encoder, store.origin.preprocessing):
+        raise InputError(
+            f"The store {store.folder} was made by the encoder {store.origin.encoder} with its own preprocessing, and "
+            f"{encoder.id} is not the same; name that one with '--encoder', or encode the images again."
+        )
+
+
+def label_images(
+    images: Sequence[ImageFile],
+    task: Task,
+    encoder: str,
+    method: Method | None = None,
+    batch_size: int | None = None,
+    skipped: Sequence[Skip] = (),
+    truth: IntArray | None = None,
+) -> Classified:
+    """Run a method on the features of images; folder names are the truth where there is no other.
+
+    >>> task = Task(np.eye(2), np.eye(2), class_names=("cat", "dog"))
+    >>> images = [ImageFile(name, Path(name)) for name in ("dog/a.jpg", "dog/b.jpg")]
+    >>> label_images(images, task, "a-model").comparison.accuracy
+    0.5
+    """
+    solver = method or MOON()
+    result = run_batches(solver, task, batch_size)
+    if truth is None:
+        truth = folder_labels([image.id for image in images], task.class_names or ())
+    return Classified(images, task, result, skipped, truth, encoder, solver.name, batch_size)
+
+
+def folder_labels(ids: Iterable[str], names: Sequence[str]) -> IntArray | None:
+    """Return the class numbers that the folders of images stand for, or None unless every folder is called as a class.
+
+    Small and capital letters are the same here, and so are spaces, hyphens and underscores.
+
+    >>> folder_labels(["in/cat/1.jpg", "in/Polar_bear/2.jpg"], ["polar bear", "cat"])
+    array([1, 0])
+    >>> folder_labels(["in/cat/1.jpg", "in/3.jpg"], ["polar bear", "cat"]) is None
+    True
+    """
+    number = {_plain(name): k for k, name in reversed(list(enumerate(names)))}  # of equal names the first
+    found = [number.get(_plain(PurePosixPath(one).parent.name)) for one in ids]
+    return None if None in found else np.asarray(found, dtype=np.int64)
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[\s_-]+", " ", name).strip().casefold()
+
+
+def located(ids: Iterable[str]) -> list[ImageFile]:
+    """Return where the images of a store lie: their paths, or their places in the archives that hold them.
+
+    >>> located(["photos/a.jpg"])
+    [ImageFile(id='photos/a.jpg', path=PosixPath('photos/a.jpg'), offset=None, size=0)]
+    """
+    archives: dict[Path, dict[str, ImageFile]] = {}
+    found = []
+    for one in ids:
+        path = Path(one)
+        archive = next((parent for parent in path.parents if parent.suffix == ".tar" and parent.is_file()), None)
+        if archive is not None and archive not in archives:
+            try:
+                archives[archive] = {image.id: image for image in list_images([archive]).images}
+            except MoontideError:  # it has changed since; its images have labels and no pictures
+                archives[archive] = {}
+        found.append(ImageFile(one, path) if archive is None else archives[archive].get(one, ImageFile(one, path)))
+    return found
+
+
+def thumbnail(image: ImageFile, side: int) -> bytes | None:
+    """Return a small JPEG of an image, its longer side at most `side` pixels, or None where it cannot be read any more.
+
+    >>> thumbnail(ImageFile("no.jpg", Path("no.jpg")), 64) is None
+    True
+    """
+    try:
+        picture = image.read()
+    except ImageError:
+        return None
+    picture.thumbnail((side, side))
+    buffer = io.BytesIO()
+    picture.save(buffer, "JPEG", quality=QUALITY)
+    return buffer.getvalue()
