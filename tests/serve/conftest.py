@@ -1,6 +1,7 @@
 """Stores of both kinds, an application in this process, and servers of their own process on loopback."""
 
 import contextlib
+import importlib.util
 import os
 import pwd
 import shutil
@@ -224,3 +225,17 @@ def push():
 @pytest.fixture
 def colour():
     return Colour()
+
+
+@pytest.fixture(scope="session")
+def browser():
+    """A headless Chromium, driven as in tests/browser."""
+    path = Path(__file__).parents[1] / "browser" / "conftest.py"
+    spec = importlib.util.spec_from_file_location("chromium", path)
+    chromium = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(chromium)
+    if chromium.BROWSER is None:
+        pytest.skip("Chromium is not installed")
+    tab = chromium.Page()
+    yield tab
+    tab.close()

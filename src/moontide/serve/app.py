@@ -36,8 +36,10 @@ STATUS: dict[type[BaseException], int] = {
     FileError: 503,
     MoontideError: 422,
 }
-PAGES = {"/": "index.html", "/app.js": "app.js", "/style.css": "style.css", "/docs": "docs.html", "/docs.js": "docs.js"}
-KINDS = {"html": "text/html", "js": "text/javascript", "css": "text/css"}
+PAGES = {"/": "index.html", "/docs": "docs.html"} | {
+    f"/{name}": name for name in ("app.js", "docs.js", "style.css", "icon.svg")
+}
+KINDS = {"html": "text/html", "js": "text/javascript", "css": "text/css", "svg": "image/svg+xml"}
 
 
 def create_app(service: Service) -> FastAPI:

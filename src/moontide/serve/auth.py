@@ -24,7 +24,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from moontide.errors import OptionError
 from moontide.serve.metrics import Metrics
 
-PUBLIC = frozenset({"/", "/app.js", "/style.css", "/docs", "/docs.js", "/openapi.json", "/healthz", "/readyz"})
+PAGES = frozenset({"/", "/docs", "/app.js", "/docs.js", "/style.css", "/icon.svg"})
+PUBLIC = PAGES | {"/openapi.json", "/healthz", "/readyz"}
 METHODS = frozenset({"GET", "POST", "DELETE", "HEAD", "OPTIONS", "PUT", "PATCH"})
 HEADERS = [
     (b"content-security-policy", b"default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "

@@ -1,0 +1,200 @@
+"""The page in a real browser: upload, sample set, reset, reload, tokens; nothing from elsewhere, no HTML from names."""
+
+import time
+
+import pytest
+from PIL import Image
+
+from moontide.serve.auth import new_token
+
+EVIL = '<img src=x onerror="document.title=1">'
+
+
+class Driver:
+    """A tab on a server."""
+
+    def __init__(self, tab, client):
+        self.tab, self.url = tab, str(client.base_url).rstrip("/")
+
+    def go(self, path="/"):
+        self.tab("Page.navigate", url="about:blank")  # so that a mere change of # is a load too
+        self.tab.events.clear()
+        self.tab("Page.navigate", url=self.url + path)
+        self.wait("document.readyState === 'complete' && location.href !== 'about:blank'")
+
+    def reload(self):
+        self.run("window.old = true")
+        self.tab("Page.reload")
+        self.wait("!window.old && document.readyState === 'complete'")
+
+    def run(self, expression):
+        return self.tab.run(expression)
+
+    def wait(self, expression, seconds=20):
+        """Wait until an expression is true in the page, and return it."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            try:
+                if value := self.run(expression):
+                    return value
+            except RuntimeError:  # between two documents
+                pass
+            time.sleep(0.05)
+        said = self.run("document.querySelector('#status')?.textContent")
+        raise AssertionError(f"{expression} does not come true; the page says: {said}")
+
+    def click(self, selector):
+        self.run(f"document.querySelector({selector!r}).click()")
+
+    def text(self, selector):
+        return self.run(f"document.querySelector({selector!r}).innerText")
+
+    def rows(self):
+        return self.run("[...document.querySelectorAll('#predictions tbody tr')].map((row) => row.innerText)")
+
+    def upload(self, *paths):
+        root = self.tab("DOM.getDocument")["root"]["nodeId"]
+        field = self.tab("DOM.querySelector", nodeId=root, selector="#files")["nodeId"]
+        self.tab("DOM.setFileInputFiles", nodeId=field, files=[str(path) for path in paths])
+
+    def clean(self):
+        """Tell that nothing went wrong in the page and nothing was asked of others."""
+        complaints = self.tab.complaints()
+        assert complaints == []
+        assert all(url.startswith((self.url, "blob:")) for url in self.tab.requests())
+
+
+def test_upload_watch_reset_and_reload(browser, app, sqlite, colour, tmp_path):
+    page = Driver(browser, app(sqlite, encoder=colour))
+    page.go()
+    page.wait("!document.querySelector('#by-classes').hidden")
+    page.click("#by-classes input")
+    page.run(f"document.querySelector('#names').value = 'red\\nblue, green\\n{EVIL}'")
+    page.click("#create button")
+    page.wait("!document.querySelector('#drop').offsetParent === false")
+    for name in ("red", "blue", "green"):
+        Image.new("RGB", (20, 20), name).save(tmp_path / f"{name}.png")
+    (tmp_path / "notes.txt").write_text("no image")
+    page.upload(*(tmp_path / f"{name}.png" for name in ("red", "blue", "green")), tmp_path / "notes.txt")
+    page.wait("document.querySelectorAll('#predictions tbody tr').length === 3")
+    assert [row.split()[0] for row in page.rows()] == ["2", "1", "0"]
+    for row, name in zip(page.rows(), ("green", "blue", "red"), strict=True):
+        assert row.count(name) == 2  # before and after, side by side
+        assert "same" in row or "changed" in row
+    assert page.run("document.querySelectorAll('#predictions img').length") == 3
+    assert page.wait("document.querySelectorAll('#map g').length") == 3
+    assert "3 images are in the stream" in page.text("#status")
+    (tmp_path / "broken.png").write_bytes((tmp_path / "red.png").read_bytes()[:60])
+    page.upload(tmp_path / "broken.png")
+    page.wait("document.querySelector('#status').innerText.includes('cannot be decoded')")
+    page.reload()  # the stream is kept
+    page.wait("document.querySelectorAll('#predictions tbody tr').length === 3")
+    page.click("#reset")
+    page.wait("document.querySelectorAll('#predictions tbody tr').length === 0")
+    assert "at its start" in page.text("#status")
+    page.reload()
+    page.wait("document.querySelector('#facts').innerText.includes('Samples in the state')")
+    assert page.rows() == []
+    page.upload(tmp_path / "red.png")
+    page.wait("document.querySelectorAll('#predictions tbody tr').length === 1")
+    assert page.rows()[0].startswith("3")
+    assert page.run("document.title") == "Moontide stream"
+    complaints = [each for each in page.tab.complaints() if "422" not in str(each)]  # of the broken image
+    assert complaints == []
+
+
+def test_names_are_text_and_never_html(browser, app, sqlite, colour):
+    client = app(sqlite, encoder=colour)
+    client.post("/streams", json={"name": "a", "classes": [EVIL, "blue"], "max_wait_ms": 0})
+    client.post("/streams/a/embeddings", json={"embeddings": [[1] * 7 + [9]]})
+    page = Driver(browser, client)
+    page.go("/#a")
+    page.wait("document.querySelectorAll('#predictions tbody tr').length === 1")
+    assert EVIL in page.rows()[0]
+    assert EVIL in page.text("#classes")
+    assert page.run("document.querySelectorAll('td img, th img').length") == 0
+    page.clean()
+
+
+def test_the_sample_set_is_fed_paused_and_predicted_again(browser, app, sqlite, tmp_path):
+    client = app(sqlite)
+    page = Driver(browser, client)
+    page.go()
+    page.wait("document.querySelector('#method').value === 'moon'")
+    assert "not from images" in page.text("#source")
+    page.click("#create button")
+    page.wait("document.querySelectorAll('#predictions tbody tr').length >= 32")
+    assert "simulated embeddings, not images" in page.text("#about")
+    facts = page.text("#facts")
+    for word in ("Right before", "Right after", "Classes believed present", "of 100"):
+        assert word in facts
+    assert "● present" in page.text("#classes")
+    assert page.run("document.querySelectorAll('#classes .spark path').length") >= 8
+    assert page.wait("[...document.querySelectorAll('#map text')].map((mark) => mark.textContent).join('')")
+    page.click("#pause")
+    page.wait("document.querySelector('#pause').getAttribute('aria-pressed') === 'true'")
+    page.wait("document.querySelector('#play').innerText === 'Feed the sample set'")
+    name = page.run("location.hash.slice(1)")
+    before = page.rows()
+    client.post(f"/streams/{name}/embeddings", json={"embeddings": [[1] * 512]})  # by someone else
+    time.sleep(0.3)
+    assert page.rows() == before
+    page.click("#pause")
+    page.wait("document.querySelector('#pause').innerText === 'Pause'")
+    total = client.get(f"/streams/{name}").json()["total"]
+    page.wait(f"document.querySelector('#predictions tbody th').innerText === '{total - 1}'")
+    page.click("#revise")
+    page.wait("!document.querySelector('#now').hidden")
+    assert "predicted again with the state as it is now" in page.text("#status")
+    page.tab("Browser.setDownloadBehavior", behavior="allow", downloadPath=str(tmp_path))
+    page.click("#csv")
+    page.click("#state")
+    deadline = time.monotonic() + 20
+    while not ((tmp_path / f"{name}.csv").exists() and (tmp_path / f"{name}.safetensors").exists()):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    lines = (tmp_path / f"{name}.csv").read_text().splitlines()
+    assert len(lines) == total + 1
+    page.clean()
+
+
+@pytest.mark.parametrize("width", [1280, 360])
+def test_it_fits_the_screen(browser, app, sqlite, width):
+    client = app(sqlite)
+    client.post("/streams", json={"name": "a", "sample": "simulated", "max_wait_ms": 0})
+    data = client.get("/samples/simulated")
+    headers = {"Content-Type": "application/octet-stream", "X-Shape": data.headers["x-shape"]}
+    client.post("/streams/a/embeddings", content=data.content, headers=headers)
+    page = Driver(browser, client)
+    browser.resize(width, 800)
+    page.go("/#a")
+    page.wait("document.querySelectorAll('#predictions tbody tr').length === 60")
+    assert page.run("document.documentElement.scrollWidth") <= width
+    small = "[...document.querySelectorAll('#stream button')].filter((button) => button.offsetHeight < 40).length"
+    assert page.run(small) == 0  # fingers find them
+    browser.resize(1280, 900)
+    page.clean()
+
+
+def test_a_token_is_asked_for(browser, app, sqlite):
+    token, digest = new_token()
+    page = Driver(browser, app(sqlite, tokens={"me": digest}))
+    page.go()
+    page.wait("!document.querySelector('#login').hidden")
+    page.run(f"document.querySelector('#token').value = {token!r}")
+    page.click("#login button")
+    page.wait("document.querySelector('#login').hidden")
+    page.click("#create button")
+    page.wait("document.querySelectorAll('#predictions tbody tr').length >= 16")  # events come with the token too
+    page.run("sessionStorage.clear()")
+
+
+def test_the_requests_are_listed(browser, app, sqlite):
+    client = app(sqlite)
+    page = Driver(browser, client)
+    page.go("/docs")
+    paths = client.get("/openapi.json").json()["paths"]
+    page.wait(f"document.querySelectorAll('details').length === {sum(map(len, paths.values()))}")
+    page.run("document.querySelectorAll('details').forEach((each) => { each.open = true; })")
+    assert "little-endian float32" in page.text("#operations")
+    page.clean()
