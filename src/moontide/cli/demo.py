@@ -8,14 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from moontide.cli.common import note, percent, progress_bar, table_console
-from moontide.errors import FileError, MissingExtraError
+from moontide.errors import FileError, MissingExtraError, OptionError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from moontide.demo import Batch
-
-RUNS = 12
 
 
 def demo(
@@ -26,10 +24,11 @@ def demo(
     out: Annotated[Path, Parameter(help="The folder for the report and the figure; made if it is not there.")] = Path(
         "out"
     ),
+    batches: Annotated[int, Parameter(help="Batches of each part.")] = 12,
 ) -> None:
     """Label batches that hold few of the candidate classes, zero-shot and with MOON, and show both.
 
-    First photographs, then features that are simulated to be like CLIP's. For example:
+    First on photographs, then on simulated features. For example:
 
         moontide demo --out out
     """
@@ -37,25 +36,28 @@ def demo(
     from moontide.encoders.loading import TINY
     from moontide.methods.moon import MOON
 
+    if batches < 1:
+        raise OptionError(f"'--batches' must be at least 1. Got {batches} instead.")
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise FileError(f"The folder {out} cannot be made: {error.strerror}.") from error
     report, figure, written = out / "report.html", out / "accuracy.png", []
-    print(
-        f"{RUNS} batches a table, of up to {BATCH} samples that belong to {PRESENT[0]} to {PRESENT[1]} of the classes."
-    )
+    low, high = PRESENT
+    print(f"{batches} batches a table, of up to {BATCH} samples that belong to {low} to {high} of the classes.")
     parts: dict[str, Sequence[Batch]] = {}
     try:
-        batches, classes = _photographs(images, report)
+        classes, drawn = _photographs(images, report, batches)
         written.append(report)
-        parts[f"Photographs, {classes} classes, encoder tiny (not CLIP)"] = batches
+        parts[f"Photographs, {classes} classes, encoder tiny (not CLIP)"] = drawn
         print(f"The photographs are encoded by tiny: {TINY}, and much weaker than CLIP.")
     except (MissingExtraError, FileError) as error:
         note(f"{error} The demo goes on without photographs.")
-    parts[f"Simulated features like CLIP's (no photographs), {CANDIDATES:,} classes"] = simulated_batches(MOON(), RUNS)
-    for title, batches in parts.items():
-        _print(title, batches)
+    parts[f"Simulated features like CLIP's (no photographs), {CANDIDATES:,} classes"] = simulated_batches(
+        MOON(), batches
+    )
+    for title, drawn in parts.items():
+        _print(title, drawn)
     try:
         draw(figure, parts, "MOON")
         written.append(figure)
@@ -65,8 +67,8 @@ def demo(
         print(f"wrote {path}")
 
 
-def _photographs(folder: Path, report: Path) -> tuple[Sequence[Batch], int]:
-    """Label skewed batches of the photographs, write the page of all of them, and count the classes."""
+def _photographs(folder: Path, report: Path, runs: int) -> tuple[int, Sequence[Batch]]:
+    """Count the classes, label skewed batches of the photographs, and write the page of all of them."""
     from moontide.classify import classify
     from moontide.demo import drawn_batches
     from moontide.encoders import encoder
@@ -75,14 +77,14 @@ def _photographs(folder: Path, report: Path) -> tuple[Sequence[Batch], int]:
     from moontide.methods.moon import MOON
 
     listing = list_images([folder])
-    names = sorted({image.path.parent.name for image in listing.images})
+    names = sorted({image.path.parent.name.replace("_", " ") for image in listing.images})
     tiny = encoder("tiny")
     with progress_bar("encoding", "images") as progress:
         found = classify(listing, embed_classes(tiny, names), tiny, progress=progress)
     if found.truth is None:
         raise FileError(f"{folder} must have one sub-folder of photographs a class.")
     found.report(report)
-    return drawn_batches(MOON(), found.task, found.truth, folder.name, RUNS), len(names)
+    return len(names), drawn_batches(MOON(), found.task, found.truth, folder.name, runs)
 
 
 def _print(title: str, batches: Sequence[Batch]) -> None:
