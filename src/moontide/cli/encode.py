@@ -142,6 +142,7 @@ def encode(
     from moontide.encoders.pipeline import encode_to_store
     from moontide.encoders.sources import ImageFile, list_images, path_id
     from moontide.store.datasets import read_dataset, read_folders
+    from moontide.store.features import MANIFEST, FeatureStore
     from moontide.store.files import read_class_names
 
     if classes is None and dataset is None and prompts != NO_PROMPT_CHOICE:
@@ -161,6 +162,7 @@ def encode(
         labels = {image.id: int(label) for image, label in zip(images, found.labels, strict=True)}
         names, templates = found.class_names, () if dataset == "folders" else (found.template,)
     encoder = choice.make()
+    before = FeatureStore.open(out).n if (out / MANIFEST).exists() else 0
     text = prompts.embed(encoder, names, templates) if classes is not None or labels is not None else None
     start = time.perf_counter()
     with progress_bar("encoding", "images") as progress:
@@ -174,5 +176,7 @@ def encode(
         note(f"skipped {one.id}: {one.reason}")
     if not store.n:
         raise InputError(f"None of the {len(skipped)} images can be used; see the reasons above.")
-    print(f"{out} holds {store.n} images by {encoder.id}; {len(skipped)} skipped; {seconds:.1f} s")
+    new = store.n - before
+    speed = f"{new / seconds:.1f} images/s"
+    print(f"{out} holds {store.n} images ({new} new) by {encoder.id}; {len(skipped)} skipped; {seconds:.1f} s, {speed}")
     return 1 if strict and skipped else 0

@@ -14,6 +14,7 @@ import hashlib
 import json
 import os
 import shutil
+import warnings
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -145,15 +146,11 @@ def _export(model: Any, function: Any, inputs: dict[str, Any], path: Path) -> No
             return function(dict(zip(inputs, tensors, strict=True)))
 
     rows = tuple({0: torch.export.Dim.DYNAMIC} for _ in inputs)
+    form: dict[str, Any] = {"dynamic_shapes": (rows,), "input_names": list(inputs), "verbose": False}
     try:
-        torch.onnx.export(
-            Tower().eval(),
-            tuple(inputs.values()),
-            path,
-            dynamic_shapes=(rows,),
-            input_names=list(inputs),
-            verbose=False,
-        )
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the exporter's, about itself
+            torch.onnx.export(Tower().eval(), tuple(inputs.values()), path, **form)
     except ImportError as error:
         raise missing_extra(str(error.name), "onnx", "moontide export") from None
 

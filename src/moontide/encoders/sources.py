@@ -23,6 +23,7 @@ import stat
 import tarfile
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -116,11 +117,12 @@ def _found(given: str, root: str | Path | None) -> Iterator[ImageFile | Skip]:
         matches = sorted(glob.glob(given, recursive=True))
         if not matches:
             raise FileError(f"Nothing matches {given}.")
+        named = Path(*takewhile(lambda part: not glob.has_magic(part), path.parts))  # the folder before the first *
         for match in map(Path, matches):
             if match.is_dir():
                 yield from _folder(match)
             elif match.suffix.lower() in NAMED_LIKE_IMAGES:
-                yield ImageFile(path_id(match), match)
+                yield _file(match, named)
     elif path.is_dir():
         yield from _folder(path)
     elif not path.exists():
@@ -139,31 +141,35 @@ def _folder(folder: Path) -> Iterator[ImageFile | Skip]:
     unreadable: list[OSError] = []
     for parent, folders, files in os.walk(folder, onerror=unreadable.append):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
-        for name in [*folders]:
-            if (Path(parent) / name).is_symlink():
-                yield Skip(path_id(Path(parent) / name), "it is a link to a folder, which is not followed")
-        for name in sorted(files):
-            path = Path(parent) / name
-            if name.startswith(".") or path.suffix.lower() not in NAMED_LIKE_IMAGES:
-                continue
-            if path.is_symlink() and not path.resolve().is_relative_to(folder.resolve()):
-                yield Skip(path_id(path), f"it is a link that leaves {folder}")
-            else:
-                yield ImageFile(path_id(path), path)
+        for path in (Path(parent) / name for name in folders):
+            if path.is_symlink():
+                yield Skip(path_id(path), "it is a link to a folder, which is not followed")
+        for path in (Path(parent) / name for name in sorted(files)):
+            if not path.name.startswith(".") and path.suffix.lower() in NAMED_LIKE_IMAGES:
+                yield _file(path, folder)
     for error in unreadable:
         yield Skip(path_id(Path(error.filename)), f"it cannot be listed ({error.strerror})")
 
 
+def _file(path: Path, folder: Path) -> ImageFile | Skip:
+    if path.is_symlink() and not _inside(path, folder):
+        return Skip(path_id(path), f"it is a link that leaves {folder}")
+    return ImageFile(path_id(path), path)
+
+
+def _inside(path: Path, folder: Path) -> bool:
+    return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))
+
+
 def _listed(file: Path, lines: Iterable[str], root: Path) -> Iterator[ImageFile | Skip]:
-    inside = root.resolve()
     for line in lines:
         path = root / line
         if "\0" in line:
-            yield Skip(repr(line), f"it is no path ({file})")
-        elif path.resolve().is_relative_to(inside):
+            yield Skip(repr(line), f"it is no path (in {file})")
+        elif _inside(path, root):
             yield ImageFile(path_id(path), path)
         else:
-            yield Skip(path_id(path), f"it leaves {root}, the folder of {file.name}; name another with --root")
+            yield Skip(path_id(path), f"it leaves the folder {root}; name another with --root")
 
 
 def _archive(file: Path) -> Iterator[ImageFile | Skip]:

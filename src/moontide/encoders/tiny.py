@@ -32,7 +32,7 @@ import numpy as np
 import numpy.typing as npt
 
 from moontide.core.arrays import unit_rows
-from moontide.encoders.base import FloatArray, Prepared, TorchEncoder, batches
+from moontide.encoders.base import FloatArray, Prepared, TorchEncoder
 from moontide.encoders.loading import TINY
 from moontide.encoders.steps import Steps
 from moontide.errors import FileError, OptionError, missing_extra
@@ -84,7 +84,9 @@ class Tiny(TorchEncoder):
         self.visual.eval().requires_grad_(False).to(device)
         self.tokenizer = Tokenizer.from_file(str(files["tokenizer"]))
         self.tokenizer.enable_padding()
-        self.sentences = onnxruntime.InferenceSession(files["text"], providers=["CPUExecutionProvider"])
+        options = onnxruntime.SessionOptions()
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # leave the cores to the images
+        self.sentences = onnxruntime.InferenceSession(files["text"], options, providers=["CPUExecutionProvider"])
         names = json.loads(files["names"].read_text(encoding="utf-8"))
         rows = self.visual._fc.weight.detach().cpu().numpy()  # (1000, 1280)
         self.table = _cached(lambda: fit(self.embed, [names[str(k)] for k in range(len(rows))], rows))
@@ -113,14 +115,15 @@ class Tiny(TorchEncoder):
 
     def embed(self, sentences: Sequence[str]) -> FloatArray:
         """Embed sentences by MiniLM, the mean over their tokens, (n, 384), unit rows."""
-        rows = []
-        for part in batches(sentences):
-            found = self.tokenizer.encode_batch(list(part))
+        rows = np.zeros((len(sentences), 384), dtype=np.float32)
+        order = sorted(range(len(sentences)), key=lambda i: len(sentences[i]))  # alike lengths need less padding
+        for part in (order[start : start + 16] for start in range(0, len(order), 16)):
+            found = self.tokenizer.encode_batch([sentences[i] for i in part])
             ids, mask = (np.asarray([getattr(one, name) for one in found]) for name in ("ids", "attention_mask"))
             feed = {"input_ids": ids, "attention_mask": mask, "token_type_ids": np.zeros_like(ids)}
             hidden = self.sentences.run(None, feed)[0]  # (n, tokens, 384)
-            rows.append((hidden * mask[:, :, None]).sum(axis=1))
-        unit: FloatArray = unit_rows(np.concatenate(rows))
+            rows[part] = (hidden * mask[:, :, None]).sum(axis=1)
+        unit: FloatArray = unit_rows(rows)
         return unit
 
 

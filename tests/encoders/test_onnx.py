@@ -1,0 +1,110 @@
+"""Exports give the vectors of the model they came from, and nothing else passes for one."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from moontide.encoders import encoder
+from moontide.encoders.onnx import ONNX, export
+from moontide.errors import FileError, InputError, OptionError
+
+from .conftest import picture
+
+PROMPTS = ["a photo of a cat.", "a dog", "", "Ein großer Hund, 1930's & more", "a very " * 30 + "long name"]
+IMAGES = [picture(i, size) for i, size in enumerate([(60, 40), (33, 90), (500, 300), (5, 7)])]
+
+
+@pytest.mark.parametrize("folder", ["siglip_folder", "openclip_folder"])
+def test_an_export_equals_its_source(folder: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    where = request.getfixturevalue(folder)
+    source = encoder(f"openclip:{where}" if folder == "openclip_folder" else str(where))
+    export(source, tmp_path / "made")
+    made = encoder(f"onnx:{tmp_path / 'made'}")
+    assert np.abs(made.encode_images(IMAGES) - source.encode_images(IMAGES)).max() < 1e-4
+    assert np.abs(made.encode_text(PROMPTS) - source.encode_text(PROMPTS)).max() < 1e-4
+    assert (made.dim, made.logit_scale, made.logit_bias) == (source.dim, source.logit_scale, source.logit_bias)
+    assert made.preprocessing == source.preprocessing
+    assert made.id == f"{source.id} (onnx)"
+    assert [path.name for path in tmp_path.iterdir()] == ["made"]
+    with pytest.raises(FileError, match="is there already"):
+        export(source, tmp_path / "made")
+
+
+def test_the_command_exports_clip(clip_folder: Path, onnx_folder: Path, run: Callable, tmp_path: Path) -> None:
+    status, _, err = run("export", "--encoder", clip_folder, "--out", onnx_folder)
+    assert (status, err) == (2, f"error: {onnx_folder} is there already; give the export a new folder.\n")
+    source, made = encoder(str(clip_folder)), encoder(f"onnx:{onnx_folder}")
+    assert np.abs(made.encode_images(IMAGES) - source.encode_images(IMAGES)).max() < 1e-4
+    assert np.abs(made.encode_text(PROMPTS) - source.encode_text(PROMPTS)).max() < 1e-4
+
+
+def test_it_runs_without_torch_and_transformers(onnx_folder: Path) -> None:
+    program = f"""
+import sys
+from PIL import Image
+from moontide.encoders import encoder
+rows = encoder("onnx:{onnx_folder}").encode_images([Image.new("RGB", (50, 40))])
+assert rows.shape == (1, 16)
+assert not {{"torch", "transformers", "torchvision"}} & set(sys.modules), "heavy imports"
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def damage(folder: Path, name: str, data: bytes | None) -> None:
+    (folder / name).unlink()
+    if data is not None:
+        (folder / name).write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "why"),
+    [
+        ("moontide.json", None, "is not the folder of an export"),
+        ("moontide.json", b"{}", "is not the folder of an export"),
+        ("image.onnx", b"garbage", "is missing or not what was exported"),
+        ("text.onnx", None, "is missing or not what was exported"),
+        ("tokenizer.json", b"{}", "is missing or not what was exported"),
+    ],
+)
+def test_a_damaged_export_gets_a_sentence(
+    onnx_folder: Path, tmp_path: Path, name: str, data: bytes | None, why: str
+) -> None:
+    shutil.copytree(onnx_folder, tmp_path / "made")
+    damage(tmp_path / "made", name, data)
+    with pytest.raises(FileError, match=why):
+        ONNX(str(tmp_path / "made"))
+
+
+def test_an_export_of_a_later_format_is_refused(onnx_folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(onnx_folder, tmp_path / "made")
+    held = json.loads((tmp_path / "made/moontide.json").read_text())
+    (tmp_path / "made/moontide.json").write_text(json.dumps({**held, "format": 2}))
+    with pytest.raises(FileError, match="has the format 2, and this Moontide reads 1"):
+        ONNX(str(tmp_path / "made"))
+    with pytest.raises(OptionError, match="'autocast' has no effect on the encoder onnx"):
+        ONNX(str(onnx_folder), autocast=True)
+
+
+def test_what_cannot_be_exported_gets_a_sentence(siglip2_folder: Path, onnx_folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="more than resize, crop and scale"):
+        export(encoder(str(siglip2_folder)), tmp_path / "made")
+    with pytest.raises(InputError, match="Only hf and openclip encoders"):
+        export(encoder(f"onnx:{onnx_folder}"), tmp_path / "made")
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_export_that_differs_is_not_written(clip_folder: Path, tmp_path: Path, monkeypatch) -> None:
+    source = encoder(str(clip_folder))
+    steps = source.steps()
+    monkeypatch.setattr(source, "steps", lambda: type(steps)(**{**vars(steps), "resample": 0}))
+    with pytest.raises(InputError, match="The preprocessed pixels of the export differ from the model's by up to"):
+        export(source, tmp_path / "made")
+    assert not list(tmp_path.iterdir())
