@@ -46,6 +46,7 @@ def test_nothing_is_said_without_a_token(guarded, verb, path):
 @pytest.mark.parametrize(
     "header",
     ["", "Bearer", f"Basic {TOKEN}", f"Bearer {TOKEN}x", f"Bearer {TOKEN[:-1]}", f"Bearer {DIGEST}", TOKEN],
+    ids=["nothing", "no token", "other scheme", "longer", "shorter", "digest", "no scheme"],
 )
 def test_only_the_token_itself_opens(guarded, header):
     assert guarded.get("/streams", headers={"Authorization": header}).status_code == 401
