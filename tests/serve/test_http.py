@@ -273,6 +273,6 @@ def test_what_the_server_says_of_itself(app, sqlite):
 def test_pages_load_nothing_from_elsewhere(app, sqlite, path):
     response = app(sqlite).get(path)
     assert response.status_code == 200
-    assert not re.findall(r"https?://(?!127\.0\.0\.1|localhost)[\w.]+", response.text)
+    assert not re.findall(r"https?://(?!127\.0\.0\.1|localhost|www\.w3\.org/2000/svg)[\w.]+", response.text)
     assert "default-src 'none'" in response.headers["content-security-policy"]
     assert response.headers["x-content-type-options"] == "nosniff"

@@ -46,7 +46,7 @@ CREATE TABLE IF NOT EXISTS tokens (name TEXT PRIMARY KEY, digest TEXT NOT NULL, 
 CHECKPOINT = -1  # the number of the state to go on from
 LOCK_WAIT = 10.0  # seconds to wait for a server that is just going down to let go of the data
 PG_LOCK = 0x6D6F6F6E  # the advisory lock that the one server of a database holds
-WAL_BYTES = 2**24  # SQLite's own log is folded into its file at this size
+PAGE_BYTES, WAL_BYTES = 2**14, 2**24  # of SQLite; its own log is folded into its file at the second size
 
 
 class StoreError(MoontideError):
@@ -319,10 +319,10 @@ class SQLite(Store):
         path = folder / "moontide.sqlite3"
         self._connection = sqlite3.connect(path, timeout=LOCK_WAIT, isolation_level=None, check_same_thread=False)
         os.chmod(path, 0o600)
+        self._run(f"PRAGMA page_size = {PAGE_BYTES}")  # of a new file
         level = {"always": "FULL", "interval": "NORMAL", "never": "OFF"}[self.fsync]
-        pages = WAL_BYTES // self._run("PRAGMA page_size").fetchone()[0]
-        for pragma in ("journal_mode = WAL", f"synchronous = {level}", f"wal_autocheckpoint = {pages}",
-                       f"journal_size_limit = {WAL_BYTES}"):  # fmt: skip
+        fold = f"wal_autocheckpoint = {WAL_BYTES // PAGE_BYTES}"
+        for pragma in ("journal_mode = WAL", f"synchronous = {level}", fold, f"journal_size_limit = {WAL_BYTES}"):
             self._run(f"PRAGMA {pragma}").fetchall()
         super()._connect()
 
