@@ -26,8 +26,8 @@ function make(tag, attributes, ...children) {
   return node;
 }
 const number = (x) => x.toLocaleString("en-GB");
-const share = (x, digits = 1) => `${(100 * x).toFixed(digits)} %`;
-const tenths = (x) => (x > 0 && x < 50 ? "< 0.5 %" : `${Math.round(x / 100)} %`);
+const share = (x, digits = 1) => `${(100 * x).toFixed(digits)}\u00a0%`;
+const tenths = (x) => (x > 0 && x < 50 ? "<\u00a00.5\u00a0%" : `${Math.round(x / 100)}\u00a0%`);
 const plural = (n, word, many = `${word}s`) => `${number(n)} ${n === 1 ? word : many}`;
 const name = (i) => D.names[i];
 const file = (i) => name(i).split("/").pop() || name(i);
@@ -60,7 +60,7 @@ function head() {
     fact("Classes that appear", number(seen), `of ${number(K)}`));
   if (truth) {
     const gain = 100 * (rightNow - rightBefore) / N;
-    $("facts").append(fact("Right by folder name", share(rightNow / N), `zero-shot ${share(rightBefore / N)} (${gain < 0 ? "−" : "+"}${Math.abs(gain).toFixed(1)})`));
+    $("facts").append(fact("Accuracy", share(rightNow / N), `zero-shot ${share(rightBefore / N)} (${gain < 0 ? "−" : "+"}${Math.abs(gain).toFixed(1)})`));
   }
   if (D.skipped_count) $("facts").append(fact("Skipped files", number(D.skipped_count), "listed below"));
   for (const link of document.querySelectorAll("nav [data-for]")) link.hidden = link.dataset.for === "confusion" ? !truth : !D.skipped_count;
@@ -70,7 +70,7 @@ function head() {
 const state = { page: 0, found: new Uint32Array(0) };
 const KINDS = [["all", "All images", () => true], ["changed", "Changed from zero-shot", (i) => label[i] !== before[i]], ["same", "Not changed", (i) => label[i] === before[i]]];
 if (truth) KINDS.push(
-  ["wrong", "Wrong by folder name", (i) => label[i] !== truth[i]],
+  ["wrong", "Wrong", (i) => label[i] !== truth[i]],
   ["fixed", "Put right", (i) => label[i] === truth[i] && before[i] !== truth[i]],
   ["spoilt", "Made wrong", (i) => label[i] !== truth[i] && before[i] === truth[i]]);
 const ORDERS = [["pictures", "Changed first"], ["low", "Least confident first"], ["high", "Most confident first"], ["name", "File name"]];
@@ -96,7 +96,7 @@ function find() {
     found.push(i);
   }
   const first = (i) => (D.pictures[i] ? 0 : 2) + (label[i] !== before[i] ? 0 : 1);
-  const orders = { pictures: (a, b) => first(a) - first(b) || a - b, low: (a, b) => confidence(a) - confidence(b) || a - b,
+  const orders = { pictures: (a, b) => first(a) - first(b) || confidence(b) - confidence(a) || a - b, low: (a, b) => confidence(a) - confidence(b) || a - b,
     high: (a, b) => confidence(b) - confidence(a) || a - b, name: (a, b) => (name(a) < name(b) ? -1 : name(a) > name(b) ? 1 : a - b) };
   state.found = found.sort(orders[$("order").value]);
   state.inside = new Uint8Array(N);
@@ -114,7 +114,7 @@ function picture(i) {
 function truthLine(i) {
   if (!truth) return null;
   const right = label[i] === truth[i];
-  return make("span", { className: `truth ${right ? "good" : "bad"}`, textContent: right ? "✓ as its folder" : `✗ folder: ${D.classes[truth[i]]}` });
+  return make("span", { className: `truth ${right ? "good" : "bad"}`, textContent: right ? "✓ right" : `✗ true: ${D.classes[truth[i]]}` });
 }
 function tile(i, below) {
   const sure = confidence(i);
@@ -195,7 +195,7 @@ function why(i) {
       : `; ${share(D.beta[k], 0)} of its mean comes from images, the rest from its name (β)`;
     lines.push(`${quoted(k)} has ${plural(countsNow[k], "image")}, ${number(countsBefore[k])} by zero-shot${mean}.`);
   }
-  if (truth) lines.push(now === truth[i] ? "Its folder says the same." : `Its folder says ${quoted(truth[i])}.`);
+  if (truth) lines.push(now === truth[i] ? `${quoted(now)} is right.` : `It is really ${quoted(truth[i])}.`);
   return lines;
 }
 function nearest(i) {
@@ -293,14 +293,14 @@ function changes() {
   showShares();
 }
 
-// ---- by folder
+// ---- right and wrong
 function confusion(which) {
   const predicted = which === "now" ? label : before;
   $("show-now").setAttribute("aria-pressed", which === "now");
   $("show-before").setAttribute("aria-pressed", which !== "now");
   const side = which === "now" ? "label" : "before";
   const mistakes = pairs(truth, predicted, (i) => predicted[i] !== truth[i]);
-  $("mistakes-title").textContent = mistakes.length ? "Most frequent mistakes (folder → label)" : "No mistake";
+  $("mistakes-title").textContent = mistakes.length ? "Most frequent mistakes (true class → label)" : "No mistake";
   listPairs($("mistakes"), mistakes, (a, b) => ({ truth: a, [side]: b }));
   const counts = tally(truth), given = tally(predicted), missed = new Uint32Array(K);
   for (const [a, b, count] of mistakes) { missed[a] += count; missed[b] += count; }
@@ -322,7 +322,8 @@ function confusion(which) {
     if (others) row.push(make("td", { textContent: rest ? number(rest) : "" }));
     return make("tr", {}, make("th", { scope: "row", textContent: D.classes[a] }), ...row, make("td", { className: "share", textContent: share((cells.get(a * K + a) || 0) / counts[a], 0) }));
   });
-  $("matrix").replaceChildren(heading("Folder ↓   label →", ...columns.map((k) => D.classes[k]), ...(others ? ["others"] : []), "right"), make("tbody", {}, ...body));
+  $("matrix").classList.toggle("tall", columns.length > 12);
+  $("matrix").replaceChildren(heading("true ↓   label →", ...columns.map((k) => D.classes[k]), ...(others ? ["others"] : []), "right"), make("tbody", {}, ...body));
 }
 
 // ---- map
@@ -366,7 +367,7 @@ function draw() {
   const pen = canvas.getContext("2d");
   pen.scale(ratio, ratio);
   const { scale, left, top } = frame();
-  const size = Math.min(7, Math.max(1.3, 90 / Math.sqrt(N))) * Math.min(2.5, Math.sqrt(view.zoom));
+  const size = Math.min(7, Math.max(1.3, 0.12 * Math.sqrt(w * h / N))) * Math.min(2.5, Math.sqrt(view.zoom));
   const members = bySize.filter((k) => countsNow[k]).map(() => []);
   for (let i = 0; i < N; i++) members[rank[label[i]]].push(i);
   const ink = getComputedStyle(document.documentElement).getPropertyValue("--ink");
