@@ -1,4 +1,4 @@
-"""The store by itself, SQLite and PostgreSQL alike: what is written is there, what is torn is not, what is bad is seen."""
+"""The store by itself, SQLite and PostgreSQL alike: what is written is there, what is torn is not, what is bad shows."""
 
 import sqlite3
 from pathlib import Path
