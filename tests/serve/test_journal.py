@@ -1,4 +1,4 @@
-"""The store by itself, SQLite and PostgreSQL alike: what is written is there, what is torn is not, what is bad shows."""
+"""The store by itself, SQLite and PostgreSQL alike: what is written is there, what is torn is not, bad data show."""
 
 import sqlite3
 from pathlib import Path
