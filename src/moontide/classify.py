@@ -186,7 +186,13 @@ def classify_store(
 
 
 def check_maker(store: FeatureStore, encoder: Encoder) -> None:
-    """Refuse an encoder other than the one that made a store."""
+    """Refuse an encoder other than the one that made a store.
+
+    >>> from types import SimpleNamespace
+    >>> from moontide.store.features import Origin
+    >>> store = FeatureStore(Path("store"), Origin("a-model", "resize 224", ("{}",)), ())
+    >>> check_maker(store, SimpleNamespace(id="a-model", preprocessing="resize 224"))
+    """
     if (encoder.id, encoder.preprocessing) != (store.origin.encoder, store.origin.preprocessing):
         raise InputError(
             f"The store {store.folder} was made by the encoder {store.origin.encoder} with its own preprocessing, and "

@@ -76,7 +76,14 @@ def _scored(result: Result, labels: IntArray) -> Batch:
 
 
 def draw(path: str | Path, parts: Mapping[str, Sequence[Batch]], method: str) -> None:
-    """Draw bars of the accuracy of every batch before and after, one panel for each part by its title."""
+    """Draw bars of the accuracy of every batch before and after, one panel for each part by its title.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     draw(Path(folder) / "a.png", {"Two batches": [Batch(64, 2, 0.5, 0.75), Batch(64, 1, 0.6, 0.8)]}, "MOON")
+    ...     (Path(folder) / "a.png").read_bytes()[1:4]
+    b'PNG'
+    """
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure

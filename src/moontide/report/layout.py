@@ -46,7 +46,11 @@ def layout(features: Floats, seed: int = 0) -> Floats:
 
 
 def tsne(x: Floats) -> Floats:
-    """Return the t-SNE positions (L, 2) of unit rows x (L, d)."""
+    """Return the t-SNE positions (L, 2) of unit rows x (L, d).
+
+    >>> tsne(np.eye(5, dtype=np.float32)).shape
+    (5, 2)
+    """
     n = len(x)
     y = principal_components(x)  # (L, 2)
     if n < 4:  # no perplexity to speak of
@@ -65,7 +69,11 @@ def tsne(x: Floats) -> Floats:
 
 
 def principal_components(x: Floats) -> Floats:
-    """Return the first two principal components (L, 2); the sign of each makes its largest entry positive."""
+    """Return the first two principal components (L, 2); the sign of each makes its largest entry positive.
+
+    >>> principal_components(np.asarray([[3.0, 0.0], [-3.0, 0.0], [0.0, 1.0], [0.0, -1.0]])).round(3).tolist()
+    [[3.0, 0.0], [-3.0, 0.0], [0.0, 1.0], [0.0, -1.0]]
+    """
     from scipy.linalg import eigh
 
     n, centred = len(x), x - x.mean(axis=0)
@@ -77,7 +85,11 @@ def principal_components(x: Floats) -> Floats:
 
 
 def affinities(squared: Floats, perplexity: float) -> Floats:
-    """Return the symmetric p_ij (L, L) whose conditional rows p_j|i ~ exp(-beta_i d_ij^2) have the perplexity."""
+    """Return the symmetric p_ij (L, L) whose conditional rows p_j|i ~ exp(-beta_i d_ij^2) have the perplexity.
+
+    >>> affinities(1 - np.eye(5), 2.0)[0]  # of equally distant samples
+    array([0.  , 0.05, 0.05, 0.05, 0.05], dtype=float32)
+    """
     n = len(squared)
     low, high, beta = np.zeros(n), np.full(n, np.inf), np.ones(n)
     np.fill_diagonal(squared, np.inf)
@@ -94,7 +106,11 @@ def affinities(squared: Floats, perplexity: float) -> Floats:
 
 
 def descent(y: Floats, p: Floats) -> Floats:
-    """Return the gradient 4 sum_j (p_ij - q_ij) (y_i - y_j) / (1 + |y_i - y_j|^2), (L, 2)."""
+    """Return the gradient 4 sum_j (p_ij - q_ij) (y_i - y_j) / (1 + |y_i - y_j|^2), (L, 2).
+
+    >>> bool((descent(np.asarray([[1.0, 0.0], [-1.0, 0.0]]), np.asarray([[0.0, 0.5], [0.5, 0.0]])) == 0).all())  # p = q
+    True
+    """
     norm = np.sum(y * y, axis=1)  # (L,)
     kernel = np.maximum(norm[:, None] + (norm - 2 * (y @ y.T)), 0) + 1  # (L, L)
     kernel = np.reciprocal(kernel, out=kernel)
@@ -105,7 +121,11 @@ def descent(y: Floats, p: Floats) -> Floats:
 
 
 def place(x: Floats, landmarks: Floats, y: Floats) -> Floats:
-    """Return positions (B, 2) of samples x (B, d): the mean of their nearest landmarks', weighed by 1 / d^2."""
+    """Return positions (B, 2) of samples x (B, d): the mean of their nearest landmarks', weighed by 1 / d^2.
+
+    >>> place(np.eye(3)[:1], np.eye(3), np.asarray([[1.0, 0.0], [0.0, 1.0], [0.0, 0.0]])).round(3).tolist()
+    [[1.0, 0.0]]
+    """
     cosine = x @ landmarks.T  # (B, L)
     near = np.argpartition(-cosine, NEAREST - 1, axis=1)[:, :NEAREST]  # (B, m)
     weight = 1 / np.clip(2 - 2 * np.take_along_axis(cosine, near, axis=1), 1e-6, None)  # (B, m)
@@ -114,7 +134,11 @@ def place(x: Floats, landmarks: Floats, y: Floats) -> Floats:
 
 
 def typical_gap(y: Floats) -> float:
-    """Return the median distance of a landmark to the nearest other one."""
+    """Return the median distance of a landmark to the nearest other one.
+
+    >>> typical_gap(np.asarray([[0.0, 0.0], [0.0, 1.0], [0.0, 3.0]]))
+    1.0
+    """
     squared = ((y[:, None, :] - y[None, :, :]) ** 2).sum(axis=2)  # (L, L)
     np.fill_diagonal(squared, np.inf)
     return float(np.sqrt(np.median(squared.min(axis=1))))
