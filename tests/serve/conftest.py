@@ -86,7 +86,7 @@ def data(request, tmp_path):
 
 @pytest.fixture
 def store(data):
-    opened = open_store(data)
+    opened = open_store(data, "never")
     yield opened
     opened.close()
 
@@ -116,7 +116,7 @@ class Colour(Encoder):
 @contextlib.contextmanager
 def serving(data, tokens=None, **options):
     gate = Gate(tokens or {}, **{k: options.pop(k) for k in ("max_body", "body_seconds") if k in options})
-    service = Service(open_store(data), gate=gate, **options)
+    service = Service(open_store(data, "never"), gate=gate, **options)
     server, listening = InThread(service), listen("127.0.0.1", 0)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
     thread.start()

@@ -122,6 +122,7 @@ def test_tokens_are_made_shown_once_hashed_and_revoked(capfd, sqlite, app):
 
 
 WAIT = object()  # for an answer
+POST = b"POST /streams/a/embeddings HTTP/1.1\r\nHost: localhost\r\n"
 
 
 def dribble(client, *parts, wait=10.0):
@@ -180,10 +181,7 @@ def test_what_is_no_http_is_400(app, sqlite):
 
 def test_a_connection_is_closed_where_the_rest_is_not_read(app, sqlite):
     client = app(sqlite, max_body=1000)
-    head = (
-        b"POST /streams HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 999999\r\n\r\n"
-    )
-    answer = dribble(client, head)
+    answer = dribble(client, POST + b"Content-Type: application/json\r\nContent-Length: 999999\r\n\r\n")
     assert answer.startswith(b"HTTP/1.1 413")
     assert b"connection: close" in answer.lower()
 
@@ -191,7 +189,7 @@ def test_a_connection_is_closed_where_the_rest_is_not_read(app, sqlite):
 def test_a_slow_client_does_not_hold_up_the_others(app, sqlite, text, samples, push):
     client = app(sqlite, body_seconds=5)
     client.post("/streams", json={"name": "a", "prototypes": text.tolist(), "max_wait_ms": 0})
-    head = b"POST /streams/a/embeddings HTTP/1.1\r\nHost: localhost\r\nContent-Length: 32\r\n\r\n12"
+    head = POST + b"Content-Length: 32\r\n\r\n12"
     with socket.create_connection((client.base_url.host, client.base_url.port)) as slow:
         slow.sendall(head)
         for _ in range(3):
