@@ -8,7 +8,7 @@ from PIL import Image
 from safetensors.numpy import load
 
 from moontide.errors import FileError
-from moontide.serve.images import decode, list_images
+from moontide.serve.images import list_images
 
 
 def picture(colour="red", kind="PNG", size=(8, 6), **options):
@@ -36,21 +36,10 @@ def client(app, sqlite, colour):
 def test_images_of_every_kind_are_labelled(client):
     answer = send(
         client, picture("blue"), picture("red", "JPEG"), picture("green", "WEBP", lossless=True),
-        picture("red", "PNG", mode="RGBA"), picture(3, "PNG", mode="P"), picture((0, 255, 255, 0), "JPEG", mode="CMYK"),
+        picture((255, 0, 0, 255), mode="RGBA"), picture((0, 255, 255, 0), "JPEG", mode="CMYK"),
     )  # fmt: skip
     assert answer.status_code == 200, answer.text
-    assert answer.json()["class_names"][:4] == ["blue", "red", "green", "red"]
-    assert answer.json()["class_names"][5] == "red"
-    assert answer.json()["size"] == 6
-
-
-def test_an_image_is_turned_upright(monkeypatch):
-    image = Image.new("RGB", (8, 4), "red")
-    exif = image.getexif()
-    exif[0x0112] = 6  # turned by 90 degrees
-    buffer = io.BytesIO()
-    image.save(buffer, "JPEG", exif=exif)
-    assert decode([buffer.getvalue()])[0].size == (4, 8)
+    assert answer.json()["class_names"] == ["blue", "red", "green", "red", "red"]
 
 
 def test_images_and_embeddings_of_one_stream(client, colour):

@@ -81,7 +81,7 @@ def test_upload_watch_reset_and_reload(browser, app, sqlite, colour, tmp_path):
     for row, name in zip(page.rows(), ("green", "blue", "red"), strict=True):
         assert row.count(name) == 2  # before and after, side by side
         assert "same" in row or "changed" in row
-    assert page.run("document.querySelectorAll('#predictions img').length") == 3
+    page.wait("document.querySelectorAll('#predictions img').length === 3")
     assert page.wait("document.querySelectorAll('#map g').length") == 3
     assert "3 images are in the stream" in page.text("#status")
     (tmp_path / "broken.png").write_bytes((tmp_path / "red.png").read_bytes()[:60])

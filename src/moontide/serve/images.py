@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import io
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from moontide.errors import FileError, InputError
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
+from moontide.encoders.base import Encoder, FloatArray, Prepared
+from moontide.encoders.images import decode
+from moontide.errors import FileError, ImageError, InputError
 
 FORMATS = {"JPEG": b"\xff\xd8\xff", "PNG": b"\x89PNG\r\n\x1a\n", "WEBP": b"RIFF"}  # and the bytes they start with
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
+MAX_IMAGES = 64  # of a push
 MAX_BYTES, MAX_PIXELS = 2**24, 50_000_000  # of an image
-MAX_IMAGES, MAX_PUSH_PIXELS = 64, 100_000_000  # of a push
 
 
 class TooLargeError(InputError):
@@ -24,7 +21,7 @@ class TooLargeError(InputError):
 
 
 class KindError(InputError):
-    """Not an image of a kind that is taken."""
+    """Not of a kind that is taken."""
 
 
 def sniff(data: bytes) -> str | None:
@@ -39,41 +36,38 @@ def sniff(data: bytes) -> str | None:
     return None
 
 
-def decode(files: Sequence[bytes]) -> list[Image]:
-    """Decode the images of a push, upright and RGB.
+def embed(files: Sequence[bytes], encoder: Encoder) -> FloatArray:
+    """Embed images (n, d); no more than one is decoded at a time.
 
-    >>> decode([b"GIF89a"])
+    >>> embed([b"GIF89a"], None)  # any encoder
     Traceback (most recent call last):
         ...
     moontide.serve.images.KindError: Image 0 must be a JPEG, PNG or WebP by its contents.
     """
-    from PIL import Image, ImageOps
-
     if len(files) > MAX_IMAGES:
         raise TooLargeError(f"A push may have {MAX_IMAGES} images. Got {len(files)} instead.")
-    images, pixels = [], 0
-    for number, data in enumerate(files):
-        if len(data) > MAX_BYTES:
-            raise TooLargeError(f"Image {number} may have {MAX_BYTES} bytes. Got {len(data)} instead.")
-        if (kind := sniff(data)) is None:
-            raise KindError(f"Image {number} must be a JPEG, PNG or WebP by its contents.")
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of odd metadata
-                image = Image.open(io.BytesIO(data), formats=[kind])
-                width, height = image.size
-                pixels += width * height
-                if width * height <= MAX_PIXELS and pixels <= MAX_PUSH_PIXELS:
-                    images.append(ImageOps.exif_transpose(image).convert("RGB"))
-                    continue
-        except Image.DecompressionBombError:
-            pass
-        except Exception as error:  # a decoder raises whatever it stumbles over in a broken file
-            raise InputError(f"Image {number} cannot be decoded; it is damaged or cut short.") from error
-        raise TooLargeError(
-            f"An image may have {MAX_PIXELS} pixels, and those of a push {MAX_PUSH_PIXELS}. Image {number} has more."
-        )
-    return images
+    prepared = [prepare(data, number, encoder) for number, data in enumerate(files)]
+    return encoder.encode_prepared(prepared)
+
+
+def prepare(data: bytes, number: int, encoder: Encoder) -> Prepared:
+    """Check and decode image `number` of a push, and return what the encoder reads of it."""
+    from PIL import Image, UnidentifiedImageError
+
+    if len(data) > MAX_BYTES:
+        raise TooLargeError(f"Image {number} may have {MAX_BYTES} bytes. Got {len(data)} instead.")
+    if (kind := sniff(data)) is None:
+        raise KindError(f"Image {number} must be a JPEG, PNG or WebP by its contents.")
+    try:
+        with Image.open(io.BytesIO(data), formats=[kind]) as image:  # reads no more than the header
+            width, height = image.size
+            if width * height > MAX_PIXELS:
+                raise Image.DecompressionBombError
+        return encoder.prepare(decode(io.BytesIO(data)))
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning):
+        raise TooLargeError(f"Image {number} may have {MAX_PIXELS} pixels, and has more.") from None
+    except (ImageError, UnidentifiedImageError, OSError, SyntaxError, ValueError) as error:
+        raise InputError(f"Image {number} cannot be decoded: {error}.") from error
 
 
 def list_images(folder: Path) -> list[Path]:

@@ -24,7 +24,7 @@ from moontide.errors import InputError, MoontideError, OptionError
 from moontide.registry import method, method_names, method_type
 from moontide.serve.auth import Gate
 from moontide.serve.batching import BusyError, Line
-from moontide.serve.images import TooLargeError, decode
+from moontide.serve.images import TooLargeError, embed
 from moontide.serve.journal import Snapshot, Store
 from moontide.serve.metrics import Metrics
 from moontide.serve.models import MAX_PUSH
@@ -268,7 +268,7 @@ class Service:
         if encoder.dim != line.stream.config.dim:
             raise InputError(f"The encoder {encoder.id} has not the dimension of the stream; send embeddings.")
         async with self._encoding:
-            x = await self.aside(lambda: encoder.encode_images(decode(files)))
+            x = await self.aside(lambda: embed(files, encoder))
         crc = 0
         for data in files:
             crc = zlib.crc32(data, crc)
