@@ -243,6 +243,42 @@ def test_health_and_a_stream_that_cannot_be_read(app, data, text, samples, push)
     assert client.get("/readyz").json()["failed"] == {}
 
 
+def test_a_full_disk_is_503_and_nothing_is_counted(app, sqlite, text, samples, push):
+    client = app(sqlite)
+    make(client, text, method="tda")
+    x = samples(4000)
+    push(client, "a", x[:10])
+    before = client.get("/streams/a").json(), arrays(client)
+    store = client.service.store
+    store._select(f"PRAGMA max_page_count = {store._select('PRAGMA page_count')[0][0]}")
+    answer = push(client, "a", x, "key")
+    assert (answer.status_code, "full" in answer.json()["detail"]) == (503, True)
+    assert int(answer.headers["retry-after"]) > 0
+    assert (client.get("/streams/a").json(), arrays(client)) == before
+    store._select("PRAGMA max_page_count = 1000000")
+    again = push(client, "a", x, "key")
+    assert (again.status_code, again.json()["first"]) == (200, 10)
+    assert "idempotency-replayed" not in again.headers
+
+
+def test_a_stream_of_a_method_that_is_gone_does_not_stop_the_others(app, data, text, samples, push):
+    client = app(data)
+    make(client, text)
+    make(client, text, name="b")
+    rename = """UPDATE streams SET config = REPLACE(config, '"moon"', '"moan"') WHERE stream = 'a' RETURNING 1"""
+    client.service.store._select(rename)
+    client.server.should_exit = True
+    while client.service.store._connection is not None:
+        time.sleep(0.01)
+    client = app(data)
+    answer = push(client, "a", samples(1))
+    assert (answer.status_code, "no method 'moan'" in answer.json()["detail"]) == (500, True)
+    assert push(client, "b", samples(1)).status_code == 200
+    assert client.post("/streams", json={"name": "a", "prototypes": text.tolist()}).status_code == 409
+    assert client.delete("/streams/a").status_code == 204
+    make(client, text)
+
+
 def test_the_simulated_sample_set(app, sqlite, push):
     client = app(sqlite)
     made = client.post("/streams", json={"sample": "simulated", "max_wait_ms": 0}).json()

@@ -95,6 +95,16 @@ def test_no_network_without_tokens(capfd, sqlite):
     assert "--new-token" in error
 
 
+def test_a_first_token_closes_a_server_that_was_open(sqlite, app):
+    client = app(sqlite)
+    assert client.get("/streams").status_code == 200
+    assert main(["serve", "--new-token", "camera", "--data", sqlite]) == 0
+    deadline = time.monotonic() + 10 * TICK
+    while client.get("/streams").status_code != 401:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
 def test_tokens_are_made_shown_once_hashed_and_revoked(capfd, sqlite, app):
     assert main(["serve", "--new-token", "camera", "--data", sqlite]) == 0
     token = capfd.readouterr().out.strip()

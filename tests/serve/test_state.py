@@ -85,6 +85,23 @@ def test_a_stream_is_the_method_run_along_it(store, text, samples):
     assert stream.moment.tally.counts.sum() == 2 * 21
 
 
+def test_a_stream_of_torch_arrays_comes_back_too(store, text, samples, monkeypatch):
+    """What runs on a GPU, on torch's CPU."""
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(module, "place", lambda x, *_: torch.tensor(x))
+    solver = moontide.method("tda")
+    config = Config("tda", {}, tuple("abcde"), D, 100.0)
+    stream = Stream.create("a", config, text, store, solver, "cuda", 100)
+    plain = make(store, text, name="b", method="tda")
+    for n in (3, 4):
+        x = samples(n)
+        (answer,), (expected,) = stream.process([item(x)]), plain.process([item(x)])
+        np.testing.assert_array_equal(answer.rows["label"], expected.rows["label"])
+    found = Stream("a", config, store, solver, "cuda", 100).load()
+    assert isinstance(found.state.positive_keys, torch.Tensor)
+    assert same(found, stream.moment)
+
+
 def test_a_repeated_push_is_answered_as_before_and_not_counted(store, text, samples):
     stream = make(store, text)
     x, y = samples(3), samples(2)

@@ -363,12 +363,13 @@ async def delete(service: TheService, stream: str) -> None:
 
 @router.get("/streams/{stream}/state", responses=MISSING, response_class=Response)
 async def state(
+    service: TheService,
     line: TheLine,
     snapshot: Annotated[int | None, Query(ge=0, le=2**53, description="A snapshot; else the state now.")] = None,
 ) -> Response:
     """Download a state as a .safetensors file that `moontide stream --resume` goes on from."""
-    stream = line.stream
-    saved = await line.call(lambda: stream.saved(stream.load()) if snapshot is None else stream.snapshot(snapshot))
+    stream, moment = line.stream, await line.moment()
+    saved = await service.aside(lambda: stream.saved(moment) if snapshot is None else stream.snapshot(snapshot))
     headers = {"content-disposition": f'attachment; filename="{stream.name}.safetensors"'}
     return Response(saved.state, headers=headers, media_type="application/octet-stream")
 

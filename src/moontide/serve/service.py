@@ -25,7 +25,7 @@ from moontide.registry import method, method_names, method_type
 from moontide.serve.auth import Gate
 from moontide.serve.batching import BusyError, Line
 from moontide.serve.images import TooLargeError, embed
-from moontide.serve.journal import Snapshot, Store
+from moontide.serve.journal import DamagedError, Snapshot, Store
 from moontide.serve.metrics import Metrics
 from moontide.serve.models import MAX_PUSH
 from moontide.serve.state import Answer, Config, Floats, GoneError, Item, Stream, TakenError
@@ -86,7 +86,8 @@ class Service:
         device: str = "cpu",
     ) -> None:
         """Name the parts; `open` starts them. `classes` are those of the stream "default", made where it is missing."""
-        self.store, self.encoder, self.classes, self.samples, self.device = store, encoder, classes, samples, device
+        self.store, self.encoder, self.samples, self.device = store, encoder, samples, device
+        self.classes = check_names(classes)
         self.gate, self.limits, self.metrics = gate or Gate(), limits or Limits(), Metrics()
         self.lines: dict[str, Line] = {}
         self.failed: dict[str, str] = {}  # streams that cannot be read, and why
@@ -101,10 +102,11 @@ class Service:
         """Start a line for every stream of the store; they are read in the background."""
         self._creating, self._encoding = asyncio.Lock(), asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
-        for name, text in (await self.aside(self.store.streams)).items():
+        known = await self.aside(self.store.streams)
+        for name, text in known.items():
             self.loading += 1
             self._start(self._load(name, text))
-        if self.classes and "default" not in self.store.streams():
+        if self.classes and "default" not in known:
             await self.create(name="default", classes=self.classes)
         self._start(self._tick())
 
@@ -125,8 +127,8 @@ class Service:
             await asyncio.sleep(TICK)
             with contextlib.suppress(MoontideError):
                 await self.aside(self.store.sync)
-                if self.gate.tokens:  # never from some to none, which would open the server
-                    self.gate.tokens = await self.aside(self.store.tokens) or self.gate.tokens
+                # never from some to none, which would open the server
+                self.gate.tokens = await self.aside(self.store.tokens) or self.gate.tokens
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
@@ -160,9 +162,11 @@ class Service:
 
     def line(self, name: str) -> Line:
         """Return the line of a stream."""
-        if name not in self.lines:
-            raise GoneError(f"There is no stream {name!r}.")
-        return self.lines[name]
+        if name in self.lines:
+            return self.lines[name]
+        if name in self.failed:
+            raise DamagedError(f"The stream {name!r} cannot be read: {self.failed[name]}")
+        raise GoneError(f"There is no stream {name!r}.")
 
     def _line(self, stream: Stream) -> Line:
         return Line(stream, self.pool, self.metrics, self.limits.max_waiting)

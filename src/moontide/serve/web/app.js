@@ -312,7 +312,7 @@ function drawPredictions(numbers) {
   $("predictions").tBodies[0].replaceChildren(...numbers.map((number) => {
     const row = page.rows.get(number), changed = row.label !== row.before;
     const first = element("th", { scope: "row" });
-    if (page.pictures.has(number)) first.append(element("img", { src: page.pictures.get(number), alt: "" }));
+    if (page.pictures.has(number)) first.append(element("img", { src: page.pictures.get(number), alt: `sample ${number}` }));
     first.append(String(number));
     const cells = [first, prediction(row.before, row.beforeSure), prediction(row.label, row.sure)];
     if (page.again.size) {
