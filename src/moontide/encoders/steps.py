@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
@@ -36,12 +37,17 @@ class Steps:
     def __call__(self, image: Image) -> FloatArray:
         """Apply the steps."""
         height, width = self._resized(*image.size)
-        pixels = np.asarray(image.resize((width, height), self.resample), dtype=np.float32) / 255  # (H, W, 3)
         top, left = (self._start(a, b) for a, b in zip((height, width), self.crop, strict=True))
-        pixels = pixels[top : top + self.crop[0], left : left + self.crop[1]]
-        mean, std = (np.asarray(values, dtype=np.float32) for values in (self.mean, self.std))
-        scaled: FloatArray = ((pixels - mean) / std).astype(np.float32)
-        return np.ascontiguousarray(scaled.transpose(2, 0, 1))
+        pixels = np.asarray(image.resize((width, height), self.resample))  # (H, W, 3)
+        pixels = np.ascontiguousarray(pixels[top : top + self.crop[0], left : left + self.crop[1]].transpose(2, 0, 1))
+        mean, std = (np.asarray(values, dtype=np.float32)[:, None, None] for values in (self.mean, self.std))
+        scaled: FloatArray = (pixels.astype(np.float32) / np.float32(255) - mean) / std
+        return scaled
+
+    def equals(self, prepare: Callable[[Image], FloatArray], tolerance: float) -> bool:
+        """Tell whether another preprocessing does the same, on images of several shapes."""
+        pairs = ((self(image), prepare(image)) for image in probes())
+        return all(a.shape == b.shape and np.abs(a - b).max() <= tolerance for a, b in pairs)
 
     def describe(self) -> str:
         """Write the steps as JSON."""
@@ -56,3 +62,16 @@ class Steps:
 
     def _start(self, length: int, crop: int) -> int:
         return round((length - crop) / 2) if self.round_even else (length - crop) // 2
+
+
+def probes() -> list[Image]:
+    """Return images of noise to compare encoders on.
+
+    >>> len(probes())
+    4
+    """
+    from PIL import Image
+
+    rng = np.random.default_rng(0)
+    sizes = ((40, 60), (61, 40), (333, 500), (35, 40))
+    return [Image.fromarray(rng.integers(0, 256, (*size, 3), dtype=np.uint8)) for size in sizes]
