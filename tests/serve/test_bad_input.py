@@ -321,7 +321,7 @@ def an_unknown_method(client):
     return create(client, method="mooon")
 
 
-@case(422, "no option 'betta' of moon")
+@case(422, "no option of moon 'betta'", "Did you mean 'beta'?")
 def an_unknown_option(client):
     return create(client, options={"betta": "soft"})
 

@@ -134,6 +134,13 @@ def test_a_stop_answers_what_waits_and_makes_a_checkpoint(serve, data, text, sam
     assert (saved.total, after) == (12, [])
 
 
+def test_an_interrupt_is_a_quiet_end(serve, sqlite):
+    server = serve(sqlite)
+    server.process.send_signal(signal.SIGINT)
+    out, errors = server.process.communicate(timeout=40)
+    assert (server.process.returncode, out, errors) == (0, "", "")
+
+
 def test_bad_command_lines(capfd, sqlite, serve, free_port, tmp_path):
     port = free_port()
     serve(sqlite, port=port)

@@ -81,7 +81,8 @@ def test_no_other_site_is_let_in(guarded, shared_app):
         refused = shared_app.post("/streams", json={"sample": "simulated"}, headers=headers)
         assert (refused.status_code, "another origin" in refused.json()["detail"]) == (403, True)
     assert shared_app.get("/streams", headers={"Host": "evil.example"}).status_code == 403  # DNS rebinding
-    assert shared_app.get("/streams", headers={"Host": "evil.example:8000"}).status_code == 403
+    for host in ("evil.example:8000", "", "[", "localhost.evil.example", "127.0.0.1@evil.example"):
+        assert shared_app.get("/streams", headers={"Host": host}).status_code == 403
     own = str(shared_app.base_url).rstrip("/")
     assert shared_app.get("/streams", headers={"Origin": own}).status_code == 200
     assert shared_app.get("/streams", headers={"Host": "localhost:1"}).status_code == 200

@@ -55,10 +55,10 @@ def same(a, b):
 
 @pytest.mark.parametrize("method", usable_methods())
 def test_replay_gives_every_method_the_same_state(sqlite, text, samples, method, monkeypatch):
-    monkeypatch.setattr(module, "CHECKPOINT_RECORDS", 4)
+    monkeypatch.setattr(module, "CHECKPOINT_RECORDS", 3)
     store = open_store(sqlite, "never")
     stream = make(store, text, method=method)
-    for n in (1, 3, 7, 2, 16, 5, 1):
+    for n in (1, 7, 2, 16, 5):
         (answer,) = stream.process([item(samples(n))])
         replayed = again(stream)
         assert same(replayed.moment, stream.moment)
@@ -68,7 +68,7 @@ def test_replay_gives_every_method_the_same_state(sqlite, text, samples, method,
         if stream.due:
             stream.checkpoint()
             assert same(again(stream).moment, stream.moment)
-    assert stream.moment.seq == 7
+    assert stream.moment.seq == 5
     store.close()
 
 

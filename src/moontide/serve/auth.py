@@ -70,6 +70,18 @@ def is_loopback(host: str) -> bool:
         return False
 
 
+def name_of(host: str) -> str:
+    """Return the name or address in a `Host` header.
+
+    >>> name_of("localhost:8000"), name_of("[::1]:8000"), name_of("[")
+    ('localhost', '::1', '')
+    """
+    try:
+        return urlsplit(f"//{host}").hostname or ""
+    except ValueError:
+        return ""
+
+
 def check_exposure(host: str, tokens: Mapping[str, str]) -> None:
     """Refuse to listen to the network without tokens.
 
@@ -100,10 +112,9 @@ class Gate:
                 return None
             return 401, "This server needs a token: send the header 'Authorization: Bearer TOKEN'."
         host = headers.get("host", "")
-        origin = headers.get("origin")
-        if not is_loopback(urlsplit(f"//{host}").hostname or ""):
+        if not is_loopback(name_of(host)):
             return 403, f"Without tokens this server answers to loopback names only. Got the host {host[:100]!r}."
-        if origin is not None and urlsplit(origin).netloc != host:
+        if headers.get("origin", f"http://{host}") != f"http://{host}":
             return 403, "Without tokens this server answers to its own pages only. Got another origin."
         return None
 
@@ -159,8 +170,8 @@ class _Body:
 
     def refusal(self, scope: Scope) -> tuple[int, str] | None:
         length = Headers(scope=scope).get("content-length", "0")
-        if not length.isdecimal():
-            return 400, "'Content-Length' must be a number."
+        if not length.isdecimal() or len(length) > 18:
+            return 400, "'Content-Length' must be a number of at most 18 digits."
         self.complete = length == "0" and "transfer-encoding" not in Headers(scope=scope)
         return self.too_large(int(length))
 

@@ -52,8 +52,12 @@ class _Waiting(NamedTuple):
     last: bool  # whether the line ends with it
 
     def answer(self, value: Any) -> None:
-        if not self.done.done():  # it is, where the client has left
-            self.done.set_exception(value) if isinstance(value, Exception) else self.done.set_result(value)
+        if self.done.done():  # the client has left
+            return
+        if isinstance(value, Exception):
+            self.done.set_exception(value)
+        else:
+            self.done.set_result(value)
 
 
 class Line:

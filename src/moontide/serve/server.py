@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import socket
 import sys
@@ -97,7 +98,7 @@ class Server(uvicorn.Server):
 
 
 def run(service: Service, host: str = "127.0.0.1", port: int = 8000) -> None:
-    """Serve until a signal comes; then answer what is open, make checkpoints and return."""
+    """Serve until a signal comes; then answer what is open, make checkpoints and end."""
     check_exposure(host, service.gate.tokens)
     logging.basicConfig(format="%(asctime)s %(name)s %(levelname)s %(message)s")
     sys.setswitchinterval(SWITCH_SECONDS)
@@ -105,7 +106,8 @@ def run(service: Service, host: str = "127.0.0.1", port: int = 8000) -> None:
         url = f"http://{f'[{host}]' if ':' in host else host}:{listening.getsockname()[1]}"
         safe = "bearer tokens" if service.gate.tokens else "no tokens, this machine only"
         print(f"Moontide at {url} ({safe}; data in {service.store.place})", flush=True)
-        Server(service).run(sockets=[listening])
+        with contextlib.suppress(KeyboardInterrupt):
+            Server(service).run(sockets=[listening])
 
 
 def listen(host: str, port: int) -> socket.socket:

@@ -10,6 +10,7 @@ import os
 import secrets
 import time
 import zlib
+from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
@@ -20,7 +21,8 @@ import numpy as np
 
 from moontide.core.arrays import as_real, unit_rows
 from moontide.encoders import Encoder
-from moontide.errors import InputError, MoontideError, OptionError
+from moontide.encoders.prompts import embed_classes
+from moontide.errors import InputError, MoontideError, OptionError, unknown_name
 from moontide.registry import method, method_names, method_type
 from moontide.serve.auth import Gate
 from moontide.serve.batching import BusyError, Line
@@ -186,11 +188,10 @@ class Service:
         **batching: Any,
     ) -> Line:
         """Make a stream from prototypes, from class names, or from the sample set."""
-        cls = method_type(method_name)
-        for key in options or {}:
-            if key not in cls.specs():
-                raise OptionError(f"There is no option {key!r} of {method_name}. Known: {', '.join(cls.specs())}.")
-        solver = cls.from_preset(preset, **(options or {})) if preset else cls(**(options or {}))
+        presets = method_type(method_name).presets
+        if preset is not None and preset not in presets:
+            raise unknown_name(f"preset of {method_name}", preset, presets)
+        solver = method(method_name, **{**(presets[preset] if preset else {}), **(options or {})})
         async with self._creating:
             if len(self.lines) >= self.limits.max_streams:
                 raise BusyError(f"There are {len(self.lines)} streams, as many as may be; delete one first.", 60)
@@ -210,10 +211,9 @@ class Service:
     async def _classes(
         self, names: Sequence[str] | None, prototypes: Any, sample: str | None, template: str | None
     ) -> Classes:
-        given = [key for key, value in (("prototypes", prototypes), ("sample", sample)) if value is not None]
-        if len(given) == 2 or (sample is not None and names is not None):
-            raise OptionError("'sample' has its own classes; leave out 'classes' and 'prototypes'.")
         if sample is not None:
+            if names is not None or prototypes is not None:
+                raise OptionError("'sample' has its own classes; leave out 'classes' and 'prototypes'.")
             data = await self.aside(sample_set)
             return Classes(data.text, data.class_names, data.logit_scale, sample)
         if prototypes is not None:
@@ -224,14 +224,10 @@ class Service:
             return Classes(text, check_names(names), 100.0, "prototypes")
         if names is None:
             raise InputError("A stream needs 'classes' or 'prototypes'; send one of them.")
-        encoder = self._encoder()
-        names = check_names(names)
-        prompts = [
-            [each.replace("{}", name) for name in names] for each in ([template] if template else encoder.templates)
-        ]
+        encoder, names = self._encoder(), check_names(names)
         async with self._encoding:
-            parts = await self.aside(lambda: [encoder.encode_text(each) for each in prompts])  # (K, d) each
-        return Classes(check_rows(np.mean(parts, axis=0), "classes"), names, float(encoder.logit_scale), encoder.id)
+            made = await self.aside(lambda: embed_classes(encoder, names, () if template is None else (template,)))
+        return Classes(made.text, made.names, float(encoder.logit_scale), encoder.id)
 
     def _encoder(self) -> Encoder:
         if self.encoder is None:
@@ -313,7 +309,7 @@ def check_names(names: Sequence[str]) -> tuple[str, ...]:
     for name in names:
         if not name.strip() or len(name) > 200 or not name.isprintable():
             raise InputError(f"'classes' must be names of 1 to 200 printable characters. Got {name[:50]!r} instead.")
-    double = [name for name in set(names) if names.count(name) > 1] if len(set(names)) < len(names) else []
-    if double:
-        raise InputError(f"'classes' must be different names. Got {min(double)!r} more than once.")
+    (name, times), *_ = Counter(names).most_common(1) or [("", 0)]
+    if times > 1:
+        raise InputError(f"'classes' must be different names. Got {name!r} more than once.")
     return tuple(names)

@@ -218,7 +218,7 @@ class Stream:
             saved, inside, after = self.store.load(self.name)
             moment = self.at(saved, tuple(self.embeddings(record) for record in inside))
             for record in after:
-                moment = self.step(moment, self.embeddings(record))[0]
+                moment, _ = self.step(moment, self.embeddings(record))
             self.moment = moment
             self.since = [len(after), sum(len(record.x) for record in after)]
         return self.moment
@@ -232,8 +232,8 @@ class Stream:
         """Return the samples of a record, (n, d)."""
         return np.frombuffer(record.x, "<f4").reshape(record.size, self.config.dim).copy()
 
-    def step(self, moment: Moment, x: Floats) -> tuple[Moment, Answers, Result]:
-        """Return the moment after the samples x (n, d), and what is predicted for them. Pure."""
+    def step(self, moment: Moment, x: Floats) -> tuple[Moment, Answers]:
+        """Return the moment after the samples x (n, d), and what is predicted for them."""
         state, result = self.online.step(moment.state, x)
         rows = answers_of(result)
         window = (*moment.window, x)
@@ -242,7 +242,7 @@ class Stream:
             extra -= len(window[0])
             window = window[1:]
         tally = moment.tally.add(rows, result.beta)
-        return Moment(state, tally, moment.seq + 1, moment.total + len(x), window), rows, result
+        return Moment(state, tally, moment.seq + 1, moment.total + len(x), window), rows
 
     def process(self, items: Sequence[Item]) -> list[Answer | Exception]:
         """Answer pushes by one step over those that were not answered before."""
@@ -273,7 +273,7 @@ class Stream:
     def advance(self, moment: Moment, items: Sequence[Item], keys: Sequence[tuple[str, Push]]) -> Answers:
         """Take one step over the samples of pushes, write it down, and only then be there."""
         x = np.concatenate([item.x for item in items])  # (n, d)
-        after, rows, _ = self.step(moment, x)
+        after, rows = self.step(moment, x)
         record = Record(after.seq, moment.total, len(x), x.tobytes())
         try:
             self.store.append(self.name, record, rows.tobytes(), keys)
@@ -378,8 +378,8 @@ class Stream:
 def flat_map(x: Floats) -> npt.NDArray[np.float64]:
     """Project samples (n, d) onto the two directions in which they differ most, (n, 2), the same way every time.
 
-    >>> flat_map(np.eye(3, dtype=np.float32)[[0, 0, 1]]).round(2).tolist()
-    [[0.47, 0.0], [0.47, 0.0], [-0.94, 0.0]]
+    >>> flat_map(np.asarray([[1, 0], [1, 0], [0.6, 0.8]], np.float32))[:, 0].round(2)
+    array([-0.3, -0.3,  0.6])
     """
     x = unit_rows(x).astype(np.float64)
     x = x - x.mean(axis=0)
