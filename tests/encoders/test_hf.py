@@ -162,6 +162,18 @@ def test_a_broken_folder_gets_a_sentence(
     assert not Path("harm").exists()
 
 
+def test_a_tokenizer_with_more_words_than_the_model_gets_a_sentence(clip_folder: Path, tmp_path: Path) -> None:
+    from tokenizers import Tokenizer
+
+    shutil.copytree(clip_folder, tmp_path / "model")
+    words = Tokenizer.from_file(str(clip_folder / "tokenizer.json"))
+    words.add_tokens(["zebra"])
+    words.save(str(tmp_path / "model" / "tokenizer.json"))
+    found = HF(str(tmp_path / "model"))
+    with pytest.raises(FileError, match="The tokenizer of model knows words that its model does not"):
+        found.encode_text(["a zebra"])
+
+
 def test_a_text_only_model_gets_a_sentence(tmp_path: Path) -> None:
     from transformers import BertConfig, BertModel
 

@@ -83,11 +83,15 @@ def test_a_damaged_export_gets_a_sentence(
         ONNX(str(tmp_path / "made"))
 
 
-def test_an_export_of_a_later_format_is_refused(onnx_folder: Path, tmp_path: Path) -> None:
+def test_an_export_of_a_later_format_or_other_preprocessing_is_refused(onnx_folder: Path, tmp_path: Path) -> None:
     shutil.copytree(onnx_folder, tmp_path / "made")
     held = json.loads((tmp_path / "made/moontide.json").read_text())
     (tmp_path / "made/moontide.json").write_text(json.dumps({**held, "format": 2}))
     with pytest.raises(FileError, match="has the format 2, and this Moontide reads 1"):
+        ONNX(str(tmp_path / "made"))
+    held["steps"]["crop"] = [16, 16]
+    (tmp_path / "made/moontide.json").write_text(json.dumps(held))
+    with pytest.raises(FileError, match=r"makes images of \(16, 16\), and its tower takes \(32, 32\)"):
         ONNX(str(tmp_path / "made"))
     with pytest.raises(OptionError, match="'autocast' has no effect on the encoder onnx"):
         ONNX(str(onnx_folder), autocast=True)

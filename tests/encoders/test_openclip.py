@@ -67,7 +67,7 @@ def test_a_checkpoint_of_an_architecture(openclip_folder: Path, tmp_path: Path, 
 
 
 def test_what_is_damaged_or_unknown_gets_a_sentence(openclip_folder: Path, tmp_path: Path, architecture: str) -> None:
-    with pytest.raises(OptionError, match=r"no architecture of open_clip called 'Mini-9'. Did you mean Mini-8"):
+    with pytest.raises(OptionError, match=r"no architecture of open_clip called 'Mini-9/openai'. Did you mean Mini-8"):
         OpenCLIP("Mini-9/openai")
     with pytest.raises(FileError, match=r"'nothing.pt' is neither a checkpoint on this machine nor a tag of Mini-8"):
         OpenCLIP(f"{architecture}/nothing.pt")
@@ -88,5 +88,6 @@ def test_a_tag_that_cannot_be_downloaded_gets_a_sentence(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
-    with pytest.raises(FileError, match="is not on this machine, and the hub cannot be reached"):
-        OpenCLIP("ViT-B-32/laion2b_s34b_b79k")
+    for model in ("ViT-B-32/laion2b_s34b_b79k", "hf-hub:some/model", "hf-hub:no model"):
+        with pytest.raises(FileError, match="is not on this machine, and the hub"):
+            OpenCLIP(model)

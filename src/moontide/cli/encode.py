@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Group, Parameter
 
 from moontide.cli.common import note, progress_bar
+from moontide.encoders.base import DEFAULT
 from moontide.errors import InputError, OptionError
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ class EncoderChoice:
             "onnx:FOLDER, or tiny (for a try-out without a hub: it is not CLIP but an ImageNet classifier with a name "
             "matcher)."
         ),
-    ] = "openai/clip-vit-base-patch16"
+    ] = DEFAULT
     device: Annotated[Literal["cpu", "cuda"], Parameter(help="Where the encoder runs.")] = "cpu"
     autocast: Annotated[bool, Parameter(negative="", show_default=False, help="Run the encoder in half precision.")] = (
         False

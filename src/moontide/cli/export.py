@@ -8,6 +8,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from moontide.cli.common import note
+from moontide.encoders.base import DEFAULT
 
 
 def export(
@@ -15,7 +16,7 @@ def export(
     encoder: Annotated[
         str,
         Parameter(help="A hub id or folder, openclip:ARCH/TAG or openclip:ARCH/CHECKPOINT."),
-    ] = "openai/clip-vit-base-patch16",
+    ] = DEFAULT,
     out: Annotated[Path, Parameter(help="A new folder.")],
 ) -> None:
     """Write an encoder as ONNX files, which then run without torch as --encoder onnx:FOLDER.

@@ -13,10 +13,8 @@ from functools import cache
 from importlib.metadata import entry_points
 from typing import Any
 
-from moontide.encoders.base import Encoder
+from moontide.encoders.base import DEFAULT, Encoder
 from moontide.errors import unknown_name
-
-DEFAULT = "openai/clip-vit-base-patch16"
 
 __all__ = ["DEFAULT", "Encoder", "encoder", "encoder_names", "encoder_type"]
 

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 FloatArray: TypeAlias = npt.NDArray[np.float32]
 Prepared: TypeAlias = Mapping[str, npt.NDArray[Any]]  # what a model reads of one image, by the name of its input
 
+DEFAULT = "openai/clip-vit-base-patch16"
 BATCH = 64  # images or prompts that go through a model together
 
 
@@ -88,7 +89,7 @@ class Encoder(ABC):
         return []
 
     def _unit(self, parts: Sequence[npt.NDArray[Any]], what: str) -> FloatArray:
-        rows = np.concatenate([np.zeros((0, self.dim)), *parts]).astype(np.float32)
+        rows = np.concatenate([np.zeros((0, self.dim), dtype=np.float32), *parts]).astype(np.float32)
         if not np.all(np.isfinite(rows)):
             raise InputError(
                 f"The encoder {self.id} gives numbers that are not finite for some {what}; "

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from moontide.encoders.base import Prepared, TwoTowers
+from moontide.encoders.base import DEFAULT, Prepared, TwoTowers
 from moontide.encoders.loading import ask_hub, saying
 from moontide.encoders.steps import Steps
 from moontide.errors import FileError, MissingExtraError, missing_extra
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     import torch
     from PIL.Image import Image
 
-DEFAULT = "openai/clip-vit-base-patch16"
 STEPS = (
     "do_resize", "size", "resample", "do_center_crop", "crop_size", "do_rescale", "rescale_factor", "do_normalize",
     "image_mean", "image_std", "patch_size", "max_num_patches",
@@ -73,6 +72,10 @@ class HF(TwoTowers):
         found = self.tokenizer(
             list(prompts), padding="max_length", truncation=True, max_length=length, return_tensors="pt"
         )
+        if int(found["input_ids"].max()) >= self.config.text_config.vocab_size:
+            raise FileError(
+                f"The tokenizer of {self.id} knows words that its model does not; take both from one model."
+            )
         names = ("input_ids",) if self.config.model_type.startswith("siglip") else ("input_ids", "attention_mask")
         return {name: found[name].to(self.device) for name in names}  # SigLIP is trained without the mask
 
@@ -148,8 +151,8 @@ def _load(transformers: Any, name: str, local: bool) -> tuple[Any, Any, Any, Any
     """Load configuration, image processor, tokenizer and weights from a folder, the hub's cache, or the hub."""
     try:
         return _parts(transformers, name, local=True)
-    except FileError:
-        if local:
+    except FileError as error:
+        if local or error.__cause__ is None:  # it is there, and of no use
             raise
     ask_hub(name)
     return _parts(transformers, name, local=False)
@@ -177,7 +180,7 @@ def _parts(transformers: Any, name: str, local: bool) -> tuple[Any, Any, Any, An
         wrong = [*found["missing_keys"], *(key for key, *_ in found["mismatched_keys"])]
         if wrong:
             raise ValueError(f"{len(wrong)} tensors are missing or of another shape, such as {sorted(wrong)[0]}")
-    if not hasattr(model, "get_image_features") or not hasattr(model, "logit_scale"):
+    if not all(hasattr(model, part) for part in ("vision_model", "get_image_features", "logit_scale")):
         raise FileError(f"{name} is a {config.model_type} model, which does not compare images with text as CLIP does.")
     return config, processor, tokenizer, model
 

