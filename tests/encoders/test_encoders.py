@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import struct
 import zlib
@@ -13,6 +14,7 @@ import pytest
 from PIL import Image
 
 from moontide import encoders
+from moontide.bench.data import read_pack
 from moontide.encoders import encoder, encoder_names, encoder_type
 from moontide.encoders.base import Encoder
 from moontide.errors import UnknownNameError
@@ -116,6 +118,29 @@ def test_labels_of_folders_go_into_the_store(album: Path, onnx_folder: Path, run
     assert held.class_names == ("part0", "part1", "part2")
     assert held.labels is not None
     assert [Path(i).parent.name for i in held.ids] == [f"part{label}" for label in held.labels]
+
+
+def test_a_dataset_of_the_paper_can_be_encoded_and_benchmarked(
+    onnx_folder: Path, run: Callable, tmp_path: Path
+) -> None:
+    names = ["banded", "dotted"]
+    rows = [[f"{names[i % 2]}/{i}.jpg", i % 2, names[i % 2]] for i in range(6)]
+    for i, (path, _, _) in enumerate(rows):
+        where = tmp_path / "data/dtd/images" / path
+        where.parent.mkdir(parents=True, exist_ok=True)
+        picture(i).save(where)
+    (tmp_path / "data/dtd/split_zhou_DescribableTextures.json").write_text(json.dumps({"test": rows}))
+    store = tmp_path / "store"
+    command = ("encode", tmp_path / "data", "--out", store, "--dataset", "dtd", "--encoder", f"onnx:{onnx_folder}")
+    status, _, err = run(*command)
+    assert status == 0, err
+    assert "warning:" in err  # of fewer classes than the dataset has
+    pack = read_pack(store)
+    assert pack.dataset == "dtd"
+    assert pack.labels.tolist() == [0, 1] * 3
+    assert FeatureStore.open(store).origin.prompts == ("{} texture",)
+    text = encoder(f"onnx:{onnx_folder}").encode_text(["banded texture", "dotted texture"])
+    np.testing.assert_allclose(pack.text, text, atol=1e-5)
 
 
 @pytest.mark.parametrize(
