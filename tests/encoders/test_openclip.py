@@ -47,7 +47,7 @@ def test_it_gives_what_the_library_gives(openclip_folder: Path) -> None:
         words = model.encode_text(open_clip.get_tokenizer(f"local-dir:{openclip_folder}")(PROMPTS), normalize=True)
     np.testing.assert_allclose(found.encode_images(images), pictures.numpy(), atol=1e-5)
     np.testing.assert_allclose(found.encode_text(PROMPTS), words.numpy(), atol=1e-5)
-    assert (found.id, found.dim) == ("openclip:mini-openclip", 16)
+    assert (found.id, found.dim) == ("mini-openclip", 16)
     assert found.logit_scale == pytest.approx(1 / 0.07, rel=1e-5)
 
 
@@ -61,7 +61,7 @@ def test_a_checkpoint_of_an_architecture(openclip_folder: Path, tmp_path: Path, 
     else:
         shutil.copy(source, tmp_path / "mine.safetensors")
     found = encoder(f"openclip:{architecture}/{tmp_path / f'mine.{kind}'}")
-    assert found.id == f"openclip:Mini-8/mine.{kind}"
+    assert found.id == f"Mini-8/mine.{kind}"
     whole = encoder(f"openclip:{openclip_folder}")
     np.testing.assert_allclose(found.encode_images([picture()]), whole.encode_images([picture()]), atol=1e-6)
 

@@ -43,7 +43,7 @@ class OpenCLIP(TwoTowers):
                 f"The encoder openclip must be ARCH/TAG, ARCH/CHECKPOINT or a folder. Got {model!r} instead."
             )
         open_clip = _import()
-        name, weights, short = _find(open_clip, model)
+        name, weights, self.id = _find(open_clip, model)
         quick = bool(open_clip.get_pretrained_cfg(name, weights or "").get("quick_gelu"))  # how a tag was trained
         with saying(f"The weights of openclip:{model} are missing, damaged or of another architecture"):
             self.model = open_clip.create_model(
@@ -51,7 +51,6 @@ class OpenCLIP(TwoTowers):
             )
         with saying(f"The tokenizer of openclip:{model} is missing or damaged; put its files beside the weights"):
             self.tokenizer = open_clip.get_tokenizer(name)
-        self.id = f"openclip:{short}"
         self.device, self.autocast = device, autocast
         self.model.eval().requires_grad_(False)
         self.visual = self.model.visual
