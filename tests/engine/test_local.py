@@ -100,7 +100,7 @@ def test_recall_is_what_counting_gives(tmp_path: Path, cut: Any, monkeypatch: py
     assert found.recall == pytest.approx(counted, abs=1e-3)
 
 
-def test_half_precision_assignments_change_little(
+def test_assignments_in_16_bits_change_little(
     tmp_path: Path, cut: Any, answers: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pattern = cut(tmp_path / "in", DATA.features, 3)
@@ -109,8 +109,9 @@ def test_half_precision_assignments_change_little(
     adapt_shards(pattern, DATA.text, method("moon"), str(tmp_path / "half"))
     full, half = answers(tmp_path / "full"), answers(tmp_path / "half")
     np.testing.assert_array_equal(half["label"], full["label"])
-    np.testing.assert_allclose(half["confidence"], full["confidence"], atol=1e-3)
-    assert (half["confidence"] == half["confidence"].astype(np.float16).astype(np.float64).round(7)).all()
+    np.testing.assert_allclose(half["confidence"], full["confidence"], atol=5e-5)
+    steps = half["confidence"] * 65535
+    np.testing.assert_allclose(steps, steps.round(), atol=0.01)  # stored as multiples of 1 / 65535
 
 
 def test_a_killed_driver_goes_on_where_it_was(tmp_path: Path, cut: Any, answers: Any) -> None:

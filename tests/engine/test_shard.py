@@ -10,8 +10,8 @@ import pytest
 from moontide import MOON, method
 from moontide.core import ann
 from moontide.core.graph import Graph, nearest_neighbours
-from moontide.engine import stata
-from moontide.engine.shard import Shard, Statistics, solve
+from moontide.engine.solvers import solver
+from moontide.engine.solvers.moon import Shard, Statistics, solve
 from moontide.methods import moon
 from moontide.simulate import simulate
 
@@ -62,14 +62,14 @@ def test_shards_with_their_own_graphs_add_up_to_one() -> None:
 @pytest.mark.parametrize("name", ["moon", "stata"])
 def test_torch_gives_what_numpy_gives(name: str) -> None:
     torch = pytest.importorskip("torch")
-    solver, kind = method(name), {"moon": Shard, "stata": stata.StatAShard}[name]
+    chosen, on_shards = method(name), solver(name)
     found = []
     for features in (DATA.features, torch.tensor(DATA.features)):
-        shard: Any = kind(solver, features, DATA.text, 100.0, half=False)
-        solution: Any = {"moon": solve, "stata": stata.solve}[name](
-            solver, lambda call, *given, shard=shard: getattr(shard, call)(*given), DATA.text, 100.0
+        shard: Any = on_shards.Shard(chosen, features, DATA.text, 100.0, half=False)
+        solution: Any = on_shards.solve(
+            chosen, lambda call, *given, shard=shard: getattr(shard, call)(*given), DATA.text, 100.0
         )
-        again: Any = kind(solver, features, DATA.text, 100.0, half=False)
+        again: Any = on_shards.Shard(chosen, features, DATA.text, 100.0, half=False)
         again.restore(shard.state())
         np.testing.assert_array_equal(again.predictions()[1], shard.predictions()[1])
         found.append((*shard.predictions(), solution.beta))

@@ -29,7 +29,7 @@ except ImportError:  # the extra is named when something is read
     fsspec = None
 
 KINDS = (".parquet", ".npy", ".safetensors")
-DTYPES = {"F16": "<f2", "F32": "<f4", "F64": "<f8", "I64": "<i8", "I32": "<i4", "U8": "|u1"}
+DTYPES = {"F16": "<f2", "F32": "<f4", "F64": "<f8", "I64": "<i8", "I32": "<i4", "U16": "<u2", "U8": "|u1"}
 
 AnyArray = NDArray[Any]
 

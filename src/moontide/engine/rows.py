@@ -1,7 +1,8 @@
 """Rows of a task with their graph and assignments, worked on in blocks: what the shards of every method share.
 
-Nothing is of size n x K but the assignments, two of them, which are in 16 bits for large tasks (exact to 5e-4 of a
-probability); everything is computed in float32, and summed over blocks and shards in float64. Memory is
+Nothing is of size n x K but the assignments, two of them, which are in 16 bits for large tasks: in numpy multiples of
+1 / 65535, exact to 8e-6 of a probability (its half-precision numbers take fifty times as long to make), in torch
+float16, exact to 5e-4. Everything is computed in float32, and summed over blocks and shards in float64. Memory is
 O(n (d + m + 2 K)). The arrays are numpy's, or torch's on a GPU.
 """
 
@@ -23,6 +24,7 @@ from moontide.core.threads import workers
 from moontide.engine.sums import TOGETHER, Doubles, Sums
 
 BLOCK_ENTRIES = 2**22  # n x K entries worked on at once, 16 MB in float32
+ONE = 65535  # a probability of 1 in 16 bits of fixed point
 SEED = 0
 
 
@@ -82,6 +84,7 @@ class Rows:
     """
 
     STATE: ClassVar[tuple[str, ...]] = ("z", "labels", "zero_shot_labels")  # what the next step needs, and predictions
+    CHANGES: ClassVar[tuple[str, ...]] = ("first_pass", "step")  # the functions that change it
 
     def __init__(
         self,
@@ -104,7 +107,8 @@ class Rows:
         symmetric = getattr(method, "graph", "symmetric") == "symmetric"
         mean = getattr(method, "laplacian", "mean") == "mean"
         self.votes_of = neighbour_votes(self.graph, symmetric, mean, weight)
-        self.y = self.z = self._empty(n, k, dtype=xp.float16 if half else xp.float32)
+        narrow = xp.float16 if is_torch_array(features) else xp.uint16
+        self.y = self.z = self._empty(n, k, dtype=narrow if half else xp.float32)  # as `_narrow` makes them
         self.zero_shot_labels = self._empty(n, dtype=xp.int64)
         self.labels = self.zero_shot_labels
         size = max(1, BLOCK_ENTRIES // k)
@@ -129,8 +133,18 @@ class Rows:
 
     def predictions(self) -> tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.int64]]:
         """Return labels, their probabilities and the zero-shot labels, (n,) each."""
-        top = namespace(self.z).take_along_axis(self.z, self.labels[:, None], axis=1)[:, 0]
-        return to_numpy(self.labels), to_numpy(top).astype(np.float32), to_numpy(self.zero_shot_labels)
+        top = self._floats(namespace(self.z).take_along_axis(self.z, self.labels[:, None], axis=1))[:, 0]
+        return to_numpy(self.labels), to_numpy(top), to_numpy(self.zero_shot_labels)
+
+    def unpack(self) -> tuple[Array, Array]:
+        """Return z and y as floating-point numbers of the same size, made in place: the shard ends with this."""
+        if self.z.dtype == np.uint16:
+            table = (np.arange(ONE + 1) / ONE).astype(np.float16)
+            for stored in {id(x): x for x in (self.z, self.y)}.values():
+                for rows in self.blocks:
+                    stored.view(np.float16)[rows] = table[stored[rows]]
+            self.z, self.y = self.z.view(np.float16), self.y.view(np.float16)
+        return self.z, self.y
 
     def sample(self, share: float) -> Sample:
         """Draw a share of the rows, with the weights of their neighbours (none: -inf)."""
@@ -146,14 +160,14 @@ class Rows:
         asked = like(rows, self.f)
         for at in self.blocks:
             near = to_numpy(asked @ self.f[at].T)  # (s, b)
-            best = np.sort(np.concatenate([best, near], axis=1), axis=1)[:, -count:]
-        return Nearest(best[:, ::-1])
+            best = np.partition(np.concatenate([best, near], axis=1), -count, axis=1)[:, -count:]
+        return Nearest(np.sort(best, axis=1)[:, ::-1])
 
     def _zero_shot(self, rows: slice) -> tuple[Array, Array, Array]:
         """Make and keep y of some rows; return it with the cosines and the log of what y was divided by."""
         cosine = self.f[rows] @ self.text.T  # (b, K)
         y, evidence = softmax_evidence(self.logit_scale * cosine)  # (b, K), (b,)
-        self.z[rows], self.labels[rows] = y, namespace(y).argmax(y, axis=1)
+        self.z[rows], self.labels[rows] = self._narrow(y), namespace(y).argmax(y, axis=1)
         return y, cosine, evidence
 
     def _empty(self, *shape: int, dtype: Any = None) -> Array:
@@ -163,8 +177,23 @@ class Rows:
 
     def _wide(self, rows: Any) -> Array:
         """Return the assignments of some rows in float32."""
-        xp = namespace(self.z)
-        return xp.astype(self.z[rows], xp.float32, copy=False)
+        return self._floats(self.z[rows])
+
+    def _narrow(self, p: Array) -> Array:
+        """Return probabilities as what is stored when it is put into `z`."""
+        if self.z.dtype != np.uint16:
+            return p
+        stored = p * np.float32(ONE)
+        stored += np.float32(0.5)  # made whole by cutting off
+        return stored
+
+    def _floats(self, stored: Array) -> Array:
+        """Return stored assignments in float32."""
+        xp = namespace(stored)
+        p = xp.astype(stored, xp.float32, copy=False)
+        if stored.dtype == np.uint16:
+            p *= np.float32(1 / ONE)
+        return p
 
     def _votes(self, rows: slice) -> Array:
         """Return the votes for some rows from the assignments of their neighbours, (b, K)."""

@@ -14,15 +14,13 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from moontide.core.arrays import as_real, to_numpy, unit_rows
 from moontide.core.memory import available_bytes, human
-from moontide.engine import shard as moon
-from moontide.engine import stata
 from moontide.engine.files import (
     Source,
     exists,
@@ -37,11 +35,10 @@ from moontide.engine.files import (
 )
 from moontide.engine.local import Engine, Local
 from moontide.engine.partition import quantiser, recall
+from moontide.engine.solvers import solver
 from moontide.engine.sums import unpack
 from moontide.engine.worker import Job
-from moontide.errors import FileError, MoontideError, OptionError, ResourceError
-from moontide.methods.moon import MOON
-from moontide.methods.stata import StatA
+from moontide.errors import FileError, MoontideError, ResourceError
 from moontide.protocols import Method
 from moontide.types import check_class_names
 
@@ -49,18 +46,7 @@ LARGE = 2**27  # N x K above which assignments are in 16 bits
 SHARE = 0.7  # of the available memory that workers may take
 SHOWN = 20  # bad shards named in an error
 CHECKPOINT = "checkpoint"
-
-
-class _Nothing(NamedTuple):
-    converged: bool = True
-
-
-def _solve_zero_shot(method: Method, run: Callable[..., Any], text: Any, logit_scale: float) -> _Nothing:
-    run("first_pass")
-    return _Nothing()
-
-
-SOLVE: dict[str, Callable[..., Any]] = {"moon": moon.solve, "stata": stata.solve, "zero_shot": _solve_zero_shot}
+AROUND = 4  # calls besides those of the method: check, sample, nearest, write
 
 
 @dataclass(frozen=True)
@@ -159,7 +145,8 @@ def adapt_shards(
     ...     adapt_shards(f"{folder}/*.npy", np.eye(3), method("moon"), f"{folder}/out").counts
     array([2., 2., 2.])
     """
-    calls, steps = _calls(method)
+    solve = solver(method.name).solve
+    plan = solver(method.name).plan(method)
     paths = expand(pattern) if isinstance(pattern, str) else list(pattern)
     out = out.rstrip("/")
     outputs = tuple(f"{out}/{name}.parquet" for name in relative_names(paths))
@@ -176,7 +163,8 @@ def adapt_shards(
     )  # fmt: skip
     _check_checkpoint(job, graph, report)
     journal = Journal(job, report, progress)
-    journal.calls, journal.expected_steps = calls + 3 * (graph == "global"), steps
+    journal.calls = plan.calls + AROUND + 3 * (graph == "global")  # and sketch, scatter, gather
+    journal.expected_steps = plan.steps
     with _engines(engine, address, workers, memory, journal) as use:
         use(job, [source.rows for source in sources])
         checked = journal("check")
@@ -193,7 +181,7 @@ def adapt_shards(
         found = recall(journal, checked.rows)
         if found is not None:
             report(f"graph: {graph}, {100 * found:.1f} % of the true nearest neighbours among all rows (on a sample)")
-        converged = bool(SOLVE[method.name](method, journal, anchors, logit_scale).converged)
+        converged = bool(solve(method, journal, anchors, logit_scale).converged)
         written = journal("write")
         if groups:
             use(job, [source.rows for source in sources])
@@ -201,22 +189,6 @@ def adapt_shards(
     remove(job.folder)
     replaced = journal.replaced
     return Outcome(written.n, checked.skipped, written.changed, written.counts, found, converged, replaced, job.outputs)
-
-
-def _calls(method: Method) -> tuple[int, int]:
-    """Return how many calls and how many steps a run of a method has, and refuse methods that cannot run on shards."""
-    every = 4  # check, sample, nearest, write
-    if isinstance(method, MOON):
-        if method.precision != "full":
-            raise OptionError(f"The 'precision' option of moon must be 'full' on shards. Got {method.precision!r}.")
-        return every + method.m_steps + 3, method.m_steps + 1
-    if isinstance(method, StatA):
-        if method.faithful:
-            raise OptionError("The 'faithful' option of stata depends on the order of rows; leave it out on shards.")
-        return every + method.iterations + 3, method.iterations + 1
-    if method.name == "zero_shot":
-        return every, 0
-    raise OptionError(f"Only moon, stata and zero_shot run on shards. Got {method.name!r}.")
 
 
 def _look_at(paths: Sequence[str], d: int) -> tuple[Source, ...]:
@@ -251,6 +223,7 @@ def _check_checkpoint(job: Job, graph: str, report: Callable[[str], None]) -> No
         "logit_scale": job.logit_scale,
         "graph": graph,
         "skip_bad_rows": job.skip_bad_rows,
+        "device": job.device,
     }
     path = f"{job.folder}/run.json"
     if exists(path):

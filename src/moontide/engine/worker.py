@@ -23,8 +23,6 @@ from numpy.typing import NDArray
 from moontide.core.ann import nearest_lists
 from moontide.core.arrays import to_numpy
 from moontide.core.graph import Graph
-from moontide.engine import shard as moon
-from moontide.engine import stata
 from moontide.engine.files import (
     Source,
     exists,
@@ -36,17 +34,15 @@ from moontide.engine.files import (
     writing,
 )
 from moontide.engine.rows import BLOCK_ENTRIES, Rows, Sample, draw
+from moontide.engine.solvers import solver
 from moontide.engine.sums import TOGETHER, Doubles, Sums, unpack
 from moontide.errors import InputError, MoontideError
 from moontide.protocols import Method
 from moontide.store import parquet
 from moontide.store.files import place
 
-CHANGES = ("first_pass", "step")  # the calls that change a shard
 SHOWN = 8
 PROCESS = 2**27  # bytes of an interpreter with numpy, scipy and pyarrow
-
-SHARDS: dict[str, type[Rows]] = {"moon": moon.Shard, "stata": stata.StatAShard, "zero_shot": Rows}
 
 
 @dataclass(frozen=True)
@@ -209,7 +205,7 @@ class Worker:
     def _ask(self, i: int, number: int, name: str, given: tuple[Any, ...]) -> Any:
         """Call a method of a shard; one that changes it is saved, and done once."""
         shard, last, said = self._shard(i)
-        if name not in CHANGES:
+        if name not in shard.CHANGES:
             return getattr(shard, name)(*given)
         if last != number:
             said = getattr(shard, name)(*given)
@@ -222,7 +218,7 @@ class Worker:
         """Return a shard as it was after its last change."""
         if i in self.shards:
             return self.shards[i]
-        job, kind = self.job, SHARDS[self.job.method.name]
+        job, kind = self.job, solver(self.job.method.name).Shard
         rows, kept = self._read(i)
         features = place(rows, None, job.device)
         path, graph = self._path("graph", i), None

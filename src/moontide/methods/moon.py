@@ -147,7 +147,7 @@ class MOON(Method):
 
     def _fit_in_blocks(self, task: Task) -> Result:
         """Solve a task whose N x K arrays are too many for memory as one shard; probabilities come in 16 bits."""
-        from moontide.engine.shard import Shard, solve
+        from moontide.engine.solvers.moon import Shard, solve
 
         self.check_graph(task)
         shard = Shard(self, to_numpy(task.features), to_numpy(task.text), task.logit_scale, task.graph)
@@ -156,9 +156,8 @@ class MOON(Method):
             "mu": found.mu, "alpha": found.alpha, "gamma": shard.gamma, "anchor_kappa": found.anchor_kappa,
             "graph": shard.graph,
         }  # fmt: skip
-        result = Result(
-            shard.z, shard.y, None, found.energy, self.m_steps, found.converged, found.kappa, found.beta, details
-        )
+        z, y = shard.unpack()  # (N, K) each
+        result = Result(z, y, None, found.energy, self.m_steps, found.converged, found.kappa, found.beta, details)
         result.__dict__["labels"] = shard.labels  # as computed, before rounding to 16 bits
         return result
 

@@ -9,9 +9,7 @@ whose z_ik all underflow, which have no share beta_k in anything.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +21,9 @@ from moontide.core.progress import track
 from moontide.core.simplex import softmax
 from moontide.core.threads import in_threads
 from moontide.engine.rows import Rows
+from moontide.engine.solvers import Plan, Run
 from moontide.engine.sums import Doubles, Sums
+from moontide.errors import OptionError
 from moontide.methods.stata import Mixture, StatA
 
 Floats = NDArray[np.float32]
@@ -49,10 +49,10 @@ class Moments(Sums):
     changed: int  # labels that differ from the z before
 
 
-class StatAShard(Rows):
+class Shard(Rows):
     """Some rows of a task for StatA.
 
-    >>> shard = StatAShard(StatA(), np.eye(3, dtype=np.float32), np.eye(3, dtype=np.float32), 100.0)
+    >>> shard = Shard(StatA(), np.eye(3, dtype=np.float32), np.eye(3, dtype=np.float32), 100.0)
     >>> shard.mean().sums
     array([1., 1., 1.])
     """
@@ -85,12 +85,12 @@ class StatAShard(Rows):
         new = self._empty(*self.z.shape, dtype=self.z.dtype)  # (n, K)
         for _ in range(self.method.inner_iterations - 1):
             for rows in self.blocks:
-                new[rows] = self._assign(rows, scores[rows])
+                new[rows] = self._narrow(self._assign(rows, scores[rows]))
             self.z, new = new, self.z
         total = None
         for rows in track(self.blocks, "iteration"):
             p, f = self._assign(rows, scores[rows]), self.f[rows] - centre  # (b, K), (b, d)
-            new[rows], self.labels[rows] = p, namespace(p).argmax(p, axis=1)
+            new[rows], self.labels[rows] = self._narrow(p), namespace(p).argmax(p, axis=1)
             counts = _double(class_counts(self.labels[rows], len(self.text)))
             changed = int((self.labels[rows] != before[rows]).sum())
             part = Moments(len(p), _double(p.T @ f), _double(p.T @ f**2), _double(p.sum(axis=0)), counts, changed)
@@ -120,11 +120,22 @@ class Solution:
     spread: Floats
 
 
-def solve(method: StatA, run: Callable[..., Any], text: Floats, logit_scale: float) -> Solution:
+def plan(method: StatA) -> Plan:
+    """Mean, first pass, and an E-step before and after each M-step.
+
+    >>> plan(StatA())
+    Plan(calls=13, steps=11)
+    """
+    if method.faithful:
+        raise OptionError("The 'faithful' option of stata depends on the order of rows; leave it out on shards.")
+    return Plan(method.iterations + 3, method.iterations + 1)
+
+
+def solve(method: StatA, run: Run, text: Floats, logit_scale: float) -> Solution:
     """Alternate E-steps on shards and M-steps here. `run(name, *arguments)` calls a method of every shard and adds up.
 
     >>> eye = np.eye(3, dtype=np.float32)
-    >>> shard = StatAShard(StatA(), eye, eye, 100.0)
+    >>> shard = Shard(StatA(), eye, eye, 100.0)
     >>> solve(StatA(), lambda name, *given: getattr(shard, name)(*given), eye, 100.0).converged
     True
     """

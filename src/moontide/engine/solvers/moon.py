@@ -2,11 +2,13 @@
 
 An iteration is a map over shards (`Shard.step`: E-step, then the statistics of the M-step) and a sum of their
 `Statistics`; the M-step itself, K x d, is `core.mixture`. `solve` is that loop, whatever does the mapping.
+
+Products are made for all classes, also those without samples: what such a class scores at its anchor would have to be
+kept, N x K numbers of 32 bits, and where a run needs shards there are many more rows than classes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -28,7 +30,9 @@ from moontide.core.ple import (
 from moontide.core.progress import track
 from moontide.core.threads import in_threads
 from moontide.engine.rows import Rows
+from moontide.engine.solvers import Plan, Run
 from moontide.engine.sums import LARGER, Doubles, Number, Sums
+from moontide.errors import OptionError
 
 if TYPE_CHECKING:
     from moontide.methods.moon import MOON
@@ -117,7 +121,7 @@ class Shard(Rows):
         labels, log_sum, h, heard, echo = (xp.concat(column) for column in zip(*parts, strict=True))
         weight, changed = self.gamma[rows], int((labels != before).sum())
         gamma = entropy_weights(h, k) if method.gamma == "assignments" else weight
-        self.new[rows], self.labels[rows], self.new_gamma[rows] = p, labels, gamma
+        self.new[rows], self.labels[rows], self.new_gamma[rows] = self._narrow(p), labels, gamma
         soft = _double(gamma @ p)  # (K,)
         counts = soft
         if method.beta == "hard":
@@ -148,7 +152,19 @@ class Solution:
     anchor_kappa: Floats
 
 
-def solve(method: MOON, run: Callable[..., Any], text: Floats, logit_scale: float) -> Solution:
+def plan(method: MOON) -> Plan:
+    """First pass, an E-step before and after each M-step, and the last echo.
+
+    >>> from moontide import MOON
+    >>> plan(MOON())
+    Plan(calls=13, steps=11)
+    """
+    if method.precision != "full":
+        raise OptionError(f"The 'precision' option of moon must be 'full' on shards. Got {method.precision!r}.")
+    return Plan(method.m_steps + 3, method.m_steps + 1)
+
+
+def solve(method: MOON, run: Run, text: Floats, logit_scale: float) -> Solution:
     """Alternate E-steps on shards and M-steps here. `run(name, *arguments)` calls a method of every shard and adds up.
 
     >>> from moontide import MOON

@@ -1,0 +1,78 @@
+"""The methods that run on shards, found like methods by their file's name: one file of this folder each.
+
+A file NAME.py, NAME that of the method, has three things:
+
+    Shard   a subclass of `Rows` with the map over the rows of a shard: functions that take K x d arrays and return
+            `Sums`, dataclasses whose fields add up. Those in `CHANGES` change the shard (its assignments `z`, `labels`
+            and whatever else `STATE` names), which is then saved; the others only look.
+    solve   the driver, solve(method, run, text, logit_scale): run("step", ...) calls that function of every shard and
+            returns the sum of what they return. What comes out has a field `converged`.
+    plan    plan(method): how many calls and how many of them are steps, for the time left; raises `OptionError` where
+            options of the method cannot be had on shards.
+
+>>> names()
+('moon', 'stata', 'zero_shot')
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
+
+from moontide.errors import OptionError
+
+if TYPE_CHECKING:
+    from moontide.engine.rows import Rows
+
+
+class Plan(NamedTuple):
+    """How long a run is: calls of all shards, and how many of those are the steps that are reported."""
+
+    calls: int
+    steps: int
+
+
+class Solved(Protocol):
+    """What the driver of any method returns."""
+
+    @property
+    def converged(self) -> bool:
+        """Whether the last step changed no label."""
+
+
+class Run(Protocol):
+    """Call a function of every shard, by name, and add up what they return."""
+
+    def __call__(self, name: str, *given: Any) -> Any:
+        """Return the sum."""
+
+
+class Solver(Protocol):
+    """A file of this folder."""
+
+    Shard: type[Rows]
+
+    def solve(self, method: Any, run: Run, text: Any, logit_scale: float) -> Solved:
+        """Drive the shards to the answer."""
+
+    def plan(self, method: Any) -> Plan:
+        """Tell how long that is."""
+
+
+def names() -> tuple[str, ...]:
+    """List the methods that run on shards."""
+    return tuple(sorted(info.name for info in pkgutil.iter_modules(__path__)))
+
+
+def solver(name: str) -> Solver:
+    """Return the file of a method.
+
+    >>> solver("zlap")
+    Traceback (most recent call last):
+        ...
+    moontide.errors.OptionError: Only moon, stata and zero_shot run on shards. Got 'zlap'.
+    """
+    if name not in names():
+        raise OptionError(f"Only {', '.join(names()[:-1])} and {names()[-1]} run on shards. Got {name!r}.")
+    return cast(Solver, importlib.import_module(f"{__name__}.{name}"))
