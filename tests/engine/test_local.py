@@ -45,7 +45,7 @@ def test_shards_give_what_all_rows_give(
     monkeypatch.setattr("moontide.engine.worker.BLOCK_ENTRIES", 2**10)
     monkeypatch.setattr("moontide.engine.worker.PROCESS", 0)
     lines: list[str] = []
-    budget = None if resident else 400_000
+    budget = None if resident else 450_000
     pattern = cut(tmp_path / "in", DATA.features, 5)
     found = adapt_shards(pattern, DATA.text, method(name), str(tmp_path / "out"), memory=budget, report=lines.append)
     assert ("all of its shards in memory" if resident else "one shard at a time") in lines[0]

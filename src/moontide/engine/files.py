@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from moontide.core.arrays import unit_rows
 from moontide.errors import FileError, InputError, missing_extra
 from moontide.store.files import replacing
 
@@ -189,15 +188,20 @@ def read_ids(path: str) -> list[Any] | None:
     return None
 
 
-def usable_rows(matrix: AnyArray) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
-    """Return the rows that have a direction, in float32 and of unit length, and which they are.
+def usable_rows(matrix: AnyArray) -> NDArray[np.bool_]:
+    """Tell which rows have a direction: those that are finite and not all zero, (n,).
 
     >>> usable_rows(np.asarray([[3.0, 4.0], [np.nan, 0.0], [0.0, 0.0]]))
-    (array([[0.6, 0.8]], dtype=float32), array([ True, False, False]))
+    array([ True, False, False])
     """
-    good = np.isfinite(matrix).all(axis=1) & (matrix != 0).any(axis=1)
-    rows = (matrix if good.all() else matrix[good]).astype(np.float32)
-    return unit_rows(rows), good
+    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+        wide = matrix.astype(np.float32, copy=False)
+        squares = np.vecdot(wide, wide)  # (n,)
+    good: NDArray[np.bool_] = np.isfinite(squares) & (squares > 0)
+    doubtful = np.flatnonzero(~good)  # too large or too small to square, or no use
+    rows = wide[doubtful]
+    good[doubtful] = np.isfinite(rows).all(axis=1) & (rows != 0).any(axis=1)
+    return good
 
 
 def write_tensors(path: str, tensors: Mapping[str, AnyArray]) -> None:

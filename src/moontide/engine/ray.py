@@ -48,6 +48,15 @@ def resources() -> dict[str, float]:
     return found
 
 
+def places(workers: int | None, device: str = "cpu") -> int:
+    """Return how many workers to start: `workers`, else one a CPU, or one a GPU; more than there are is an error."""
+    kind = "GPU" if device == "cuda" else "CPU"
+    have = int(resources().get(kind, 0))
+    if have < (workers or 1):
+        raise ResourceError(f"The Ray cluster has {have} {kind}s, and each of {workers or 1} workers needs one.")
+    return workers or have
+
+
 class Ray:
     """Workers on the cluster that `connect` joined. `tick(shards)` is called as workers finish."""
 

@@ -165,7 +165,7 @@ def adapt_shards(
     journal = Journal(job, report, progress)
     journal.calls = plan.calls + AROUND + 3 * (graph == "global")  # and sketch, scatter, gather
     journal.expected_steps = plan.steps
-    with _engines(engine, address, workers, memory, journal) as use:
+    with _engines(engine, address, workers, memory, device, journal) as use:
         use(job, [source.rows for source in sources])
         checked = journal("check")
         if checked.problems:
@@ -242,7 +242,7 @@ def _check_checkpoint(job: Job, graph: str, report: Callable[[str], None]) -> No
 
 @contextmanager
 def _engines(
-    kind: str, address: str | None, workers: int | None, memory: int | None, journal: Journal
+    kind: str, address: str | None, workers: int | None, memory: int | None, device: str, journal: Journal
 ) -> Iterator[Callable[[Job, Sequence[int]], None]]:
     """Yield the function that sets the journal's engine for a job and the numbers of rows of its shards."""
     started, have, count = False, available_bytes(), 1
@@ -250,20 +250,22 @@ def _engines(
         from moontide.engine import ray
 
         started = ray.connect(address, workers)
-        count, have = workers or int(ray.resources()["CPU"]), int(ray.resources()["memory"])
+        count = ray.places(workers, device)
+        have = have if started else int(ray.resources()["memory"])  # of all machines
 
     def use(job: Job, sizes: Sequence[int]) -> None:
         used = min(count, len(sizes))
         each = [job.kept_bytes(n) for n in sizes]
         budget = memory if memory is not None or have is None else int(SHARE * have) // used
         passing = job.passing_bytes(max(sizes))
-        one, all_of_them = max(each) + passing, max(sum(each[w::used]) for w in range(used)) + passing
-        if budget is not None and one > budget:
+        one = 2 * max(each) + passing  # the one before is still being saved
+        all_of_them = max(sum(each[w::used]) for w in range(used)) + passing
+        resident = budget is None or all_of_them <= budget
+        if budget is not None and not resident and one > budget:
             raise ResourceError(
                 f"A worker needs about {human(one)} for the largest shard, of {max(sizes)} rows, and may take "
                 f"{human(budget)}. Split that shard, or use fewer workers."
             )
-        resident = budget is None or all_of_them <= budget
         how = "all of its shards in memory" if resident else "one shard at a time, the others on disk"
         journal.report(
             f"{len(sizes)} shards, {sum(sizes)} rows; workers: {used}, each with up to "

@@ -2,18 +2,20 @@
 
 A call that changes a shard has a number, and a shard knows the number of its last one and what it said: called again
 with that number it only repeats it. So a call may be repeated after any failure, by a new worker too, which finds the
-shards on disk as they were after their last step. Where the shards of a worker do not fit into its memory, it holds one
-at a time and takes the others from disk.
+shards on disk as they were after their last step. A shard is saved while the next one is computed. Where the shards of
+a worker do not fit into its memory, it holds one at a time and takes the others from disk.
 
     folder/shard-00003.safetensors   state of a shard after its last step, and the sums it returned
     folder/graph-00003.safetensors   its neighbours
+    folder/rows-00003.safetensors    its usable rows, where they are read more than once
     folder/piece-00003.safetensors   `--graph global`: the rows of a source, by the group that they went to
     folder/result-00003.safetensors  `--graph global`: predictions of a group, by the source that its rows are from
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moontide.core.ann import nearest_lists
-from moontide.core.arrays import to_numpy
+from moontide.core.arrays import to_numpy, unit_rows
 from moontide.core.graph import Graph
 from moontide.engine.files import (
     Source,
@@ -79,7 +81,7 @@ class Job:
         return n * (4 * d + 2 * k * (2 if self.half else 4) + graph + 64)
 
     def passing_bytes(self, n: int) -> int:
-        """Estimate what reading a shard of n rows or a step on it takes for a while.
+        """Estimate what reading a shard of n rows, a step on it or saving it takes for a while.
 
         >>> from moontide import method
         >>> job = Job(method("zero_shot"), np.eye(2, dtype=np.float32), 100.0, (), (), "")
@@ -123,6 +125,8 @@ class Worker:
         self.job, self.mine, self.resident, self.tick = job, mine, resident, tick
         self.rows: dict[int, tuple[NDArray[np.float32], NDArray[np.int64]]] = {}
         self.shards: dict[int, tuple[Rows, int, Any]] = {}  # with the number of its last change and what it said
+        self.saver, self.saving = ThreadPoolExecutor(1, "save"), Future[None]()
+        self.saving.set_result(None)
 
     def alive(self) -> bool:
         """Answer."""
@@ -135,6 +139,7 @@ class Worker:
             part = getattr(self, name)(i, *given) if hasattr(self, name) else self._ask(i, number, name, given)
             total = part if total is None else total + part
             self.tick()
+        self.saving.result()  # what this call says is on disk
         return total
 
     def check(self, i: int) -> Checked:
@@ -209,10 +214,15 @@ class Worker:
             return getattr(shard, name)(*given)
         if last != number:
             said = getattr(shard, name)(*given)
-            write_tensors(self._path("shard", i), {**shard.state(), "number": np.asarray(number), **said.pack()})
+            self._save(self._path("shard", i), {**shard.state(), "number": np.asarray(number), **said.pack()})
             if self.resident:
                 self.shards[i] = shard, number, said
         return said
+
+    def _save(self, path: str, tensors: Mapping[str, NDArray[Any]]) -> None:
+        """Write a file while other shards are computed: one at a time, none while its own shard is."""
+        self.saving.result()
+        self.saving = self.saver.submit(write_tensors, path, tensors)
 
     def _shard(self, i: int) -> tuple[Rows, int, Any]:
         """Return a shard as it was after its last change."""
@@ -244,18 +254,30 @@ class Worker:
             return self.rows[i]
         if self.job.groups:
             found = np.concatenate(self._pieces(i, "features")), np.concatenate(self._pieces(i, "rows"))
+        elif exists(self._path("rows", i)):
+            rows = read_tensors(self._path("rows", i))
+            found = unit_rows(rows["features"].astype(np.float32, copy=False)), rows["kept"]
         else:
-            path, d = self.job.sources[i].path, self.job.text.shape[1]
-            matrix = read_shard(path)
-            if matrix.ndim != 2 or matrix.shape[1] != d or matrix.dtype.kind not in "fiu":
-                raise InputError(
-                    f"{path} must hold rows of {d} numbers, as the text. Got shape {matrix.shape} of {matrix.dtype}."
-                )
-            features, good = usable_rows(matrix)
-            found = features, np.flatnonzero(good)
+            found = self._read_source(i)
         if self.resident:
             self.rows[i] = found
         return found
+
+    def _read_source(self, i: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+        """Read a file of the user, and keep what is usable of it where it will be read again: Parquet is slow."""
+        path, d = self.job.sources[i].path, self.job.text.shape[1]
+        matrix = read_shard(path)
+        if matrix.ndim != 2 or matrix.shape[1] != d or matrix.dtype.kind not in "fiu":
+            raise InputError(
+                f"{path} must hold rows of {d} numbers, as the text. Got shape {matrix.shape} of {matrix.dtype}."
+            )
+        good = usable_rows(matrix)
+        rows, kept = (matrix, np.arange(len(good))) if good.all() else (matrix[good], np.flatnonzero(good))
+        if rows.dtype != np.float16:
+            rows = rows.astype(np.float32, copy=False)
+        if not self.resident:
+            write_tensors(self._path("rows", i), {"features": rows, "kept": kept})
+        return unit_rows(rows.astype(np.float32, copy=False)), kept
 
     def _pieces(self, i: int, name: str) -> list[NDArray[Any]]:
         """Return what each source put into the group of a shard."""
