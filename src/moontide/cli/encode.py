@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -11,14 +12,17 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Group, Parameter
 
 from moontide.cli.common import note, progress_bar
+from moontide.cli.shards import Address
 from moontide.encoders.base import DEFAULT
 from moontide.errors import InputError, OptionError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from moontide.encoders.base import Encoder
+    from moontide.encoders.pipeline import Encoded
     from moontide.encoders.prompts import Classes
+    from moontide.encoders.sources import ImageFile
 
 ENCODER, PROMPTS = Group("Encoder"), Group("Prompts")
 
@@ -129,6 +133,11 @@ def encode(
     ] = None,
     root: Root = None,
     shard_size: Annotated[int, Parameter(help="Images in a file of the store.")] = 1024,
+    engine: Annotated[
+        Literal["local", "ray"],
+        Parameter(help="Encode in this process, or on Ray, where --workers are encoders (else one a CPU, or a GPU)."),
+    ] = "local",
+    address: Address = None,
     strict: Strict = False,
 ) -> int:
     """Encode images, and class names if there are any, to a store: a folder of embeddings that can be gone on with.
@@ -139,6 +148,7 @@ def encode(
         moontide encode photos/ --out store/ --classes "tabby cat, golden retriever, espresso"
         moontide encode 'shards/*.tar' --out store/ --encoder google/siglip2-base-patch16-224 --device cuda
         moontide encode data/ --dataset oxford_pets --out pets/ --encoder openclip:ViT-B-16/laion2b_s34b_b88k
+        moontide encode 'shards/*.tar' --out store/ --engine ray --address auto --device cuda
     """
     from moontide.encoders.pipeline import encode_to_store
     from moontide.encoders.sources import ImageFile, list_images, path_id
@@ -152,6 +162,8 @@ def encode(
         raise OptionError("'--dataset' takes one folder, and neither '--classes' nor '--root'; leave the others out.")
     if shard_size < 1:
         raise OptionError(f"'--shard-size' must be at least 1. Got {shard_size} instead.")
+    if engine == "local" and address is not None:
+        raise OptionError("'--address' has no effect without '--engine ray'.")
     labels: dict[str, int] | None = None
     names: Sequence[str] = () if classes is None else read_class_names(classes)
     templates: Sequence[str] = ()
@@ -166,10 +178,10 @@ def encode(
     before = FeatureStore.open(out).n if (out / MANIFEST).exists() else 0
     text = prompts.embed(encoder, names, templates) if classes is not None or labels is not None else None
     start = time.perf_counter()
-    with progress_bar("encoding", "images") as progress:
+    with _pass(engine, address, choice, encoder.dim) as through, progress_bar("encoding", "images") as progress:
         store, undecoded = encode_to_store(
             out, encoder, images, text, batch_size=choice.encode_batch, workers=choice.workers, shard_size=shard_size,
-            labels=labels, dataset=None if dataset == "folders" else dataset, progress=progress,
+            labels=labels, dataset=None if dataset == "folders" else dataset, progress=progress, through=through,
         )  # fmt: skip
     seconds = time.perf_counter() - start
     skipped = [*skipped, *undecoded]
@@ -181,3 +193,26 @@ def encode(
     speed = f"{new / seconds:.1f} images/s"
     print(f"{out} holds {store.n} images ({new} new) by {encoder.id}; {len(skipped)} skipped; {seconds:.1f} s, {speed}")
     return 1 if strict and skipped else 0
+
+
+@contextmanager
+def _pass(
+    engine: str, address: str | None, choice: EncoderChoice, dim: int
+) -> Iterator[Callable[[Sequence[ImageFile]], Iterable[Encoded]] | None]:
+    """Yield what images are encoded by on Ray, or None where that is this process."""
+    if engine == "local":
+        yield None
+        return
+    from moontide.engine.ray import connect, disconnect
+
+    started = connect(address, choice.workers)
+    try:
+        from moontide.engine.images import encode_on_ray
+
+        yield lambda images: encode_on_ray(
+            images, dim, choice.encoder, choice.device, choice.autocast, batch_size=choice.encode_batch,
+            workers=choice.workers,
+        )  # fmt: skip
+    finally:
+        if started:
+            disconnect()

@@ -15,6 +15,10 @@ from moontide.protocols import Method
 
 SHARDS = Group("Shards")
 
+Address = Annotated[
+    str | None, Parameter(help="The Ray cluster to join, as host:port or auto (else one is started here).")
+]
+
 
 @Parameter(name="*", group=SHARDS)
 @dataclass(frozen=True)
@@ -28,10 +32,8 @@ class Cluster:
     engine: Annotated[
         Literal["local", "ray"] | None, Parameter(help="Work on shards in this process (else), or on Ray.")
     ] = None
-    address: Annotated[
-        str | None, Parameter(help="The Ray cluster to join, as host:port or auto (else one is started here).")
-    ] = None
-    workers: Annotated[int | None, Parameter(help="Workers on Ray (else one a CPU of the cluster).")] = None
+    address: Address = None
+    workers: Annotated[int | None, Parameter(help="Workers on Ray (else one a CPU of the cluster, or a GPU).")] = None
     graph: Annotated[
         Literal["local", "global"], Parameter(help="Look for neighbours inside each shard, or across all of them.")
     ] = "local"

@@ -10,6 +10,7 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
@@ -84,11 +85,13 @@ def encode_to_store(
     labels: Mapping[str, int] | None = None,
     dataset: str | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
+    through: Callable[[Sequence[ImageFile]], Iterable[Encoded]] | None = None,
 ) -> tuple[FeatureStore, list[Skip]]:
     """Encode the images that a store does not hold yet; return the store and the images that could not be decoded.
 
     The folder must be new, or a store that the same encoder, preprocessing, templates and classes made. `labels` are
-    the class numbers of the images by id, and `dataset` its name, both only for scoring.
+    the class numbers of the images by id, and `dataset` its name, both only for scoring. `through` encodes images
+    elsewhere, in their order, else they go through `encoder` here.
     """
     names, text, templates = ((), None, ()) if classes is None else (classes.names, classes.text, classes.templates)
     origin = Origin(encoder.id, encoder.preprocessing, templates, encoder.logit_scale, dataset)
@@ -101,7 +104,8 @@ def encode_to_store(
     progress(done, len(images))
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", module=r"PIL\.")  # of odd metadata; here, since filters are not thread-safe
-        for encoded in encode_files(encoder, rest, batch_size=batch_size, workers=workers):
+        here = partial(encode_files, encoder, batch_size=batch_size, workers=workers)
+        for encoded in (through or here)(rest):
             skipped += encoded.skipped
             waiting.append(encoded)
             done += len(encoded.images) + len(encoded.skipped)

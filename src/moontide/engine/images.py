@@ -1,0 +1,104 @@
+"""The image pass of `moontide encode` on Ray Data: the batches of one process, through many encoders, in their order.
+
+A row of the dataset is a piece of the list of images, a whole number of batches. Each worker, an actor, has an encoder
+and puts the batches of a piece through it as one process would; what comes back, in the order of the images, goes into
+the store in this process. So the store is the same, it goes on after a stop in the same way, and no more vectors are in
+memory than Ray Data lets wait. A worker that dies is replaced, and its pieces are encoded again.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from moontide.encoders import encoder
+from moontide.encoders.pipeline import Encoded, encode_files
+from moontide.encoders.sources import ImageFile, Skip
+from moontide.engine.ray import places, resources
+from moontide.errors import InputError, MoontideError
+
+PIECE = 8  # batches of a piece, at most: decoding one goes on beside encoding another
+PIECES = 4  # of a worker, at least, where there are so many batches
+
+
+@dataclass(frozen=True)
+class EncoderSpec:
+    """What a worker makes its encoder of, and how it uses it."""
+
+    name: str
+    device: str
+    autocast: bool
+    batch_size: int
+    threads: int  # that decode images
+    folder: str  # that relative paths of models start from
+
+
+class Piecewise:
+    """An encoder that takes pieces of a list of images: what an actor of Ray Data runs."""
+
+    def __init__(self, spec: EncoderSpec) -> None:
+        if os.path.isdir(spec.folder):  # a machine of the cluster may not have it
+            os.chdir(spec.folder)
+        self.spec, self.encoder = spec, encoder(spec.name, spec.device, spec.autocast)
+        warnings.filterwarnings("ignore", module=r"PIL\.")  # of odd metadata
+
+    def __call__(self, rows: Mapping[str, Sequence[str]]) -> Iterator[dict[str, list[Any]]]:
+        """Encode the images of some pieces; each batch is a row: who is in it, who is not and why, and the vectors."""
+        images = [ImageFile(i, Path(path), *place) for piece in rows["piece"] for i, path, *place in json.loads(piece)]
+        try:
+            for found in encode_files(self.encoder, images, batch_size=self.spec.batch_size, workers=self.spec.threads):
+                told = {"images": [image.id for image in found.images], "skipped": found.skipped}
+                yield {"told": [json.dumps(told)], "features": [found.features.tobytes()]}
+        except MoontideError as error:  # Ray would wrap it
+            yield {"told": [json.dumps({"error": str(error)})], "features": [b""]}
+
+
+def encode_on_ray(
+    images: Sequence[ImageFile],
+    dim: int,
+    name: str,
+    device: str = "cpu",
+    autocast: bool = False,
+    *,
+    batch_size: int,
+    workers: int | None = None,
+) -> Iterator[Encoded]:
+    """Encode images batch by batch, in their order, on the cluster that `engine.ray.connect` joined."""
+    import ray.data
+
+    count = places(workers, device)
+    cpus = max(1, int(resources()["CPU"]) // count)
+    spec = EncoderSpec(name, device, autocast, batch_size, cpus, os.getcwd())
+    by_id = {image.id: image for image in images}
+    each = max(1, min(PIECE, len(images) // (PIECES * count * batch_size))) * batch_size
+    pieces = [{"piece": _piece(images[i : i + each])} for i in range(0, len(images), each)]
+    logging.getLogger("ray.data").setLevel(logging.ERROR)
+    context = ray.data.DataContext.get_current()
+    context.enable_progress_bars = False
+    context.execution_options.preserve_order = True
+    encoded = ray.data.from_items(pieces, override_num_blocks=len(pieces)).map_batches(
+        Piecewise,
+        batch_size=1,
+        compute=ray.data.ActorPoolStrategy(size=min(count, len(pieces))),
+        fn_constructor_args=[spec],
+        num_cpus=cpus,
+        num_gpus=int(device == "cuda"),
+    )
+    for row in encoded.iter_rows():
+        told = json.loads(row["told"])
+        if "error" in told:
+            raise InputError(told["error"])
+        features = np.frombuffer(row["features"], np.float32).reshape(-1, dim)
+        yield Encoded([by_id[i] for i in told["images"]], features, [Skip(*skip) for skip in told["skipped"]])
+
+
+def _piece(images: Sequence[ImageFile]) -> str:
+    return json.dumps([[x.id, os.path.abspath(x.path), x.offset, x.size] for x in images])
