@@ -93,15 +93,28 @@ class Method(Options):
         raise TypeError(f"{type(self).__name__} implements neither _fit nor start and step.")
 
 
+def per_class(axis: int, entries: str = "values") -> dict[str, Any]:
+    """Return the metadata of a field of a `State` with an entry for each class along `axis`: classes can come and go.
+
+    `entries`: "values", of any kind; "numbers" of classes along the last axis, -1 for none; "shares" of the classes in
+    a sample.
+
+    >>> per_class(1)
+    {'class_axis': 1, 'entries': 'values'}
+    """
+    return {"class_axis": axis, "entries": entries}
+
+
 @dataclasses.dataclass(frozen=True)
 class State:
     """What an online method remembers: arrays, and numbers that are saved as 0-d arrays.
 
-    A method adds its own fields. A field of an object that cannot be saved (an encoder) is declared with
-    `metadata={"live": True}` and handed in again when the state is loaded.
+    A method adds its own fields. An array with an axis of classes is declared with `metadata=per_class(axis)`. A field
+    of an object that cannot be saved (an encoder) is declared with `metadata={"live": True}` and handed in again when
+    the state is loaded.
     """
 
-    text: Array  # (K, d) unit rows
+    text: Array = dataclasses.field(metadata=per_class(0))  # (K, d) unit rows
     logit_scale: float
     seen: int  # samples so far
 
@@ -138,11 +151,12 @@ class OnlineMethod(Method):
 
         `x` is what the method reads of each sample: features (n, d), views (n, V, d) or images.
         """
-        x = self._check(state, x)
+        x = self.check(state, x)
         after, result = self._step(state, x)
         return dataclasses.replace(after, seen=state.seen + len(x)), result
 
-    def _check(self, state: State, x: Array) -> Array:
+    def check(self, state: State, x: Array) -> Array:
+        """Return samples as `_step` takes them, in new memory: unit rows of the state's kind; images are left alone."""
         if "images" in self.needs:
             return x
         ndim = 3 if "views" in self.needs else 2

@@ -16,7 +16,7 @@ negative sum upside down). Cosines may be negative, so `probs` is the softmax of
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, ClassVar
 
@@ -26,7 +26,7 @@ from moontide.core.simplex import log_softmax, one_hot, softmax
 from moontide.core.slots import NONE, place
 from moontide.methods.gda_clip import biases
 from moontide.options import option
-from moontide.protocols import OnlineMethod, State
+from moontide.protocols import OnlineMethod, State, per_class
 from moontide.types import Result, Task
 
 
@@ -34,10 +34,10 @@ from moontide.types import Result, Task
 class ADAPTState(State):
     """The bank of at most L samples a class and the class means."""
 
-    bank: Array  # (K, L, d) features, zero where a slot is empty
-    weight: Array  # (K, L) probability of the class, zero where a slot is empty
-    entropy: Array  # (K, L) infinite where a slot is empty
-    mu: Array  # (K, d)
+    bank: Array = field(metadata=per_class(0))  # (K, L, d) features, zero where a slot is empty
+    weight: Array = field(metadata=per_class(0))  # (K, L) probability of the class, zero where a slot is empty
+    entropy: Array = field(metadata=per_class(0))  # (K, L) infinite where a slot is empty
+    mu: Array = field(metadata=per_class(0))  # (K, d)
     last: Array  # (d,) the sample that entered last
 
 

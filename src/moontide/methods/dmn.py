@@ -16,7 +16,7 @@ its scores are p_text + p_dyn; the published weight of p_dyn was searched on tes
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from moontide.core.arrays import Array, device, namespace, to_numpy
@@ -24,7 +24,7 @@ from moontide.core.simplex import entropy as entropy_of
 from moontide.core.simplex import softmax
 from moontide.core.slots import NONE, HostArray, place, write
 from moontide.options import option
-from moontide.protocols import OnlineMethod, State, copy_array
+from moontide.protocols import OnlineMethod, State, copy_array, per_class
 from moontide.types import Result, Task
 
 BLOCK_ENTRIES = 2**22  # weights held at once
@@ -35,8 +35,8 @@ BLOCK_ROWS = 256  # samples read together where each is read after it was stored
 class DMNState(State):
     """The dynamic memory; an empty slot is a zero key of infinite entropy."""
 
-    keys: Array  # (K, M, d)
-    entropy: Array  # (K, M)
+    keys: Array = field(metadata=per_class(0))  # (K, M, d)
+    entropy: Array = field(metadata=per_class(0))  # (K, M)
 
 
 @dataclass(frozen=True)

@@ -22,14 +22,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from moontide.core.arrays import Array, class_counts, device, namespace
 from moontide.core.ple import EPS, concentration, log_c, sample_weights
 from moontide.core.simplex import log_softmax, softmax
 from moontide.options import option
-from moontide.protocols import OnlineMethod, State, copy_array
+from moontide.protocols import OnlineMethod, State, copy_array, per_class
 from moontide.types import Result, Task
 
 BLOCK_ROWS = 128  # samples whose products with the bank and each other are made at once
@@ -41,7 +41,7 @@ class BankState(State):
     """The last B samples, oldest first; zeros in front until B were seen."""
 
     bank_features: Array  # (B, d)
-    bank_z: Array  # (B, K)
+    bank_z: Array = field(metadata=per_class(1, "shares"))  # (B, K)
     bank_gamma: Array  # (B,)
 
 

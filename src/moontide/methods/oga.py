@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from moontide.core.arrays import Array, device, namespace, to_numpy
@@ -33,7 +33,7 @@ from moontide.core.simplex import entropy as entropy_of
 from moontide.core.simplex import softmax
 from moontide.core.slots import NONE, place, write
 from moontide.options import option
-from moontide.protocols import OnlineMethod, State, copy_array
+from moontide.protocols import OnlineMethod, State, copy_array, per_class
 from moontide.types import Result, Task
 
 
@@ -41,9 +41,9 @@ from moontide.types import Result, Task
 class OGAState(State):
     """The memory, in half precision where faithful, and the model made from it."""
 
-    keys: Array  # (K, C, d)
-    entropy: Array  # (K, C), infinite where a slot is empty
-    mu: Array  # (K, d)
+    keys: Array = field(metadata=per_class(0))  # (K, C, d)
+    entropy: Array = field(metadata=per_class(0))  # (K, C), infinite where a slot is empty
+    mu: Array = field(metadata=per_class(0))  # (K, d)
     precision: Array  # (d, d)
 
 

@@ -21,14 +21,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from moontide.core.arrays import Array, device, namespace, to_numpy
 from moontide.core.simplex import log_softmax, softmax
 from moontide.core.slots import place, write
 from moontide.options import option
-from moontide.protocols import OnlineMethod, State, copy_array
+from moontide.protocols import OnlineMethod, State, copy_array, per_class
 from moontide.types import Result, Task
 
 BLOCK_ENTRIES = 2**22  # affinities, and entries of masks, held at once
@@ -39,11 +39,11 @@ CACHES = ("positive_keys", "positive_entropy", "negative_keys", "negative_entrop
 class TDAState(State):
     """The two caches; an entropy is infinite where a slot is empty."""
 
-    positive_keys: Array  # (K, C, d)
-    positive_entropy: Array  # (K, C)
-    negative_keys: Array  # (K, C', d)
-    negative_entropy: Array  # (K, C')
-    negative_classes: Array  # (K, C', W) integers, K where there is no further class
+    positive_keys: Array = field(metadata=per_class(0))  # (K, C, d)
+    positive_entropy: Array = field(metadata=per_class(0))  # (K, C)
+    negative_keys: Array = field(metadata=per_class(0))  # (K, C', d)
+    negative_entropy: Array = field(metadata=per_class(0))  # (K, C')
+    negative_classes: Array = field(metadata=per_class(0, "numbers"))  # (K, C', W), -1 where there is no further class
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ class TDA(OnlineMethod):
             positive_entropy=xp.full(positive, xp.inf, **kind),
             negative_keys=xp.zeros((*negative, d), **kind),
             negative_entropy=xp.full(negative, xp.inf, **kind),
-            negative_classes=xp.full((*negative, self.mask_width(k)), k, dtype=xp.int64, device=device(task.text)),
+            negative_classes=xp.full((*negative, self.mask_width(k)), -1, dtype=xp.int64, device=device(task.text)),
         )
 
     def _step(self, state: TDAState, x: Array) -> tuple[TDAState, Result]:  # type: ignore[override]
@@ -145,12 +145,12 @@ class TDA(OnlineMethod):
         return min(k, int(1 / self.mask_low))
 
     def masked_classes(self, probs: Array) -> Array:
-        """List the classes with mask_low < p < mask_high of each row, (n, W), filled up with K."""
+        """List the classes with mask_low < p < mask_high of each row, (n, W), filled up with -1."""
         xp = namespace(probs)
         k = probs.shape[1]
         largest = xp.argsort(probs, axis=1, descending=True)[:, : self.mask_width(k)]  # (n, W)
         p = xp.take_along_axis(probs, largest, axis=1)  # (n, W)
-        return xp.where((self.mask_low < p) & (p < self.mask_high), largest, k)
+        return xp.where((self.mask_low < p) & (p < self.mask_high), largest, -1)
 
     def read(self, cache: TDAState, x: Array) -> Array:
         """Return what the caches add to the logits, (n, K)."""
@@ -181,14 +181,14 @@ def affinity(x: Array, keys: Array, sharpness: float) -> Array:
 
 
 def masks(classes: Array, k: int, ref: Array) -> Array:
-    """Turn lists of classes (E, W), filled up with K, into rows of zeros and ones (E, K).
+    """Turn lists of classes (E, W), filled up with -1, into rows of zeros and ones (E, K).
 
     >>> import numpy as np
-    >>> masks(np.asarray([[1, 3], [3, 3]]), 3, np.zeros(1))
+    >>> masks(np.asarray([[1, -1], [-1, -1]]), 3, np.zeros(1))
     array([[0., 1., 0.],
            [0., 0., 0.]])
     """
     xp = namespace(ref)
-    out = xp.zeros((classes.shape[0], k + 1), dtype=ref.dtype, device=device(ref))
+    out = xp.zeros((classes.shape[0], k + 1), dtype=ref.dtype, device=device(ref))  # the last column is for -1
     out[xp.arange(classes.shape[0], device=device(ref))[:, None], classes] = 1
     return out[:, :k]
