@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -123,19 +123,8 @@ def save_state(path: str | Path, method: Method, state: State) -> None:
     >>> loaded == tda, state.positive_keys.shape
     (True, (2, 5, 2))
     """
-    from safetensors.numpy import save
-
-    online = as_online(method)
-    check_state(online, state)
-    inside = online.method if isinstance(online, PerBatch) else online
-    metadata = {
-        "moontide": moontide.__version__,
-        "method": online.name,
-        "options": json.dumps({name: getattr(inside, name) for name in inside.specs()}),
-    }
-    arrays = {name: np.asarray(to_numpy(getattr(state, name)), order="C") for name in saved_fields(online)}
     with replacing(path) as handle:
-        handle.write(save(arrays, metadata))
+        handle.write(state_bytes(method, state))
 
 
 def load_state(path: str | Path, ref: Array | None = None, **live: Any) -> tuple[OnlineMethod, State]:
@@ -148,19 +137,84 @@ def load_state(path: str | Path, ref: Array | None = None, **live: Any) -> tuple
         ...
     moontide.errors.FileError: There is no state file none.safetensors.
     """
+    return read_state(*unpack(read_file(path), str(path)), str(path), ref, **live)
+
+
+def state_bytes(
+    method: Method, state: State, metadata: Mapping[str, str] | None = None, arrays: Mapping[str, Array] | None = None
+) -> bytes:
+    """Return the contents of a state file; what is added to it by names that begin with "stream" is not the state's.
+
+    >>> tda = moontide.method("tda")
+    >>> data = state_bytes(tda, tda.start(Task(np.eye(2), np.eye(2))))
+    >>> read_state(*unpack(data, "data"), "data")[1].seen
+    0
+    """
+    from safetensors.numpy import save
+
+    online = as_online(method)
+    check_state(online, state)
+    inside = online.method if isinstance(online, PerBatch) else online
+    about = {
+        "moontide": moontide.__version__,
+        "method": online.name,
+        "options": json.dumps({name: getattr(inside, name) for name in inside.specs()}),
+    }
+    values = {name: getattr(state, name) for name in saved_fields(online)} | dict(arrays or {})
+    packed = {name: np.asarray(to_numpy(value), order="C") for name, value in values.items()}
+    data: bytes = save(packed, {**about, **(metadata or {})})
+    return data
+
+
+def read_file(path: str | Path) -> bytes:
+    """Return the contents of a state file."""
     path = Path(path)
-    metadata, arrays = read_file(path)
+    if not path.exists():
+        raise FileError(f"There is no state file {path}.")
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise FileError(f"{path} cannot be read ({error.strerror}).") from error
+
+
+def unpack(data: bytes, source: str) -> tuple[dict[str, str], dict[str, Any]]:
+    """Return the metadata and the arrays of a state file; `source` names it in errors.
+
+    >>> unpack(b"no state", "a.safetensors")
+    Traceback (most recent call last):
+        ...
+    moontide.errors.FileError: a.safetensors cannot be read; it is damaged, cut short or no state file.
+    """
+    from safetensors import SafetensorError
+    from safetensors.numpy import load
+
+    try:
+        arrays = load(data)
+    except SafetensorError as error:
+        raise FileError(f"{source} cannot be read; it is damaged, cut short or no state file.") from error
+    header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+    metadata = header.get("__metadata__", {})
+    if not {"moontide", "method", "options"} <= metadata.keys():
+        raise FileError(f"{source} is not a state that moontide wrote.")
+    return metadata, arrays
+
+
+def read_state(
+    metadata: Mapping[str, str], arrays: Mapping[str, Any], source: str, ref: Array | None = None, **live: Any
+) -> tuple[OnlineMethod, State]:
+    """Make a method and its state from what `unpack` found."""
+    arrays = {name: value for name, value in arrays.items() if not name.startswith("stream")}
     try:
         method = as_online(make_method(metadata["method"], **json.loads(metadata["options"])))
     except (OptionError, ValueError, TypeError) as error:
         raise FileError(
-            f"{path} is a state of the method {metadata['method']!r} with options that cannot be used here: {error}"
+            f"{source} is a state of the method {metadata['method']!r} with options that cannot be used here: {error}"
         ) from error
     missing, unknown = saved_fields(method) - arrays.keys(), arrays.keys() - saved_fields(method)
     if missing or unknown:
         what = [f"lacks {sorted(missing)}"] * bool(missing) + [f"has the unknown {sorted(unknown)}"] * bool(unknown)
         raise FileError(
-            f"{path}, a state of {method.name} by moontide {metadata['moontide']}, {' and '.join(what)}; "
+            f"{source}, a state of {method.name} by moontide {metadata['moontide']}, {' and '.join(what)}; "
             f"this is moontide {moontide.__version__}. Start the stream anew, or use that version."
         )
     wanted = {f.name for f in dataclasses.fields(method.state_type)} - saved_fields(method)
@@ -168,24 +222,6 @@ def load_state(path: str | Path, ref: Array | None = None, **live: Any) -> tuple
         names = ", ".join(f"{name}=..." for name in sorted(wanted)) or "nothing"
         raise InputError(f"A state of {method.name} needs besides its file: {names}. Got {sorted(live)} instead.")
     return method, method.state_type(**{name: restore(value, ref) for name, value in arrays.items()}, **live)
-
-
-def read_file(path: Path) -> tuple[dict[str, str], dict[str, Any]]:
-    """Return the metadata and the arrays of a state file."""
-    from safetensors import SafetensorError, safe_open
-
-    if not path.exists():
-        raise FileError(f"There is no state file {path}.")
-    try:
-        with safe_open(path, framework="numpy") as held:
-            metadata = held.metadata() or {}
-            ours = {"moontide", "method", "options"} <= metadata.keys()
-            arrays = {name: held.get_tensor(name) for name in held.keys()} if ours else {}  # noqa: SIM118 (not a dict)
-    except (SafetensorError, OSError) as error:
-        raise FileError(f"{path} cannot be read; it is damaged, cut short or no state file ({error}).") from error
-    if not ours:
-        raise FileError(f"{path} is not a state that moontide wrote.")
-    return metadata, arrays
 
 
 def saved_fields(method: OnlineMethod) -> set[str]:

@@ -12,8 +12,10 @@ from typing import Any
 import numpy as np
 
 from moontide.checks.tasks import Tasks, expect, expect_same
+from moontide.core.arrays import to_numpy
 from moontide.core.simplex import zero_shot
 from moontide.protocols import OnlineMethod, State, samples
+from moontide.stream import change_classes
 from moontide.streams import load_state, save_state
 from moontide.types import Result, Task
 
@@ -144,3 +146,29 @@ def check_memory_is_bounded(m: OnlineMethod, tasks: Tasks) -> None:
         sizes.append(sum(np.asarray(value).nbytes for value in _fields(state).values()))
     half = len(sizes) // 2
     expect(max(sizes[half:]) <= max(sizes[:half]), f"the state grows: bytes after each 40 samples are {sizes}")
+
+
+def check_classes_come_and_go(m: OnlineMethod, tasks: Tasks) -> None:
+    """Classes can be added to a warm state and removed again, which leaves it as it was, and the stream goes on.
+
+    >>> from moontide import method, protocols
+    >>> check_classes_come_and_go(protocols.as_online(method("zero_shot")), Tasks())
+    """
+    task = tasks()
+    x, k = samples(m, task), task.k
+    state = _warm(m, tasks)
+    more = change_classes(m, state, range(k), -task.text[:2, :])
+    fewer = change_classes(m, state, range(1, k))
+    for name, value in _fields(change_classes(m, more, range(k))).items():
+        expect(np.allclose(value, getattr(state, name)), f"'{name}' is not the same after a class came and went")
+    for changed, kind in ((more, "added"), (fewer, "removed")):
+        start = m.start(dataclasses.replace(task, text=changed.text, class_names=None))
+        for name, value in _fields(start).items():
+            found, wanted = np.shape(getattr(changed, name)), np.shape(value)
+            expect(found == wanted, f"'{name}' is {found} and not {wanted} after classes were {kind}; is it per_class?")
+        after, result = m.step(m.step(changed, x)[0], x)
+        expect(
+            result.probs.shape == (task.n, len(changed.text)), f"probs are {result.probs.shape} after {kind} classes"
+        )
+        expect(bool(np.isfinite(to_numpy(result.probs)).all()), f"probs are not finite after classes were {kind}")
+        expect(after.seen == state.seen + 2 * task.n, f"'seen' is {after.seen} after classes were {kind}")

@@ -15,9 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import tempfile
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,7 +28,7 @@ from moontide.errors import InputError, MissingInputError, MoontideError
 from moontide.protocols import Method, State, as_online
 from moontide.serve.journal import Push, Record, Saved, Snapshot, Store, StoreError
 from moontide.store.files import place
-from moontide.streams import load_state, save_state
+from moontide.streams import read_state, state_bytes, unpack
 from moontide.types import Result, Task
 
 Floats = npt.NDArray[np.float32]
@@ -143,29 +141,6 @@ class Moment(NamedTuple):
         return sum(map(len, self.window))
 
 
-def state_bytes(method: Method, state: State) -> bytes:
-    """Return a state as the contents of a state file.
-
-    >>> import moontide
-    >>> tda = moontide.method("tda")
-    >>> data = state_bytes(tda, tda.start(Task(np.eye(2), np.eye(2))))
-    >>> state_from(data).seen
-    0
-    """
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "state.safetensors"
-        save_state(path, method, state)
-        return path.read_bytes()
-
-
-def state_from(data: bytes, ref: Array | None = None) -> State:
-    """Read a state from the contents of a state file; its arrays are of the kind of `ref`, or numpy's."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "state.safetensors"
-        path.write_bytes(data)
-        return load_state(path, ref)[1]
-
-
 def answers_of(result: Result) -> Answers:
     """Return the predictions of a result as one record a sample.
 
@@ -225,7 +200,7 @@ class Stream:
 
     def at(self, saved: Saved, window: tuple[Floats, ...]) -> Moment:
         """Return the moment of a saved state."""
-        state = state_from(saved.state, self.ref)
+        _, state = read_state(*unpack(saved.state, self.name), self.name, self.ref)
         return Moment(state, Tally.read(saved.tally), saved.seq, saved.total, window)
 
     def embeddings(self, record: Record) -> Floats:

@@ -1,0 +1,277 @@
+"""A stream of samples that come one by one or in small batches, labelled by any method as they come.
+
+    stream = Stream("moon_stream", text, class_names=names, batch_size=16, max_wait=0.5)
+    result = stream.push(x)            # what was completed by it: maybe nothing, maybe samples that waited
+    result = stream.poll()             # what has waited long enough; call it now and then where pushes may stop
+    stream.add_classes(more, ["owl"])  # and stream.remove_classes(["cat"])
+    stream.save("birds.safetensors")   # Stream.load goes on to the last bit
+
+Samples are answered in the order in which they came. What is remembered is the state of the method, whose size does not
+depend on the length of the stream, and fewer samples that wait than `batch_size`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from moontide.core.arrays import Array, as_real, device, is_torch_array, like, namespace, unit_rows
+from moontide.errors import FileError, InputError, MissingInputError, OptionError, unknown_name
+from moontide.protocols import Method, OnlineMethod, State, as_online, copy_array
+from moontide.registry import method as make_method
+from moontide.store.files import replacing
+from moontide.streams import read_file, read_state, restore, state_bytes, unpack
+from moontide.types import Result, Task, check_class_names
+
+WAITING = "stream.waiting"
+
+
+class Stream:
+    """Feeds samples to a method as they come; not to be shared between threads.
+
+    batch_size: samples of a micro-batch; None: every push is one.
+    max_wait: seconds after which samples that wait are labelled in a smaller batch, looked at by `push` and `poll`.
+
+    >>> import numpy as np
+    >>> stream = Stream("tda", np.eye(3), class_names=["ant", "bee", "cat"], batch_size=2)
+    >>> stream.push([[1, 0, 0.5]]).labels, stream.waiting
+    (array([], dtype=int64), 1)
+    >>> stream.push([[0, 1, 0.5]]).labels, stream.waiting
+    (array([0, 1]), 0)
+    >>> stream.remove_classes(["ant"])
+    >>> stream.push([[1, 0, 0.5], [1, 0.5, 0]]).labels, stream.class_names
+    (array([1, 0]), ('bee', 'cat'))
+    """
+
+    def __init__(
+        self,
+        method: Method | str,
+        text: Array,
+        *,
+        class_names: Sequence[str] | None = None,
+        logit_scale: float = 100.0,
+        batch_size: int | None = None,
+        max_wait: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        **extras: Any,
+    ) -> None:
+        """Begin a stream over the classes of `text` (K, d); `extras` is what a method needs once, such as `encoder`."""
+        chosen = make_method(method) if isinstance(method, str) else method
+        missing = sorted(chosen.needs - {"views", "images"} - extras.keys())
+        if missing:
+            raise MissingInputError(f"The method {chosen.name} needs {' and '.join(missing)}: pass {missing[0]}=...")
+        prototypes = as_real(text, "text_features")
+        task = Task(prototypes[:1, :], prototypes, logit_scale, class_names, extras=extras)
+        self._begin(as_online(chosen), as_online(chosen).start(task), task.class_names, batch_size, max_wait, clock)
+
+    def _begin(
+        self,
+        method: OnlineMethod,
+        state: State,
+        class_names: Sequence[str] | None,
+        batch_size: int | None,
+        max_wait: float | None,
+        clock: Callable[[], float],
+        rows: Any = None,
+    ) -> None:
+        if batch_size is not None and not (isinstance(batch_size, int) and batch_size >= 1):
+            raise OptionError(f"'batch_size' must be an integer of at least 1, or None. Got {batch_size!r} instead.")
+        if max_wait is not None and batch_size is None:
+            raise OptionError("'max_wait' has no effect without 'batch_size': nothing waits. Leave it out.")
+        if max_wait is not None and not max_wait >= 0:
+            raise OptionError(
+                f"'max_wait' must be a number of seconds of at least 0, or None. Got {max_wait!r} instead."
+            )
+        self.method, self.state = method, state
+        self.class_names = None if class_names is None else tuple(class_names)
+        self.batch_size, self.max_wait, self._clock = batch_size, max_wait, clock
+        self._rows, self._since = rows, clock()
+
+    @property
+    def waiting(self) -> int:
+        """How many samples wait for their batch to fill."""
+        return 0 if self._rows is None else len(self._rows)
+
+    @property
+    def seen(self) -> int:
+        """How many samples were labelled."""
+        return self.state.seen
+
+    def push(self, x: Any) -> Result:
+        """Take samples (n, d), or what else the method reads, and return the answers that are ready, oldest first.
+
+        Where it raises an error, the stream is as it was before.
+        """
+        x = self.method.check(self.state, x)
+        rows = x if self._rows is None else join(self._rows, x)
+        return self._advance(rows, 1 if self._late() else self.batch_size or 1)
+
+    def poll(self) -> Result:
+        """Return answers to the samples that wait if the oldest has waited `max_wait` seconds."""
+        return self.flush() if self._late() else self._nothing()
+
+    def flush(self) -> Result:
+        """Return answers to all samples that wait."""
+        return self._advance(self._rows, 1)
+
+    def _late(self) -> bool:
+        return self.waiting > 0 and self.max_wait is not None and self._clock() - self._since >= self.max_wait
+
+    def _advance(self, rows: Any, least: int) -> Result:
+        """Label `rows` in micro-batches while at least `least` are left, and keep the others waiting."""
+        state, results, start, n = self.state, [], 0, 0 if rows is None else len(rows)
+        while n - start >= least:
+            stop = min(start + (self.batch_size or n), n)
+            state, result = self.method.step(state, rows[start:stop])
+            results.append(result)
+            start = stop
+        if start or not self.waiting:
+            self._since = self._clock()
+        self.state, self._rows = state, None if start == n else copy_array(rows[start:])
+        return Result.concatenate(results) if results else self._nothing()
+
+    def _nothing(self) -> Result:
+        none = self.state.text[:0, :] @ self.state.text.T  # (0, K)
+        return Result(none, none)
+
+    def add_classes(self, text: Array, class_names: Sequence[str] | None = None) -> None:
+        """Add the classes of `text` (A, d) after those there are; samples that wait are labelled with them too."""
+        text = as_real(text, "text_features")
+        if (class_names is None) != (self.class_names is None):
+            rule = "needs 'class_names', as the stream has them" if class_names is None else "takes no 'class_names'"
+            raise InputError(f"'add_classes' {rule}.")
+        names = None
+        if self.class_names is not None and class_names is not None:
+            names = (*self.class_names, *check_class_names(class_names, text.shape[0]))
+        self.state = change_classes(self.method, self.state, range(self.state.text.shape[0]), text)
+        self.class_names = names
+
+    def remove_classes(self, classes: Sequence[int | str]) -> None:
+        """Forget classes, by number or name; the numbers of those behind them move up."""
+        k = self.state.text.shape[0]
+        gone = {self._number(which, k) for which in classes}
+        keep = [i for i in range(k) if i not in gone]
+        if not keep:
+            raise InputError(f"A stream needs at least one class. Got all {k} to remove; add others first.")
+        self.state = change_classes(self.method, self.state, keep)
+        self.class_names = self.class_names and tuple(self.class_names[i] for i in keep)
+
+    def _number(self, which: int | str, k: int) -> int:
+        if isinstance(which, str):
+            if self.class_names is None or which not in self.class_names:
+                raise unknown_name("class", which, self.class_names or ())
+            return self.class_names.index(which)
+        if not 0 <= which < k:
+            raise InputError(f"'classes' must be numbers from 0 to {k - 1}, or names. Got {which} instead.")
+        return int(which)
+
+    def save(self, path: str | Path) -> None:
+        """Write all of the stream to a state file, which `moontide stream --resume` takes; what waits goes along."""
+        if self.waiting and "images" in self.method.needs:
+            raise InputError(f"{self.waiting} images wait, which a state file cannot hold; call flush() first.")
+        settings = {"class_names": self.class_names, "batch_size": self.batch_size, "max_wait": self.max_wait}
+        arrays = {WAITING: self._rows} if self.waiting else {}
+        data = state_bytes(self.method, self.state, {"stream": json.dumps(settings)}, arrays)
+        with replacing(path) as handle:
+            handle.write(data)
+
+    @classmethod
+    def load(
+        cls, path: str | Path, ref: Array | None = None, clock: Callable[[], float] = time.monotonic, **live: Any
+    ) -> Stream:
+        """Read a stream that `save` wrote; what waits begins to wait again. `ref` and `live` are as in `load_state`.
+
+        >>> import tempfile, numpy as np
+        >>> stream = Stream("moon_stream", np.eye(3), batch_size=2)
+        >>> _ = stream.push(np.eye(3))
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     stream.save(f"{folder}/a.safetensors")
+        ...     again = Stream.load(f"{folder}/a.safetensors")
+        >>> again.seen, again.waiting, again.method == stream.method
+        (2, 1, True)
+        """
+        metadata, arrays = unpack(read_file(path), str(path))
+        if "stream" not in metadata:
+            raise FileError(f"{path} is a state without a stream; load it by moontide.streams.load_state.")
+        method, state = read_state(metadata, arrays, str(path), ref, **live)
+        rows = restore(arrays[WAITING], ref) if WAITING in arrays else None
+        stream = cls.__new__(cls)
+        stream._begin(method, state, clock=clock, rows=rows, **json.loads(metadata["stream"]))
+        return stream
+
+
+def join(first: Any, second: Any) -> Any:
+    """Put samples after others: rows of arrays, or lists of images.
+
+    >>> join([1], [2])
+    [1, 2]
+    """
+    if is_torch_array(first) or hasattr(first, "dtype"):
+        return namespace(first).concat([first, second])
+    return [*first, *second]
+
+
+def change_classes(method: OnlineMethod, state: State, keep: Sequence[int], text: Array | None = None) -> State:
+    """Return a state with the classes `keep`, in that order, and then new ones, of which nothing is remembered.
+
+    Only what is declared `per_class` changes, and of new classes it is what `start` makes it.
+
+    >>> import moontide, numpy as np
+    >>> tda = moontide.method("tda")
+    >>> state = tda.start(Task(np.eye(3), np.eye(3)))
+    >>> change_classes(tda, state, [2], np.eye(3)[:1]).text
+    array([[0., 0., 1.],
+           [1., 0., 0.]])
+    """
+    xp = namespace(state.text)
+    index = xp.asarray(list(keep), dtype=xp.int64, device=device(state.text))  # (K',)
+    wanted = xp.take(state.text, index, axis=0)
+    if text is not None:
+        added = like(unit_rows(as_real(text, "text_features"), "text_features"), state.text)
+        if added.shape[1] != wanted.shape[1]:
+            raise InputError(
+                "'text_features' must have the dimension of the stream, "
+                f"{wanted.shape[1]}. Got {added.shape[1]} instead."
+            )
+        wanted = xp.concat([wanted, added])
+    fields = dataclasses.fields(state)
+    live = {f.name: getattr(state, f.name) for f in fields if f.metadata.get("live")}
+    fresh = method.start(Task(wanted[:1, :], wanted, state.logit_scale, extras=live))
+    changed = {
+        f.name: carry(getattr(state, f.name), getattr(fresh, f.name), index, **f.metadata)
+        for f in fields
+        if "class_axis" in f.metadata
+    }
+    return dataclasses.replace(state, **changed)
+
+
+def carry(old: Array, fresh: Array, index: Array, class_axis: int, entries: str) -> Array:
+    """Return the entries of the classes `index` of an array, and then those of `fresh` for the new classes.
+
+    Numbers of classes follow the classes, and shares of those that stay are made to sum to 1.
+
+    >>> import numpy as np
+    >>> carry(np.asarray([[0.2, 0.2, 0.6]]), np.zeros((1, 3)), np.asarray([0, 1]), 1, "shares")
+    array([[0.5, 0.5, 0. ]])
+    """
+    xp, k, kept = namespace(old), old.shape[class_axis], index.shape[0]
+    new = xp.arange(kept, fresh.shape[class_axis], device=device(old))
+    total = xp.sum(old, axis=class_axis, keepdims=True)
+    old = xp.take(old, index, axis=class_axis)
+    if entries == "numbers":
+        table = xp.full((k + 1,), -1, dtype=old.dtype, device=device(old))  # the last entry is for -1
+        table[index] = xp.arange(kept, dtype=old.dtype, device=device(old))
+        old, width = table[old], fresh.shape[-1]
+        order = xp.argsort(xp.astype(old < 0, xp.int64), axis=-1, stable=True)  # the classes first
+        padding = xp.full((*old.shape[:-1], width), -1, dtype=old.dtype, device=device(old))
+        old = xp.concat([xp.take_along_axis(old, order, axis=-1), padding], axis=-1)[..., :width]
+    if entries == "shares" and kept < k:
+        left = xp.sum(old, axis=class_axis, keepdims=True)
+        shares = old / xp.where(left > 0, left, xp.ones_like(left))
+        lost = (left == 0) & (total > 0)  # all that the sample had
+        old = xp.where(lost, xp.full_like(old, 1 / max(kept, 1)), shares)
+    return xp.concat([old, xp.take(fresh, new, axis=class_axis)], axis=class_axis)
