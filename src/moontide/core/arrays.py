@@ -21,17 +21,22 @@ __all__ = [
     "affine",
     "as_matrix",
     "as_real",
+    "buffers",
     "class_counts",
     "clip",
+    "column_dots",
     "columns",
     "device",
     "device_type",
+    "exp_",
     "is_torch_array",
+    "last",
     "like",
     "namespace",
     "put",
     "put_columns",
     "row_dots",
+    "row_norms",
     "to_numpy",
     "unit_rows",
 ]
@@ -127,7 +132,7 @@ def unit_rows(x: Array, name: str | None = None) -> Array:
     if 0 in x.shape:
         return x
     with np.errstate(over="ignore", invalid="ignore"):
-        norm = xp.linalg.vector_norm(x, axis=-1, keepdims=True)
+        norm = row_norms(x)[..., None]
         low, high = xp.stack([xp.min(norm), xp.max(norm)]).tolist()
         usual = low > 1e-12 and high < 1e12  # false for NaN
     if not usual:  # something is wrong, or near the limits of float32: scale by the largest first
@@ -142,7 +147,7 @@ def unit_rows(x: Array, name: str | None = None) -> Array:
                 zero, f"'{name}' must not have all-zero rows, which have no direction.", "Got zeros in {}; remove them."
             )
         x = x / xp.where(zero, xp.ones_like(largest), largest)
-        norm = clip(xp.linalg.vector_norm(x, axis=-1, keepdims=True), 1)  # 1 or more, but for zero rows
+        norm = clip(row_norms(x)[..., None], 1)  # 1 or more, but for zero rows
     return x / norm
 
 
@@ -188,6 +193,52 @@ def row_dots(x: Array, y: Array) -> Array:
     array([3., 3.])
     """
     return (x * y).sum(-1) if is_torch_array(x) else np.vecdot(x, y)
+
+
+def row_norms(x: Array) -> Array:
+    """Return the lengths of the rows, (N,).
+
+    >>> row_norms(np.asarray([[3.0, 4.0]]))
+    array([5.])
+    """
+    return namespace(x).sqrt(row_dots(x, x))
+
+
+def column_dots(x: Array, y: Array) -> Array:
+    """Return sum_i x_ik y_ik of each column, (K,).
+
+    >>> column_dots(np.ones((2, 3)), np.ones((2, 3)))
+    array([2., 2., 2.])
+    """
+    return (x * y).sum(0) if is_torch_array(x) else np.einsum("ik,ik->k", x, y)
+
+
+def exp_(x: Array) -> Array:
+    """Return exp(x), written over `x` (torch's `x.exp_()` for both libraries).
+
+    >>> exp_(np.zeros(1))
+    array([1.])
+    """
+    return x.exp_() if is_torch_array(x) else np.exp(x, out=x)
+
+
+def buffers(ref: Array, count: int, shape: tuple[int, ...]) -> list[Array]:
+    """Return uninitialised numpy arrays, made at once since a large allocation comes in large pages.
+
+    For torch, which keeps memory for the next array by itself, there are none.
+
+    >>> len(buffers(np.zeros(1), 2, (3, 4)))
+    2
+    """
+    return [] if is_torch_array(ref) else list(np.empty((count, *shape), ref.dtype))
+
+
+def last(spare: list[Array]) -> Array | None:
+    """Take the last array out of a list of `buffers`; None, where there is none, makes numpy and torch get a new one.
+
+    >>> last([])
+    """
+    return spare.pop() if spare else None
 
 
 def device_type(x: Array) -> str:

@@ -63,7 +63,7 @@ class Graph:
             order = xp.argsort(rows, stable=True)
             rows, cols, weight = rows[order], cols[order], weight[order]
         pointer = xp.searchsorted(rows, xp.arange(n + 1, device=device(self.neighbours)))  # (N + 1,)
-        return Affinity(pointer, cols, weight)
+        return Affinity(pointer, cols, weight, symmetric=symmetric)
 
 
 @dataclass(frozen=True)
@@ -80,9 +80,11 @@ class Affinity:
     neighbour: Array  # (E,)
     weight: Array  # (E,)
     width: int | None = None  # how many samples vote, where it is not as many as hear
+    symmetric: bool = False  # whether it is known to be
 
     @cached_property
-    def _matrix(self) -> Any:
+    def matrix(self) -> Any:
+        """The matrix in the library's own form: scipy's or torch's."""
         n = self.pointer.shape[0] - 1
         width = n if self.width is None else self.width
         if is_torch_array(self.weight):
@@ -95,9 +97,14 @@ class Affinity:
 
         return csr_array((self.weight, self.neighbour, self.pointer), shape=(n, width))
 
+    @cached_property
+    def transposed(self) -> Any:
+        """The matrix with hearers and voters exchanged."""
+        return self.matrix if self.symmetric else self.matrix.T.tocsr()
+
     def __call__(self, z: Array) -> Array:
         """Return the votes of the neighbours, (N, K)."""
-        return self._matrix @ z
+        return self.matrix @ z
 
     def blocks(self, k: int) -> list[tuple[slice, Any]]:
         """Cut the matrix into blocks of rows whose (rows, K) results stay in a core's cache; one block in torch."""
@@ -105,8 +112,16 @@ class Affinity:
         size = n if is_torch_array(self.weight) else max(1, BLOCK_ENTRIES // k)
         if size not in self._cuts:
             cuts = [slice(i, min(i + size, n)) for i in range(0, n, size)]
-            self._cuts[size] = [(rows, self._matrix[rows] if size < n else self._matrix) for rows in cuts]
+            self._cuts[size] = [(rows, self._cut(rows) if size < n else self.matrix) for rows in cuts]
         return self._cuts[size]
+
+    def _cut(self, rows: slice) -> Any:
+        from scipy.sparse import csr_array
+
+        whole, pointer = self.matrix, self.matrix.indptr[rows.start : rows.stop + 1]
+        edges = slice(pointer[0], pointer[-1])
+        parts = (whole.data[edges], whole.indices[edges], pointer - pointer[0])
+        return csr_array(parts, shape=(rows.stop - rows.start, whole.shape[1]))
 
     @cached_property
     def _cuts(self) -> dict[int, list[tuple[slice, Any]]]:

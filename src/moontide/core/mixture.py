@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from moontide.core import kernels
-from moontide.core.arrays import Array, clip, namespace
+from moontide.core.arrays import Array, clip, namespace, row_norms
 from moontide.core.ple import EPS, anchor_kl, concentration, log_c, means, prototypes, shrink
 
 
@@ -71,7 +71,7 @@ class MStep:
         beta = counts / (counts + alpha + EPS)  # (L,)
         anchor = text * anchor_r[:, None] if exact else text  # (L, d)
         resultant = shrink(means(sums, soft, self.count_epsilon), beta, anchor)  # (L, d)
-        r = xp.linalg.vector_norm(resultant, axis=1)  # (L,)
+        r = row_norms(resultant)  # (L,)
         mu = resultant / clip(r, EPS)[:, None] if self.update_mu else text  # (L, d)
         kappa = self.kappa(r, d) if self.update_kappa else anchor_kappa  # (L,)
         offset = log_c(d, kappa, self.log_normaliser) / self.temper  # (L,)

@@ -9,7 +9,17 @@ import math
 from typing import Any, NamedTuple
 
 from moontide.core import kernels
-from moontide.core.arrays import Array, class_counts, clip, columns, namespace, put_columns, row_dots
+from moontide.core.arrays import (
+    Array,
+    class_counts,
+    clip,
+    column_dots,
+    columns,
+    device,
+    namespace,
+    put_columns,
+    row_dots,
+)
 from moontide.core.bessel import banerjee, inverse_bessel_ratio
 from moontide.core.graph import Affinity, Graph
 from moontide.core.simplex import entropy
@@ -90,8 +100,8 @@ def initial_resultant(y: Array, cosine: Array, epsilon: float) -> Array:
     >>> initial_resultant(np.ones((2, 1)), np.asarray([[0.2], [0.4]]), 0.0).round(6)
     array([0.3])
     """
-    xp = namespace(y)
-    return 1 - xp.sum(y * (1 - cosine), axis=0) / _count(xp.sum(y, axis=0), epsilon)  # (K,)
+    total = namespace(y).sum(y, axis=0)  # (K,)
+    return 1 - (total - column_dots(y, cosine)) / _count(total, epsilon)  # (K,)
 
 
 def concentration(r: Array, d: int, inverse: str, r_cap: float) -> Array:
@@ -129,16 +139,43 @@ def prototypes(text: Array, mu: Array, kappa: Array, scale: float, temper: float
     return scale * text + (kappa / temper)[:, None] * mu  # (L, d)
 
 
+class AnchorLogits(NamedTuple):
+    """Those logits for classes at their anchor, where mu_k = t_k and the product is the cosine: made when asked for.
+
+    >>> import numpy as np
+    >>> AnchorLogits(np.ones((1, 1)), np.full(1, 100.0), np.ones(1))[:]
+    array([[101.]])
+    """
+
+    cosine: Array  # (N, K)
+    slope: Array  # (K,) scale + kappa_k / temper
+    offset: Array  # (K,) log C_d(kappa_k) / temper
+
+    def __getitem__(self, rows: Any) -> Array:
+        """Return the logits of some rows as a new array, (b, K)."""
+        logits = self.cosine[rows, :] * self.slope
+        logits += self.offset
+        return logits
+
+
+def at_anchor(cosine: Array, kappa: Array, d: int, form: str, scale: float, temper: float) -> AnchorLogits:
+    """Return the logits of classes at their anchor, to be made block by block.
+
+    >>> import numpy as np
+    >>> at_anchor(np.ones((1, 1)), np.ones(1), 3, "asymptotic", 100.0, 1.0).slope
+    array([101.])
+    """
+    return AnchorLogits(cosine, scale + kappa / temper, log_c(d, kappa, form) / temper)
+
+
 def anchor_logits(cosine: Array, kappa: Array, d: int, form: str, scale: float, temper: float) -> Array:
-    """Return those logits for classes at their anchor, where mu_k = t_k and the product is the cosine at hand.
+    """Return the same at once: (scale + kappa_k / temper) f_i . t_k + log C_d(kappa_k) / temper, (N, K).
 
     >>> import numpy as np
     >>> anchor_logits(np.ones((1, 1)), np.ones(1), 3, "asymptotic", 100.0, 1.0)
     array([[100.]])
     """
-    logits = cosine * (scale + kappa / temper)  # (N, K)
-    logits += log_c(d, kappa, form) / temper
-    return logits
+    return at_anchor(cosine, kappa, d, form, scale, temper)[:]
 
 
 class Assignment(NamedTuple):
@@ -154,31 +191,37 @@ class Assignment(NamedTuple):
 
 
 def e_step(
-    logits: Array, z: Array, votes_of: Affinity, live: Array | slice = NO_COLUMNS, values: Array | None = None
+    logits: Array | AnchorLogits,
+    z: Array,
+    votes_of: Affinity,
+    live: Array | slice = NO_COLUMNS,
+    values: Array | None = None,
+    out: Array | None = None,
 ) -> Assignment:
     """Eq. update-z: z_i = softmax(logits_i + votes_i), the votes those of the previous z.
 
-    Where `values` (N, L) are given, they stand for the columns `live` of the logits.
+    Where `values` (N, L) are given, they stand for the columns `live` of the logits. On a CPU, z is written to `out`.
 
     >>> import numpy as np
     >>> alone = Graph(np.zeros((1, 0), int), np.zeros((1, 0))).operator(symmetric=True)
     >>> e_step(np.zeros((1, 2)), np.ones((1, 2)), alone).z
     array([[0.5, 0.5]])
     """
-    xp = namespace(logits)
-    if fused(logits):
-        logits = logits if values is None else put_columns(logits, live, values)
-        return Assignment(*kernels.e_step(logits, z, (votes_of.pointer, votes_of.neighbour, votes_of.weight)))
-    new = xp.empty_like(z)  # (N, K)
+    xp = namespace(z)
+    if fused(z):
+        whole = values if isinstance(live, slice) and values is not None else logits[:]
+        if whole is not values and values is not None:
+            whole = put_columns(whole, live, values)
+        return Assignment(*kernels.e_step(whole, z, (votes_of.pointer, votes_of.neighbour, votes_of.weight)))
+    new = xp.empty_like(z) if out is None else out  # (N, K)
 
     def block(part: tuple[slice, Any]) -> tuple[Array, ...]:
         rows, matrix = part
         votes = matrix @ z  # (b, K)
-        a = logits[rows, :] + votes  # (b, K)
+        a = logits[rows] + votes  # (b, K)
         if values is not None:
             a[:, live] = values[rows, :] + columns(votes, live)
-        new[rows, :], *stats = softmax_rows(a, votes, z[rows, :])
-        return tuple(stats)
+        return softmax_rows(a, votes, z[rows, :], new[rows, :])[1:]
 
     parts = in_threads(block, votes_of.blocks(z.shape[1]))
     labels, log_sum, h, heard, echoed = (xp.concat(column) for column in zip(*parts, strict=True))
@@ -186,8 +229,12 @@ def e_step(
     return Assignment(new, labels, log_sum, entropy_weights(h, z.shape[1]), heard, echoed, counts)
 
 
-def softmax_rows(a: Array, votes: Array, z: Array) -> tuple[Array, Array, Array, Array, Array, Array]:
+def softmax_rows(
+    a: Array, votes: Array, z: Array, out: Array | None = None
+) -> tuple[Array, Array, Array, Array, Array, Array]:
     """Return softmax(a) of some rows, labels, log of the sums, entropies, and new and old z . votes; overwrites `a`.
+
+    `out`: where to write the softmax.
 
     >>> import numpy as np
     >>> softmax_rows(np.zeros((1, 2)), np.zeros((1, 2)), np.zeros((1, 2)))[0]
@@ -195,14 +242,14 @@ def softmax_rows(a: Array, votes: Array, z: Array) -> tuple[Array, Array, Array,
     """
     xp = namespace(a)
     labels = xp.argmax(a, axis=1)  # (b,)
-    top = xp.take_along_axis(a, labels[:, None], axis=1)  # (b, 1)
-    a -= top
-    p = xp.exp(a)  # (b, K)
-    total = xp.sum(p, axis=1, keepdims=True)  # (b, 1)
-    p /= total
-    log_total = xp.log(total[:, 0])  # (b,)
+    top = a[xp.arange(a.shape[0], device=device(a)), labels]  # (b,)
+    a -= top[:, None]
+    p = xp.exp(a, out=out)  # (b, K)
+    total = p @ xp.ones_like(p[0, :])  # (b,)
+    p /= total[:, None]
+    log_total = xp.log(total)  # (b,)
     entropy = log_total - row_dots(p, a)  # (b,)
-    return p, labels, top[:, 0] + log_total, entropy, row_dots(p, votes), row_dots(z, votes)
+    return p, labels, top + log_total, entropy, row_dots(p, votes), row_dots(z, votes)
 
 
 def echo(z: Array, votes_of: Affinity) -> Array:
@@ -252,7 +299,7 @@ def weighted_sums(z: Array, gamma: Array, f: Array) -> tuple[Array, Array]:
     if z.dtype != gamma.dtype:  # half precision on a GPU
         gamma = gamma.to(z.dtype)
         return kernels.half_product(z.T, f * gamma[:, None]), kernels.half_product(z.T, gamma[:, None])[:, 0]
-    return z.T @ (f * gamma[:, None]), gamma @ z
+    return (z * gamma[:, None]).T @ f, gamma @ z
 
 
 def empirical_means(z: Array, gamma: Array, f: Array, epsilon: float) -> Array:
@@ -292,7 +339,7 @@ def anchor_kl(text: Array, anchor_kappa: Array, anchor_r: Array, mu: Array, kapp
     >>> anchor_kl(np.eye(3)[:1], np.ones(1), np.ones(1), np.eye(3)[:1], np.ones(1), 3, "accurate")
     array([0.])
     """
-    aligned = namespace(mu).sum(mu * text, axis=1)  # (K,)
+    aligned = row_dots(mu, text)  # (K,)
     return log_c(d, anchor_kappa, form) - log_c(d, kappa, form) + anchor_r * (anchor_kappa - kappa * aligned)
 
 

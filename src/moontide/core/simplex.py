@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from moontide.core.arrays import Array, namespace
+from moontide.core.arrays import Array, exp_, namespace
 
 
 def softmax(logits: Array) -> Array:
@@ -36,9 +36,20 @@ def softmax_evidence(logits: Array) -> tuple[Array, Array]:
     >>> softmax_evidence(np.asarray([[1000.0, 0.0]]))
     (array([[1., 0.]]), array([1000.]))
     """
+    return softmax_evidence_(1 * logits)
+
+
+def softmax_evidence_(logits: Array) -> tuple[Array, Array]:
+    """Return the same, the softmax written over the logits.
+
+    >>> import numpy as np
+    >>> softmax_evidence_(np.asarray([[1000.0, 0.0]]))[0]
+    array([[1., 0.]])
+    """
     xp = namespace(logits)
     top = xp.max(logits, axis=-1, keepdims=True)  # (..., 1)
-    p = xp.exp(logits - top)  # (..., K)
+    logits -= top
+    p = exp_(logits)  # (..., K)
     total = xp.sum(p, axis=-1, keepdims=True)  # (..., 1)
     p /= total
     return p, (top + xp.log(total))[..., 0]

@@ -13,7 +13,7 @@ They differ in: `temper` (the released likelihood is divided by 50, its Laplacia
 `update`, `gamma_in_counts`, `graph`, `kappa_cap`, `r_cap`, `final_assignment` and `count_epsilon`.
 
 L_PLE, Eq. ple-ours with these options, is  sum_i gamma_i [ KL-like(z_i, y_i^text_weight) - z_i . log p_i / temper ]
-- laplacian_weight/2 sum_i gamma_i z_i . (M z)_i + sum_k alpha_k KL(V'_k || V_k) / temper,  M the scaled affinity. The
+- 1/2 sum_i gamma_i z_i . (M z)_i + sum_k alpha_k KL(V'_k || V_k) / temper,  M the affinity times its weight. The
 E-step minimises it over z with the Laplacian linearised, the exact M-step over (mu, kappa): it never rises for soft
 beta, exact update, Newton inverse, accurate normaliser, no caps, positive semi-definite M and a gamma that is fixed. A
 fixed gamma that is not constant makes gamma_i M_ij asymmetric, which the paper's proof overlooks; there the statement
@@ -27,14 +27,26 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from moontide.core.arrays import Array, affine, class_counts, clip, columns, device_type, namespace, put, to_numpy
+from moontide.core.arrays import (
+    Array,
+    affine,
+    buffers,
+    class_counts,
+    clip,
+    columns,
+    device_type,
+    last,
+    namespace,
+    put,
+    to_numpy,
+)
 from moontide.core.graph import Affinity, Graph, nearest_neighbours
 from moontide.core.mixture import Anchors, MStep
 from moontide.core.ple import (
     NO_COLUMNS,
     Assignment,
-    anchor_logits,
     anchor_weights,
+    at_anchor,
     class_confidence,
     concentration,
     e_step,
@@ -46,12 +58,14 @@ from moontide.core.ple import (
     weighted_sums,
 )
 from moontide.core.replay import replay
-from moontide.core.simplex import softmax_evidence
+from moontide.core.simplex import softmax_evidence_
+from moontide.core.sparse import Resting, worthwhile
 from moontide.errors import OptionError
 from moontide.options import option
 from moontide.protocols import Method
 from moontide.types import Result, Task
 
+STILL = 4  # roundings: assignments that move by less no longer change
 HALF = 2**23  # N x K above which precision "half" stores assignments in 16 bits: below, nothing is gained
 LARGE = 2**27  # N x K above which a CPU works in blocks of rows, with assignments in 16 bits
 
@@ -143,7 +157,7 @@ class MOON(Method):
         *energy, same = out.pop("energy").tolist()
         graph = Graph(out.pop("neighbours"), out.pop("weights"), float(out.pop("recall")) if "recall" in out else 1.0)
         z, y, kappa, beta = (out.pop(name) for name in ("z", "y", "kappa", "beta"))
-        return Result(z, y, None, energy, self.m_steps, bool(same), kappa, beta, {**out, "graph": graph})
+        return Result(z, y, None, energy, len(energy) - 1, bool(same), kappa, beta, {**out, "graph": graph})
 
     def _fit_in_blocks(self, task: Task) -> Result:
         """Solve a task whose N x K arrays are too many for memory as one shard; probabilities come in 16 bits."""
@@ -162,16 +176,17 @@ class MOON(Method):
         return result
 
     def peak_bytes(self, n: int, k: int, d: int, itemsize: int) -> int:
-        """Estimate the memory beyond the inputs: eight N x K arrays, or three of 2-byte numbers for large N."""
-        assignments = 6 * n * k if n * k > LARGE else 8 * n * k * itemsize
+        """Estimate the memory beyond the inputs: six N x K arrays, or three of 2-byte numbers for large N."""
+        assignments = 6 * n * k if n * k > LARGE else 6 * n * k * itemsize
         return assignments + itemsize * (2 * n * d + 8 * k * d)
 
     def _solve(self, task: Task) -> dict[str, Array]:
         """Alternate E-steps and M-steps. Nothing here waits for a GPU, so that the whole run can be replayed there."""
         xp = namespace(task.features)
         f, text, d, m_step = task.features, task.text, task.d, self.m_step(task.logit_scale)
-        cosine = f @ text.T  # (N, K)
-        y, log_evidence = softmax_evidence(task.logit_scale * cosine)  # (N, K), (N,)
+        spare = buffers(f, 4, (task.n, task.k))  # in numpy, the (N, K) arrays of the whole run
+        cosine = xp.matmul(f, text.T, out=last(spare))  # (N, K)
+        y, log_evidence = softmax_evidence_(xp.multiply(cosine, task.logit_scale, out=last(spare)))  # (N, K), (N,)
         r = clip(initial_resultant(y, cosine, self.count_epsilon), 0, self.r_cap)  # (K,)
         anchors = Anchors(text, concentration(r, d, self.inverse, self.r_cap), r, self.alpha_k(y))
         graph, votes_of = self.smoother(task)
@@ -181,33 +196,48 @@ class MOON(Method):
         none = xp.zeros_like(r)  # (K,)
         rest_kappa, rest_kl = m_step.at_rest(anchors)  # (K,), (K,)
         on_cpu = device_type(f) == "cpu"
-        rest = y  # (N, K)
-        if on_cpu:
-            rest = anchor_logits(cosine, rest_kappa, d, self.log_normaliser, m_step.scale, self.temper)
-        logits = anchor_logits(cosine, anchors.kappa, d, self.log_normaliser, m_step.scale, self.temper)  # (N, K)
-        live, values = NO_COLUMNS, None
+        rest, logits = (  # (N, K), (N, K)
+            at_anchor(cosine, kappa, d, self.log_normaliser, m_step.scale, self.temper)
+            for kappa in (rest_kappa, anchors.kappa)
+        )
+        live: Any = NO_COLUMNS
+        values: Array = None
         beta, mu, kappa, kl = none, text, anchors.kappa, none  # (K,), (K, d), (K,), (K,)
         labels = None if self.m_steps else xp.argmax(y, axis=1)  # (N,)
         early = self.gamma == "zero_shot" or self.votes == "gamma"  # whether gamma is asked for before the first E-step
         gamma = sample_weights(y) if early else xp.ones_like(log_evidence)  # (N,)
-        said = y * gamma[:, None] if self.votes == "gamma" else y  # (N, K)
-        low = f  # (N, d)
+        z, low = y, f  # (N, K), (N, d)
         if self.precision == "half" and task.n * task.k > HALF:
-            said, low = said.half(), f.half()
+            z, low = y.half(), f.half()
+        few: Resting | None = None  # z, where few classes are live
         trace: list[tuple[Array, ...]] = []  # what L_PLE after each E-step is made of
         for it in range(self.m_steps + 1):
-            step = e_step(logits, said, votes_of, live, values)
-            z, before, labels = step.z, labels, step.labels  # (N, K), (N,), (N,)
+            step = few.e_step(values, self.voice(gamma)) if few else None
+            if step is None:
+                old, few, out = few.dense() if few else z, None, last(spare)
+                step = e_step(logits, self.said(old, gamma), votes_of, live, values, out)
+                z = step.z  # (N, K)
+                if out is not None and old is not y:
+                    spare.append(old)
+            before, labels = labels, step.labels  # (N,), (N,)
             if self.gamma == "assignments":
                 gamma = step.gamma  # (N,)
-            said = z * gamma[:, None] if self.votes == "gamma" else z
-            weight = xp.ones_like(gamma) if self.votes == "gamma" else gamma  # `said` has gamma in it already
+            weight = xp.ones_like(gamma) if self.votes == "gamma" else gamma  # what was said has gamma in it already
             trace.append((gamma, step.heard, step.log_sum, step.echo, weight, kl))
             if it == self.m_steps:
                 break
+            if on_cpu and it and bool(xp.all(labels == before)):
+                moved = few.moved if few else float(xp.max(xp.abs(z - old)))
+                if moved < STILL * float(xp.finfo(f.dtype).eps):
+                    break  # further iterations would repeat this one
             counts = self.counts(step, gamma)  # (K,)
-            live = xp.nonzero(counts)[0] if on_cpu else slice(None)  # (L,)
-            sums, soft = weighted_sums(columns(z, live), gamma, low)  # (L, d), (L,)
+            if few and not few.covers(counts):
+                z, few = few.dense(), None
+            if few is None:
+                live = xp.nonzero(counts)[0] if on_cpu else slice(None)  # (L,)
+                if it and worthwhile(z, live):
+                    few = Resting(rest, z, step.log_sum, live, votes_of)
+            sums, soft = weighted_sums(few.z if few else columns(z, live), gamma, low)  # (L, d), (L,)
             classes = m_step(sums, soft, counts[live], anchors.rows(live))
             logits, values = rest, affine(f, classes.prototypes, classes.offset)  # (N, K), (N, L)
             kl = put(rest_kl, live, classes.kl)  # (K,)
@@ -215,7 +245,9 @@ class MOON(Method):
             beta, mu = put(none, live, classes.beta), put(text, live, classes.mu)
             kappa = put(rest_kappa, live, classes.kappa)
         gammas, heard, log_sum, echoes, weights, kl = (xp.stack(column) for column in zip(*trace, strict=True))
-        echoes = xp.concat([echoes[1:, :], echo(said, votes_of)[None, :]])  # known one E-step later
+        final = few.votes(self.voice(gamma))[2] if few else echo(self.said(z, gamma), votes_of)  # (N,)
+        echoes = xp.concat([echoes[1:, :], final[None, :]])  # known one E-step later
+        z = few.dense() if few else z
         log_evidence *= self.text_weight
         same = xp.astype(xp.all(labels == before), f.dtype)  # travels with the energies
         energy = objective(gammas, heard, log_sum, log_evidence, weights * echoes, anchors.alpha, kl, self.temper)
@@ -226,12 +258,20 @@ class MOON(Method):
             **({"recall": xp.asarray(graph.recall)} if graph.recall < 1 else {}),
         }  # fmt: skip
 
+    def voice(self, gamma: Array) -> Array | None:
+        """Return what the vote of each sample counts, (N,); None: 1."""
+        return gamma if self.votes == "gamma" else None
+
+    def said(self, z: Array, gamma: Array) -> Array:
+        """Return the votes that samples cast, (N, K)."""
+        return z * gamma[:, None] if self.votes == "gamma" else z
+
     def counts(self, step: Assignment, gamma: Array) -> Array:
         """Return the n_k that beta_k is made of: soft, hard, or hard and gamma-weighted, (K,)."""
         if self.beta == "soft":
             xp = namespace(gamma)
             return xp.astype(xp.astype(gamma, step.z.dtype) @ step.z, gamma.dtype)
-        return class_counts(step.labels, step.z.shape[1], gamma) if self.gamma_in_counts else step.counts
+        return class_counts(step.labels, step.counts.shape[0], gamma) if self.gamma_in_counts else step.counts
 
     def m_step(self, logit_scale: float) -> MStep:
         """Return the M-step with these options."""
