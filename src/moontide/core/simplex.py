@@ -36,7 +36,8 @@ def softmax_evidence(logits: Array) -> tuple[Array, Array]:
     >>> softmax_evidence(np.asarray([[1000.0, 0.0]]))
     (array([[1., 0.]]), array([1000.]))
     """
-    return softmax_evidence_(1 * logits)
+    top = namespace(logits).max(logits, axis=-1, keepdims=True)  # (..., 1)
+    return _normalised(logits - top, top)
 
 
 def softmax_evidence_(logits: Array) -> tuple[Array, Array]:
@@ -46,10 +47,13 @@ def softmax_evidence_(logits: Array) -> tuple[Array, Array]:
     >>> softmax_evidence_(np.asarray([[1000.0, 0.0]]))[0]
     array([[1., 0.]])
     """
-    xp = namespace(logits)
-    top = xp.max(logits, axis=-1, keepdims=True)  # (..., 1)
+    top = namespace(logits).max(logits, axis=-1, keepdims=True)  # (..., 1)
     logits -= top
-    p = exp_(logits)  # (..., K)
+    return _normalised(logits, top)
+
+
+def _normalised(shifted: Array, top: Array) -> tuple[Array, Array]:
+    p, xp = exp_(shifted), namespace(shifted)  # (..., K)
     total = xp.sum(p, axis=-1, keepdims=True)  # (..., 1)
     p /= total
     return p, (top + xp.log(total))[..., 0]

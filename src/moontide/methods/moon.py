@@ -40,7 +40,7 @@ from moontide.core.arrays import (
     put,
     to_numpy,
 )
-from moontide.core.graph import Affinity, Graph, nearest_neighbours
+from moontide.core.graph import Graph
 from moontide.core.mixture import Anchors, MStep
 from moontide.core.ple import (
     NO_COLUMNS,
@@ -52,13 +52,13 @@ from moontide.core.ple import (
     e_step,
     echo,
     initial_resultant,
-    neighbour_votes,
     objective,
     sample_weights,
     weighted_sums,
 )
 from moontide.core.replay import replay
 from moontide.core.simplex import softmax_evidence_
+from moontide.core.smoothing import NEIGHBOURS, check_graph, smoother
 from moontide.core.sparse import Resting, worthwhile
 from moontide.errors import OptionError
 from moontide.options import option
@@ -107,7 +107,7 @@ class MOON(Method):
     temper: float = option(50.0, "what the log-likelihood is divided by in the E-step", above=0)
     kappa_cap: float = option(500.0, "largest re-estimated kappa (inf: none)", above=0)
     r_cap: float = option(0.999, "largest mean resultant length (1: none)", above=0, high=1)
-    neighbours: int = option(3, "m, neighbours of a sample in the graph", low=1)
+    neighbours: int = option(NEIGHBOURS, "m, neighbours of a sample in the graph", low=1)
     graph: str = option("symmetric", "a sample hears its neighbours and those it is neighbour of, or only the first",
                         choices=("symmetric", "one-sided"))  # fmt: skip
     laplacian: str = option("mean", "neighbours' votes are averaged or summed", choices=("mean", "sum"))
@@ -163,7 +163,7 @@ class MOON(Method):
         """Solve a task whose N x K arrays are too many for memory as one shard; probabilities come in 16 bits."""
         from moontide.engine.solvers.moon import Shard, solve
 
-        self.check_graph(task)
+        check_graph(task, self.name, self.neighbours)
         shard = Shard(self, to_numpy(task.features), to_numpy(task.text), task.logit_scale, task.graph)
         found = solve(self, lambda name, *given: getattr(shard, name)(*given), shard.text, task.logit_scale)
         details = {
@@ -189,7 +189,10 @@ class MOON(Method):
         y, log_evidence = softmax_evidence_(xp.multiply(cosine, task.logit_scale, out=last(spare)))  # (N, K), (N,)
         r = clip(initial_resultant(y, cosine, self.count_epsilon), 0, self.r_cap)  # (K,)
         anchors = Anchors(text, concentration(r, d, self.inverse, self.r_cap), r, self.alpha_k(y))
-        graph, votes_of = self.smoother(task)
+        symmetric, mean = self.graph == "symmetric", self.laplacian == "mean"
+        graph, votes_of = smoother(
+            task, self.name, self.neighbours, self.laplacian_weight, symmetric, mean, self.precision
+        )
 
         # A class without samples is at its anchor: what it scores there, `rest`, is computed once, and the products of
         # an iteration are made for the L `live` classes only (on a GPU for all: counting them would make it wait).
@@ -290,18 +293,3 @@ class MOON(Method):
         if isinstance(self.alpha, str):
             return anchor_weights(class_confidence(y, self.confidence, self.normalise_confidence), self.alpha)
         return namespace(y).full_like(y[0, :], self.alpha)
-
-    def check_graph(self, task: Task) -> None:
-        """Refuse a number of neighbours where the task brings its own graph."""
-        if task.graph is not None and self.neighbours != self.specs()["neighbours"].default:
-            raise OptionError(
-                "The 'neighbours' option of moon has no effect on a task that brings its own graph; leave it out."
-            )
-
-    def smoother(self, task: Task) -> tuple[Graph, Affinity]:
-        """Return the graph, given or built, and the function z -> votes of the neighbours, (N, K)."""
-        self.check_graph(task)
-        m = self.neighbours if self.laplacian_weight else 0
-        graph = task.graph or nearest_neighbours(task.features, m, self.precision)
-        symmetric, mean = self.graph == "symmetric", self.laplacian == "mean"
-        return graph, neighbour_votes(graph, symmetric, mean, self.laplacian_weight)

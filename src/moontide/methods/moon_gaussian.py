@@ -22,7 +22,8 @@ from moontide.core.arrays import Array, namespace, unit_rows
 from moontide.core.gaussian import anchored_variance, class_weights, log_density, pooled_variance
 from moontide.core.ple import EPS, anchor_weights, class_confidence, sample_weights, shrink, shrinkage
 from moontide.core.simplex import log_softmax
-from moontide.methods.stata import NEIGHBOURS, Mixture, alternate, smoother
+from moontide.core.smoothing import NEIGHBOURS, smoother
+from moontide.methods.stata import Mixture, alternate
 from moontide.options import option
 from moontide.protocols import Method
 from moontide.types import Result, Task
@@ -74,7 +75,7 @@ class MOONGaussian(Method):
             Mixture(text, anchor, xp.zeros_like(alpha)),
             lambda mixture: log_density(f, mixture.mu, mixture.spread),
             m_step,
-            smoother(task, self.name, self.neighbours, self.laplacian_weight),
+            smoother(task, self.name, self.neighbours, self.laplacian_weight)[1],
             text_weight=self.text_weight,
             temper=self.temper,
             iterations=self.iterations,

@@ -25,15 +25,12 @@ from typing import ClassVar, NamedTuple
 
 from moontide.core.arrays import Array, namespace, unit_rows
 from moontide.core.gaussian import anchored_variance, class_weights, log_density, pooled_variance
-from moontide.core.graph import nearest_neighbours
-from moontide.core.ple import neighbour_votes, shrink, shrinkage
-from moontide.core.simplex import log_softmax, softmax
-from moontide.errors import OptionError
+from moontide.core.ple import shrink, shrinkage
+from moontide.core.simplex import log_softmax, softmax, softmax_evidence_
+from moontide.core.smoothing import NEIGHBOURS, smoother
 from moontide.options import option
 from moontide.protocols import Method
 from moontide.types import Result, Task
-
-NEIGHBOURS = 3
 
 
 @dataclass(frozen=True)
@@ -83,7 +80,7 @@ class StatA(Method):
             Mixture(text, anchor, xp.zeros_like(text[:, 0])),
             lambda mixture: log_density(f, mixture.mu, mixture.spread),
             m_step,
-            smoother(task, self.name, self.neighbours, self.laplacian_weight),
+            smoother(task, self.name, self.neighbours, self.laplacian_weight)[1],
             text_weight=self.text_weight,
             temper=self.temper,
             iterations=self.iterations,
@@ -157,22 +154,8 @@ def assignments(scores: Array, votes_of: Callable[[Array], Array], log_z: Array,
     array([[0.25, 0.75]])
     """
     logits = log_z
-    for _ in range(inner_iterations):
-        logits = scores + votes_of(softmax(logits))
+    for it in range(inner_iterations):
+        z = softmax_evidence_(logits)[0] if it else softmax(logits)  # (N, K)
+        logits = votes_of(z)
+        logits += scores
     return log_softmax(logits)
-
-
-def smoother(task: Task, method: str, neighbours: int, weight: float) -> Callable[[Array], Array]:
-    """Return the map z -> weight (W z + W' z) / 2m, the votes of the neighbours in the task's graph or in a new one.
-
-    >>> import numpy as np
-    >>> smoother(Task(np.eye(2), np.eye(2)), "stata", 1, 0.0)(np.ones((2, 1)))
-    array([[0.],
-           [0.]])
-    """
-    if task.graph is not None and neighbours != NEIGHBOURS:
-        raise OptionError(
-            f"The 'neighbours' option of {method} has no effect on a task that brings its own graph; leave it out."
-        )
-    graph = task.graph or nearest_neighbours(task.features, neighbours if weight else 0)
-    return neighbour_votes(graph, symmetric=True, mean=True, weight=weight)

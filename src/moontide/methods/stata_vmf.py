@@ -20,7 +20,8 @@ from typing import ClassVar
 from moontide.core.arrays import Array, namespace, unit_rows
 from moontide.core.ple import concentration, empirical_means, initial_resultant, log_c, shrink, shrinkage
 from moontide.core.simplex import log_softmax
-from moontide.methods.stata import NEIGHBOURS, Mixture, alternate, smoother
+from moontide.core.smoothing import NEIGHBOURS, smoother
+from moontide.methods.stata import Mixture, alternate
 from moontide.options import option
 from moontide.protocols import Method
 from moontide.types import Result, Task
@@ -82,7 +83,7 @@ class StatAvMF(Method):
             Mixture(text, anchor_kappa, xp.zeros_like(anchor_kappa)),
             log_likelihood,
             m_step,
-            smoother(task, self.name, self.neighbours, self.laplacian_weight),
+            smoother(task, self.name, self.neighbours, self.laplacian_weight)[1],
             text_weight=self.text_weight,
             temper=self.temper,
             iterations=self.iterations,

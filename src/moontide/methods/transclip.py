@@ -24,7 +24,8 @@ from typing import Any, ClassVar
 from moontide.core.arrays import Array, namespace, unit_rows
 from moontide.core.gaussian import class_weights, log_density, pooled_variance
 from moontide.core.simplex import log_softmax, softmax
-from moontide.methods.stata import NEIGHBOURS, Mixture, alternate, smoother
+from moontide.core.smoothing import NEIGHBOURS, smoother
+from moontide.methods.stata import Mixture, alternate
 from moontide.options import option
 from moontide.protocols import Method
 from moontide.types import Result, Task
@@ -77,7 +78,7 @@ class TransCLIP(Method):
             Mixture(mu, xp.full_like(text[:1, :], 1 / task.d), free),
             lambda mixture: log_density(f, mixture.mu, mixture.spread),
             m_step,
-            smoother(task, self.name, self.neighbours, self.laplacian_weight),
+            smoother(task, self.name, self.neighbours, self.laplacian_weight)[1],
             text_weight=self.text_weight,
             temper=self.temper,
             iterations=self.iterations,

@@ -23,8 +23,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
-from moontide.core.arrays import Array, device, namespace
-from moontide.core.graph import Graph, nearest_neighbours
+from moontide.core.arrays import Array, column_dots, device, namespace
+from moontide.core.graph import Affinity, Graph, nearest_neighbours
 from moontide.core.simplex import softmax
 from moontide.options import option
 from moontide.protocols import Method
@@ -143,10 +143,12 @@ def normalised_laplacian(edges: Graph, alpha: float) -> Callable[[Array], Array]
            [-0.5,  1. ]])
     """
     xp = namespace(edges.weights)
-    operator = edges.operator(symmetric=True)
-    degree = operator(xp.ones_like(edges.weights[:, :1]))  # (K + N, 1)
+    w = edges.operator(symmetric=True)
+    degree = w(xp.ones_like(edges.weights[:, :1]))[:, 0]  # (K + N,)
     root = xp.sqrt(xp.where(degree > 0, degree, xp.ones_like(degree)))
-    return lambda x: x - alpha * (operator(x / root) / root)
+    row = xp.repeat(xp.arange(len(root), device=device(root)), xp.diff(w.pointer))  # (E,)
+    scaled = Affinity(w.pointer, w.neighbour, alpha * w.weight / (root[row] * root[w.neighbour]))
+    return lambda x: x - scaled(x)
 
 
 def conjugate_gradients(apply: Callable[[Array], Array], b: Array) -> tuple[Array, int, bool]:
@@ -161,17 +163,18 @@ def conjugate_gradients(apply: Callable[[Array], Array], b: Array) -> tuple[Arra
     """
     xp = namespace(b)
     tiny = float(xp.finfo(b.dtype).smallest_normal)  # guards 0 / 0 in columns that are solved exactly
-    x, r, p = xp.zeros_like(b), b, b
-    square = xp.sum(r * r, axis=0)  # (c,)
+    x, r, p = xp.zeros_like(b), 1 * b, 1 * b  # (K + N, c) each
+    square = column_dots(r, r)  # (c,)
     goal = TOLERANCE**2 * square
     for step in range(MAX_STEPS + 1):
         active = square > goal  # (c,)
         if step == MAX_STEPS or not bool(xp.any(active)):
             break
         q = apply(p)
-        length = xp.where(active, square / xp.clip(xp.sum(p * q, axis=0), min=tiny), 0.0)  # (c,)
-        x = x + length * p
-        r = r - length * q
-        before, square = square, xp.sum(r * r, axis=0)
-        p = r + square / xp.clip(before, min=tiny) * p
+        length = xp.where(active, square / xp.clip(column_dots(p, q), min=tiny), 0.0)  # (c,)
+        x += length * p
+        r -= length * q
+        before, square = square, column_dots(r, r)
+        p *= square / xp.clip(before, min=tiny)
+        p += r
     return x, step, not bool(xp.any(active))
