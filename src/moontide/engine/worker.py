@@ -256,15 +256,17 @@ class Worker:
             found = np.concatenate(self._pieces(i, "features")), np.concatenate(self._pieces(i, "rows"))
         elif exists(self._path("rows", i)):
             rows = read_tensors(self._path("rows", i))
-            found = unit_rows(rows["features"].astype(np.float32, copy=False)), rows["kept"]
+            found = rows["features"], rows["kept"]
         else:
             found = self._read_source(i)
+            if not self.resident:  # it will be read again, and is not slow to read then
+                write_tensors(self._path("rows", i), {"features": found[0], "kept": found[1]})
         if self.resident:
             self.rows[i] = found
         return found
 
     def _read_source(self, i: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        """Read a file of the user, and keep what is usable of it where it will be read again: Parquet is slow."""
+        """Return what is usable of a file of the user."""
         path, d = self.job.sources[i].path, self.job.text.shape[1]
         matrix = read_shard(path)
         if matrix.ndim != 2 or matrix.shape[1] != d or matrix.dtype.kind not in "fiu":
@@ -272,12 +274,8 @@ class Worker:
                 f"{path} must hold rows of {d} numbers, as the text. Got shape {matrix.shape} of {matrix.dtype}."
             )
         good = usable_rows(matrix)
-        rows, kept = (matrix, np.arange(len(good))) if good.all() else (matrix[good], np.flatnonzero(good))
-        if rows.dtype != np.float16:
-            rows = rows.astype(np.float32, copy=False)
-        if not self.resident:
-            write_tensors(self._path("rows", i), {"features": rows, "kept": kept})
-        return unit_rows(rows.astype(np.float32, copy=False)), kept
+        rows = matrix if good.all() else matrix[good]
+        return unit_rows(rows.astype(np.float32, copy=False)), np.flatnonzero(good)
 
     def _pieces(self, i: int, name: str) -> list[NDArray[Any]]:
         """Return what each source put into the group of a shard."""
