@@ -1,12 +1,17 @@
 """How the time of MOON on shards grows with N, K, d and workers, measured here, and what that predicts elsewhere.
 
-scripts/bench scale                       a few sizes, minutes
-scripts/bench scale --size 2000000x1000x512 --engine local --shards 32
-scripts/bench scale --fit results.jsonl   the model and its predictions from lines measured before
+scripts/bench scale --out growth.jsonl              several sizes, about 20 minutes; a line each
+scripts/bench scale --size 2000000x1000x512 --engine local --engine ray --shards 128 --out large.jsonl
+scripts/bench scale --size 10000000x100x512 --memory 4 --shards 1000 --out large.jsonl    out of core: 4 GiB a worker
+scripts/bench scale --fit growth.jsonl              the model and its predictions from lines measured before
 
-Each measurement is a process of its own: random float16 rows around class centres are written to Parquet, and
-`moontide.engine.run.adapt_shards` labels them. Prints a JSON line each: seconds of reading and graph, seconds of an
-iteration (median), peak memory of the process (on Ray: of the driver), the 1-minute load of the machine at the start.
+Each measurement is a process of its own: random float16 rows around the centres of half the classes are written to
+Parquet in blocks, one file a shard, and `moontide.engine.run.adapt_shards` labels them. Started again with the same
+--out, sizes that are in it are not measured again, and a size that was stopped goes on with its data and checkpoint,
+though its line then says so and is not fitted. Data are under --folder while a size is measured, then removed.
+
+A line has seconds of reading and checking, of graph and recall, of an iteration (median), in all; the peak memory of
+all processes together; the load of the machine at the start, which should be near 0.
 """
 
 from __future__ import annotations
@@ -14,92 +19,166 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import resource
+import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-SIZES = [
-    (50_000, 100, 64), (100_000, 100, 64), (200_000, 100, 64), (100_000, 400, 64), (100_000, 100, 256),
-    (50_000, 1000, 512),
+SIZES = [  # N, K, d, engine, workers: each alone, from the middle one
+    (200_000, 100, 128, "local", 1), (800_000, 100, 128, "local", 1), (200_000, 400, 128, "local", 1),
+    (200_000, 100, 512, "local", 1), (100_000, 1000, 512, "local", 1), (200_000, 1000, 512, "local", 1),
+    (200_000, 1000, 512, "ray", 1), (200_000, 1000, 512, "ray", 2),
 ]  # fmt: skip
+SHARD = 10_000  # rows, where the number of shards is not given
 PREDICT = [(10**8, 1000, 512), (10**9, 1000, 512)]
-HARDWARE = [
-    ("2 cores as measured", 2, 0),
-    ("one server of 64 such cores", 64, 0),
-    ("16 servers of 64 such cores", 1024, 16),
-]
-NETWORK = 10e9 / 8  # bytes a second between servers: 10 Gbit/s
+SERVERS = 16
+NETWORK = 25e9 / 8  # bytes a second between servers: 25 Gbit/s
+ITERATIONS = 11
+
+Line = dict[str, Any]
 
 
 def write_shards(folder: Path, n: int, k: int, d: int, shards: int) -> np.ndarray:
+    """Write random rows, one shard at a time, those that are not there yet; return the class embeddings."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    rng = np.random.default_rng(0)
-    text = rng.normal(size=(k, d)).astype(np.float32)
+    text = np.random.default_rng(0).normal(size=(k, d)).astype(np.float32)
     for i, size in enumerate(np.bincount(np.arange(n) % shards, minlength=shards)):
-        rows = text[rng.integers(k // 2, size=size)] + rng.normal(size=(size, d), scale=1.5).astype(np.float32)
-        values = pa.array(rows.astype(np.float16).ravel())
-        pq.write_table(
-            pa.table({"embedding": pa.FixedSizeListArray.from_arrays(values, d)}), folder / f"{i:04d}.parquet"
-        )
+        path = folder / f"{i:05d}.parquet"
+        if path.exists():
+            continue
+        rng = np.random.default_rng([0, i])
+        rows = rng.standard_normal((size, d), np.float32)  # (n, d)
+        rows *= 1.5
+        rows += text[rng.integers(max(1, k // 2), size=size)]
+        values = pa.FixedSizeListArray.from_arrays(pa.array(rows.astype(np.float16).ravel()), d)
+        pq.write_table(pa.table({"embedding": values}), folder / "part", use_dictionary=False, compression="none")
+        os.replace(folder / "part", path)
+        say(f"data: {i + 1} of {shards} shards", last=i + 1 == shards)
     return text
 
 
-def measure(n: int, k: int, d: int, engine: str, workers: int, shards: int) -> dict[str, object]:
+def say(line: str, last: bool = True) -> None:
+    """Show progress on standard error, in place where it is a terminal."""
+    if sys.stderr.isatty():
+        print(f"\r{line:<100}", end="\n" if last else "", file=sys.stderr, flush=True)
+    elif last:
+        print(line, file=sys.stderr, flush=True)
+
+
+class Peak(threading.Thread):
+    """Looks once a second at the memory of this process and all that it started (proportional: shared pages once)."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.bytes = 0
+
+    def run(self) -> None:
+        while True:
+            self.bytes = max(self.bytes, sum(map(_memory, [os.getpid(), *_below(os.getpid())])))
+            time.sleep(1)
+
+
+def _below(pid: int) -> list[int]:
+    try:
+        tasks = [task.read_text() for task in Path(f"/proc/{pid}/task").glob("*/children")]
+    except OSError:  # it has ended meanwhile
+        return []
+    children = [int(child) for task in tasks for child in task.split()]
+    return children + [p for child in children for p in _below(child)]
+
+
+def _memory(pid: int) -> int:
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:")), 0)
+
+
+def measure(n: int, k: int, d: int, engine: str, workers: int, shards: int, memory: float | None, at: Path) -> Line:
+    """Make the data and label them; `memory` is what a worker may take, in GiB."""
     from moontide import method
     from moontide.engine.run import adapt_shards
 
-    load = os.getloadavg()[0]
-    times: list[float] = []
+    load, peak, going_on = os.getloadavg()[0], Peak(), (at / "out").exists()
+    times: dict[str, float] = {}
     steps: list[float] = []
-    lines: list[str] = []
+    plan: list[str] = []
 
     def report(line: str) -> None:
-        (steps if line.startswith("iteration") else times).append(time.perf_counter())
-        lines.append(line)
+        say(line)
+        if line.startswith("iteration"):
+            steps.append(time.perf_counter())
+        elif " shards, " in line:
+            plan.append(line)
+        elif line.startswith("graph"):
+            times["graph"] = time.perf_counter()
 
-    with tempfile.TemporaryDirectory() as folder:
-        text = write_shards(Path(folder), n, k, d, shards)
-        start = time.perf_counter()
-        adapt_shards(
-            f"{folder}/*.parquet", text, method("moon"), f"{folder}/out", engine=engine,
-            workers=workers if engine == "ray" else None, report=report, logit_scale=20.0,
-        )  # fmt: skip
-        total = time.perf_counter() - start
+    def progress(done: int, total: int) -> None:
+        times.setdefault("check", 0.0)
+        if done <= shards:
+            times["check"] = time.perf_counter()
+        say(f"{done} of {total} steps of shards", last=False)
+
+    at.mkdir(parents=True, exist_ok=True)
+    text = write_shards(at, n, k, d, shards)
+    peak.start()
+    start = time.perf_counter()
+    adapt_shards(
+        f"{at}/*.parquet", text, method("moon"), f"{at}/out", engine=engine,
+        workers=workers if engine == "ray" else None, memory=None if memory is None else int(memory * 2**30),
+        report=report, progress=progress, logit_scale=20.0,
+    )  # fmt: skip
+    total = time.perf_counter() - start
     return {
-        "n": n, "k": k, "d": d, "engine": engine, "workers": workers, "shards": shards,
-        "prepare_s": round(times[-1] - start, 2), "iteration_s": round(float(np.median(np.diff(steps))), 3),
-        "total_s": round(total, 1), "peak_GiB": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20, 2),
-        "load": round(load, 1), "plan": lines[0],
+        "n": n, "k": k, "d": d, "engine": engine, "workers": workers, "shards": shards, "memory": memory,
+        "check_s": round(times["check"] - start, 2), "graph_s": round(times["graph"] - times["check"], 2),
+        "iteration_s": round(float(np.median(np.diff(steps))), 3), "total_s": round(total, 1),
+        "peak_GiB": round(peak.bytes / 2**30, 2), "cores": len(os.sched_getaffinity(0)), "load": round(load, 1),
+        "resumed": going_on, "plan": plan[0],
     }  # fmt: skip
 
 
-def fit(found: list[dict[str, object]]) -> None:
-    """Fit seconds of an iteration = N (a K d + b K) + c on the local lines, and predict."""
+def fit(found: list[Line]) -> None:
+    """Fit seconds of an iteration = N K (a d + b) + N c d + e on the local lines of one memory, and predict.
+
+    In seconds of one core; c is what rows cost by themselves, e what an iteration costs anyway.
+    """
     from scipy.optimize import nnls
 
-    local = [x for x in found if x["engine"] == "local"]
-    n, k, d, y = (np.asarray([float(x[name]) for x in local]) for name in ("n", "k", "d", "iteration_s"))  # type: ignore[arg-type]
-    terms = np.stack([n * k * d, n * k, np.ones_like(n)], axis=1)
+    lines = [x for x in found if x["engine"] == "local" and not x["resumed"] and "all of its shards" in x["plan"]]
+    if len(lines) < 5:
+        print(f"{len(lines)} lines of the local engine with all shards in memory are too few to fit")
+        return
+    n, k, d, y = (np.asarray([float(x[name]) for x in lines]) for name in ("n", "k", "d", "iteration_s"))
+    terms = np.stack([n * k * d, n * k, n * d, np.ones_like(n)], axis=1)
     scale = terms.max(axis=0)
-    a, b, c = nnls(terms / scale / y[:, None], np.ones_like(y))[0] / scale  # relative errors
-    errors = np.abs(terms @ [a, b, c] / y - 1)
-    print(f"seconds of an iteration = N K ({a:.3g} d + {b:.3g}) + {c:.3g}; off by {errors.max():.0%} at most, "
-          f"{np.median(errors):.0%} in the median of {len(y)} sizes")  # fmt: skip
-    for size in PREDICT:
-        for name, cores, servers in HARDWARE:
-            rows, classes, dim = size
-            seconds = rows * classes * (a * dim + b) * 2 / cores + c
-            hops = int(np.ceil(np.log2(servers))) if servers > 1 else 0
-            seconds += hops * classes * dim * 8 / NETWORK
+    a, b, c, e = nnls(terms / scale / y[:, None], np.ones_like(y))[0] / scale  # relative errors
+    off = np.abs(terms @ [a, b, c, e] / y - 1)
+    cores = lines[0]["cores"]
+    print(f"on {cores} cores, seconds of an iteration = N K ({a:.3g} d + {b:.3g}) + {c:.3g} N d + {e:.3g}; "
+          f"off by {off.max():.0%} at most, {np.median(off):.0%} in the median of {len(y)} sizes")  # fmt: skip
+    for rows, classes, dim in PREDICT:
+        one = rows * classes * (a * dim + b) + rows * c * dim + e
+        hops = int(np.ceil(np.log2(SERVERS))) * classes * dim * 8 / NETWORK
+        for name, speed, wait in (
+            (f"{cores} cores as measured", 1, 0.0),
+            ("one server of 64 cores", 64 / cores, 0.0),
+            (f"{SERVERS} servers of 64 cores", SERVERS * 64 / cores, hops),
+        ):
+            seconds = one / speed + wait
             print(f"N = {rows:.0e}, K = {classes}, d = {dim}, {name}: {seconds:.0f} s an iteration, "
-                  f"{11 * seconds / 3600:.1f} h for 11")  # fmt: skip
+                  f"{ITERATIONS * seconds / 3600:.1f} h for {ITERATIONS}")  # fmt: skip
+    check = sum(x["check_s"] for x in lines) / sum(x["n"] * x["d"] for x in lines)
+    print(f"reading and checking: {check:.2g} s a number on {cores} cores")
 
 
 def main() -> None:
@@ -107,28 +186,50 @@ def main() -> None:
     parser.add_argument("--size", action="append", help="NxKxd, may be repeated")
     parser.add_argument("--engine", action="append", choices=("local", "ray"))
     parser.add_argument("--workers", type=int, default=2, help="of Ray")
-    parser.add_argument("--shards", type=int, default=8)
+    parser.add_argument("--shards", type=int, help=f"else one for {SHARD} rows")
+    parser.add_argument("--memory", type=float, help="GiB that a worker may take (else what is free)")
+    parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "moontide-scale", help="for data")
+    parser.add_argument("--out", type=Path, help="the file that lines are added to, and that is gone on with")
     parser.add_argument("--fit", type=Path, help="only fit the lines of a file")
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.fit:
-        fit([json.loads(line) for line in given.fit.read_text().splitlines() if line.startswith("{")])
+        fit(read(given.fit))
         return
-    sizes = [tuple(int(x) for x in size.split("x")) for size in given.size or []] or SIZES
-    engines = given.engine or ["local"]
-    if given.one:
-        print(json.dumps(measure(*sizes[0], engines[0], given.workers, given.shards)))
-        return
-    found = []
-    for engine in engines:
-        for size in sizes:
-            rest = ["--size", "x".join(map(str, size)), "--engine", engine]
-            rest += ["--workers", str(given.workers), "--shards", str(given.shards), "--one"]
-            done = subprocess.run([sys.executable, __file__, *rest], check=True, capture_output=True, text=True)
-            print(done.stdout.strip().splitlines()[-1], flush=True)
-            found.append(json.loads(done.stdout.strip().splitlines()[-1]))
-    if len({(x["n"], x["k"], x["d"]) for x in found if x["engine"] == "local"}) > 3:
+    sizes = [tuple(map(int, size.split("x"))) for size in given.size or []]
+    engines = [(engine, given.workers if engine == "ray" else 1) for engine in given.engine or ["local"]]
+    runs = [(*size, *engine) for size in sizes for engine in engines] or SIZES
+    found = read(given.out) if given.out and given.out.exists() else []
+    for n, k, d, engine, workers in runs:
+        shards = given.shards or -(-n // SHARD)
+        what = {"n": n, "k": k, "d": d, "engine": engine, "workers": workers, "shards": shards, "memory": given.memory}
+        if any(what.items() <= line.items() for line in found):
+            continue
+        at = given.folder / "-".join(map(str, what.values()))
+        if given.one:
+            print(json.dumps(measure(n, k, d, engine, workers, shards, given.memory, at)))
+            return
+        say(f"N = {n}, K = {k}, d = {d}, {engine}, {shards} shards")
+        rest = ["--size", f"{n}x{k}x{d}", "--engine", engine, "--workers", str(workers), "--shards", str(shards)]
+        rest += [] if given.memory is None else ["--memory", str(given.memory)]
+        done = subprocess.run(
+            [sys.executable, __file__, *rest, "--folder", str(given.folder), "--one"],
+            check=True, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        shutil.rmtree(at)
+        line = done.stdout.strip().splitlines()[-1]
+        print(line, flush=True)
+        if given.out:
+            with open(given.out, "a", encoding="utf-8") as handle:
+                handle.write(f"{line}\n")
+        found.append(json.loads(line))
+    if not sizes:
         fit(found)
+
+
+def read(path: Path) -> list[Line]:
+    """Read the lines of a file."""
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.startswith("{")]
 
 
 if __name__ == "__main__":
