@@ -266,3 +266,12 @@ def test_shares_without_a_class_are_those_of_the_others() -> None:
     old = np.asarray([[0.5, 0.5, 0.0], [1.0, 0.0, 0.0], [0.0, 0.0, 0.0]])  # the last is an empty slot
     shares = carry(old, np.zeros((3, 2)), np.asarray([1, 2]), 1, "shares")
     assert shares.tolist() == [[1.0, 0.0], [0.5, 0.5], [0.0, 0.0]]
+
+
+def test_the_example_of_the_page_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    page = (Path(__file__).parents[1] / "docs" / "streams.md").read_text(encoding="utf-8")
+    block = page.split("```python\n")[1].split("```")[0]
+    names: dict[str, Any] = {}
+    exec(compile(block, "streams.md", "exec"), names)
+    assert names["stream"].seen == 200
+    assert len(capsys.readouterr().out.splitlines()) == 192  # the last 8 came by flush
