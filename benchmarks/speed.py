@@ -1,12 +1,19 @@
 """How fast MOON is: against its equations written out densely, and against the products that no version can avoid.
 
-    scripts/bench speed                     # this machine's CPU
-    scripts/bench speed --device cuda       # a GPU, all three precisions
+    OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 scripts/bench speed            # this machine's CPU
+    scripts/bench speed --sizes 500000 1000000 --classes 1000               # many samples: from a memory-mapped file
+    scripts/bench speed --device cuda                                       # a GPU, all three precisions
 
-One run compares everything: the reference, MOON and the floor are timed in turn, interleaved, and the median is taken.
-The floor is the zero-shot product (N x d x K), the similarity product (N x N x d, half of it on the CPU, where it is
-symmetric) and, for each of the ten iterations, the two products of the classes that have samples. --markdown prints
-the table as it stands in docs/performance.md; --json writes the rows for its plot.
+One run compares everything: the reference, MOON and the floors are timed in turn, interleaved, and the median is taken.
+
+Products: the zero-shot product (N x d x K), the similarity product (N x N x d, half of it on the CPU, where it is
+symmetric) and, for each of the ten iterations, the two products of the classes that have samples in it. Floor: on a GPU
+the same; on the CPU the zero-shot and similarity products, and the active part, ten E- and M-steps as if the classes
+with samples were all there are.
+
+The table is printed as it stands in docs/performance.md; --json writes the rows for its plot. Above 100,000 samples,
+the features are simulated and written to a file first, and MOON reads them in a process of its own, so that its peak
+memory can be told; there is no reference and no floor at that size.
 """
 
 from __future__ import annotations
@@ -15,6 +22,10 @@ import argparse
 import json
 import math
 import platform
+import resource
+import subprocess
+import sys
+import tempfile
 import time
 import tracemalloc
 from collections.abc import Callable
@@ -26,10 +37,14 @@ import numpy as np
 from reference import reference
 
 from moontide import MOON
-from moontide.core.graph import nearest_neighbours
+from moontide.core.arrays import affine
+from moontide.core.graph import EXACT_ROWS, nearest_neighbours
+from moontide.core.mixture import Anchors
+from moontide.core.ple import e_step, neighbour_votes, weighted_sums
 from moontide.simulate import simulate
 
 DENSE = 20_000  # rows up to which the N x N reference is run
+ITERATIONS = 10
 
 
 def machine(device: str) -> str:
@@ -75,22 +90,50 @@ def peak_bytes(function: Callable[[], Any], device: str) -> int:
     return peak
 
 
-def floor(f: Any, t: Any, live: int, device: str) -> Callable[[], Any]:
-    """Return the products that any exact version makes."""
-    n, active = f.shape[0], t[:live]
+def products(f: Any, t: Any, live: list[int], device: str) -> Callable[[], Any]:
+    """Return the products that any exact version makes; `live` classes have samples in each iteration."""
 
     def work() -> None:
-        z = f @ t.T
-        step = min(n, 1000 if device == "cpu" else 8192)
-        for i in range(0, n, step):
-            for j in range(i if device == "cpu" else 0, n, step):
-                f[i : i + step] @ f[j : j + step].T
-        z = z[:, :live] if device == "cpu" else z
-        for _ in range(10):
-            f @ active.T
-            z.T @ f
+        z = two_products(f, t, device)
+        for count in live:
+            f @ t[:count].T
+            (z[:, :count] if device == "cpu" else z).T @ f
 
     return work
+
+
+def two_products(f: Any, t: Any, device: str) -> Any:
+    """Make the zero-shot and the similarity product."""
+    n = f.shape[0]
+    step = min(n, 1000 if device == "cpu" else 8192)
+    for i in range(0, n, step):
+        for j in range(i if device == "cpu" else 0, n, step):
+            f[i : i + step] @ f[j : j + step].T
+    return f @ t.T
+
+
+def floor(f: Any, t: Any, live: list[int]) -> Callable[[], Any]:
+    """Return those two products and the active part: the iterations of the `live` classes alone."""
+    method, one = MOON(), np.ones(t.shape[0], t.dtype)
+    m_step = method.m_step(100.0)
+    votes_of = neighbour_votes(nearest_neighbours(f, method.neighbours), symmetric=True, mean=True, weight=1.0)
+    start = reference(f, t, iterations=0)  # (N, K)
+
+    def work() -> None:
+        two_products(f, t, "cpu")
+        for count in live:
+            z, gamma = start[:, :count], one[:1].repeat(f.shape[0])
+            sums, soft = weighted_sums(z, gamma, f)
+            anchors = Anchors(t[:count], 100 * one[:count], one[:count] / 4, one[:count])
+            classes = m_step(sums, soft, one[:count], anchors)
+            e_step(affine(f, classes.prototypes, classes.offset), z, votes_of)
+
+    return work
+
+
+def live_classes(f: Any, t: Any) -> list[int]:
+    """Count the classes that have samples in each iteration."""
+    return [int((MOON(iterations=i + 1).fit_predict(f, t).beta > 0).sum()) for i in range(ITERATIONS)]
 
 
 @cache
@@ -113,39 +156,102 @@ def measure(
         torch.backends.cuda.matmul.allow_tf32 = precision != "full"  # the same for reference and floor
     method = MOON(precision=precision) if device == "cuda" else MOON()
     result = method.fit_predict(f, t)
-    live = int((result.beta > 0).sum())
+    live = [int((result.beta > 0).sum())] * ITERATIONS if device == "cuda" else live_classes(f, t)
     exact = float64_labels(n, k, effective) if n <= check else None
-    work: list[Callable[[], Any]] = [lambda: method.fit_predict(f, t), floor(f, t, live, device)]
+    work: list[Callable[[], Any]] = [lambda: method.fit_predict(f, t), products(f, t, live, device)]
+    if device == "cpu":
+        work.append(floor(f, t, live))
     if n <= DENSE:
         work.append(lambda: reference(f, t))
-    repeat = repeat if n <= 10_000 else min(repeat, 3)
-    seconds = timed(work, device, repeat)
-    flops = 2 * n * k * 512 + (1 if device == "cpu" else 2) * n * n * 512 + 10 * 4 * n * live * 512
+    seconds = timed(work, device, repeat if n <= 10_000 else min(repeat, 3))
+    flops = 2 * n * k * 512 + (1 if device == "cpu" else 2) * n * n * 512 + 4 * n * sum(live) * 512
     labels = np.asarray(result.labels.cpu() if device == "cuda" else result.labels)
     return {
-        "machine": machine(device), "precision": precision, "N": n, "K": k, "live": live, "seconds": seconds[0],
-        "floor": seconds[1], "reference": seconds[2] if len(seconds) > 2 else None, "gflops": flops / seconds[0] / 1e9,
+        "machine": machine(device), "precision": precision, "N": n, "K": k, "live": live[-1], "seconds": seconds[0],
+        "products": seconds[1], "floor": seconds[2 if device == "cpu" else 1],
+        "reference": seconds[-1] if n <= DENSE else None, "gflops": flops / seconds[0] / 1e9,
         "peak": peak_bytes(work[0], device), "graph": timed([lambda: nearest_neighbours(f, 3)], device, 1)[0],
         "agreement": None if exact is None else float((labels == exact).mean()),
     }  # fmt: skip
 
 
+def measure_large(n: int, k: int, effective: int | None) -> dict[str, Any]:
+    """Time one size in a process of its own, which reads its features from a memory-mapped file."""
+    with tempfile.TemporaryDirectory(prefix="moontide-speed-") as folder:
+        data = simulate(n, k, effective_classes=effective, seed=0)
+        for name in ("features", "text"):
+            np.save(Path(folder, name), getattr(data, name))
+        del data
+        child = [sys.executable, __file__, "--from", folder]
+        out = subprocess.run(child, check=True, stdout=subprocess.PIPE, text=True).stdout
+    return {"machine": machine("cpu"), "precision": "full", "N": n, "K": k, "reference": None, **json.loads(out)}
+
+
+def solve_files(folder: Path) -> dict[str, Any]:
+    """Time MOON on the files of a folder; the peak is that of the whole process."""
+    f, t = (np.load(folder / f"{name}.npy", mmap_mode="r") for name in ("features", "text"))
+    start = time.perf_counter()
+    result = MOON().fit_predict(f, t)
+    return {
+        "seconds": time.perf_counter() - start, "live": int((result.beta > 0).sum()), "n_iter": result.n_iter,
+        "peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, "recall": result.details["graph"].recall,
+    }  # fmt: skip
+
+
 def table(rows: list[dict[str, Any]]) -> str:
     """Write the rows as a Markdown table, with the growth exponent from the size before."""
-    head = ["precision", "N", "K", "classes with samples", "ms", "reference ms", "times faster", "share of the floor"]
-    head += ["GFLOP/s", "peak MB", "growth exponent", "labels as float64"]
-    lines = [head, ["---"] * len(head)]
-    last: dict[tuple[str, int], dict[str, Any]] = {}
-    for row in rows:
-        before, slow, seconds = last.get((row["precision"], row["K"])), row["reference"], row["seconds"]
-        last[row["precision"], row["K"]] = row
+    if "recall" in rows[0]:
+        return large_table(rows)
+    on_cpu = rows[0]["products"] != rows[0]["floor"]
+    head = ["precision", "N", "K", "classes with samples", "ms", "reference ms", "times faster"]
+    head += ["products ms", "share of the products"] * on_cpu
+    head += ["share of the floor", "GFLOP/s", "peak MB", "growth exponent", "labels as float64"]
+    lines = [head]
+    for row, before in with_previous(rows):
+        slow, seconds = row["reference"], row["seconds"]
+        share = [f"{1e3 * row['products']:.2f}", f"{100 * row['products'] / seconds:.0f} %"] * on_cpu
         lines.append([
             row["precision"], f"{row['N']:,}", f"{row['K']:,}", f"{row['live']:,}", f"{1e3 * seconds:.2f}",
-            f"{1e3 * slow:.1f}" if slow else "", f"{slow / seconds:.1f}" if slow else "",
+            f"{1e3 * slow:.1f}" if slow else "", f"{slow / seconds:.1f}" if slow else "", *share,
             f"{100 * row['floor'] / seconds:.0f} %", f"{row['gflops']:.0f}", f"{row['peak'] / 2**20:.0f}",
-            f"{math.log(seconds / before['seconds']) / math.log(row['N'] / before['N']):.2f}" if before else "",
-            "" if row["agreement"] is None else f"{100 * row['agreement']:.2f} %",
+            growth(row, before), "" if row["agreement"] is None else f"{100 * row['agreement']:.2f} %",
         ])  # fmt: skip
+    return markdown(lines)
+
+
+def large_table(rows: list[dict[str, Any]]) -> str:
+    """Write the rows of large sizes as a Markdown table."""
+    lines = [["N", "K", "classes with samples", "seconds", "times the size before", "growth exponent", "peak GB"]]
+    lines[0].append("neighbours found")
+    for row, before in with_previous(rows):
+        lines.append([
+            f"{row['N']:,}", f"{row['K']:,}", f"{row['live']:,}", f"{row['seconds']:.0f}",
+            f"{row['seconds'] / before['seconds']:.2f}" if before else "", growth(row, before),
+            f"{row['peak'] / 1e9:.1f}", f"{100 * row['recall']:.1f} %",
+        ])  # fmt: skip
+    return markdown(lines)
+
+
+def with_previous(rows: list[dict[str, Any]]) -> list[tuple[dict[str, Any], dict[str, Any] | None]]:
+    """Pair each row with the smaller size of the same kind."""
+    last: dict[tuple[str, int], dict[str, Any]] = {}
+    pairs = []
+    for row in rows:
+        pairs.append((row, last.get((row["precision"], row["K"]))))
+        last[row["precision"], row["K"]] = row
+    return pairs
+
+
+def growth(row: dict[str, Any], before: dict[str, Any] | None) -> str:
+    """Return e where the time grew as N^e."""
+    if before is None:
+        return ""
+    return f"{math.log(row['seconds'] / before['seconds']) / math.log(row['N'] / before['N']):.2f}"
+
+
+def markdown(lines: list[list[str]]) -> str:
+    """Write lines as a Markdown table, the first as its head."""
+    lines = [lines[0], ["---"] * len(lines[0]), *lines[1:]]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
@@ -158,14 +264,26 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=15)
     parser.add_argument("--check", type=int, default=10_000, help="largest N whose labels are compared with float64")
     parser.add_argument("--json", type=Path, help="write the rows here as well")
+    parser.add_argument("--from", dest="folder", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
-    rows = []
+    if args.folder:
+        print(json.dumps(solve_files(args.folder)))
+        return
+    rows: list[dict[str, Any]] = []
+    effective = args.effective or None
     for precision in ("full", "tf32", "half") if args.device == "cuda" else ("full",):
         for k in args.classes:
             for n in args.sizes:
-                rows.append(measure(n, k, args.effective or None, args.device, precision, args.repeat, args.check))
+                if args.device == "cpu" and n > EXACT_ROWS:
+                    rows.append(measure_large(n, k, effective))
+                else:
+                    rows.append(measure(n, k, effective, args.device, precision, args.repeat, args.check))
                 print(f"{precision} N={n:,} K={k:,}: {1e3 * rows[-1]['seconds']:.2f} ms", flush=True)
-    print(f"\n{rows[0]['machine']}\n\n{table(rows)}")
+    print(f"\n{rows[0]['machine']}")
+    for kind in (False, True):  # large sizes in a table of their own
+        some = [row for row in rows if ("recall" in row) is kind]
+        if some:
+            print(f"\n{table(some)}")
     if args.json:
         args.json.write_text(json.dumps(rows, indent=1) + "\n")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -64,6 +65,7 @@ def adapt(
         moontide adapt features.npz --method moon --preset paper --set neighbours=5
         moontide adapt 'shards/*.parquet' --text classes.npy --engine ray --out predictions/
     """
+    from moontide.core.progress import reporting
     from moontide.evaluate import compare_predictions, run_batches
     from moontide.store.files import check_output, read_task, write_predictions
 
@@ -80,11 +82,16 @@ def adapt(
         check_not_input(Path(out), Path(features), source.text, source.labels)
     task, labels, ids = read_task(features, **asdict(source))
     start = time.perf_counter()
-    with progress_bar(solver.name) as progress:
+    with progress_bar(solver.name) as progress, ExitStack() as stack:
+        if batch_size is None:  # one long run tells of its parts
+            stack.enter_context(reporting(lambda what, done, total: progress(done, total, what)))
         result = run_batches(solver, task, batch_size, shuffle_seed=(seed or 0) if shuffle else None, progress=progress)
     if batch_size is not None:
         batches = -(-task.n // batch_size)
         note(f"{solver.name}: {task.n} samples in {batches} batches, {time.perf_counter() - start:.2f} s")
+    graph = result.details.get("graph")
+    if graph is not None and graph.recall < 1:
+        note(f"neighbours: searched approximately, {100 * graph.recall:.1f} % of the true ones found on a sample")
     if out is not None:
         write_predictions(out, result, ids, task.class_names)
         note(f"wrote {out}")

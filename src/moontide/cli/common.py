@@ -123,8 +123,10 @@ def check_not_input(out: Path, *inputs: Path | None) -> None:
 
 
 @contextmanager
-def progress_bar(label: str, unit: str | None = None) -> Iterator[Callable[[int, int], None]]:
+def progress_bar(label: str, unit: str | None = None) -> Iterator[Callable[..., None]]:
     """Show a bar on stderr while it is a terminal, with the speed in `unit`/s; yields (done, total) -> None to move it.
+
+    A third argument says what is being done.
 
     >>> with progress_bar("moon") as advance:
     ...     advance(1, 2)
@@ -142,7 +144,11 @@ def progress_bar(label: str, unit: str | None = None) -> Iterator[Callable[[int,
         *columns, rich.TimeRemainingColumn(), console=console, transient=True, disable=not console.is_terminal
     ) as bar:
         job = bar.add_task(label, total=None)
-        yield lambda done, total: bar.update(job, completed=done, total=total)
+
+        def advance(done: int, total: int, what: str = "") -> None:
+            bar.update(job, description=f"{label}, {what}" if what else label, completed=done, total=total)
+
+        yield advance
 
 
 def note(sentence: str) -> None:

@@ -56,6 +56,7 @@ from moontide.core.ple import (
     sample_weights,
     weighted_sums,
 )
+from moontide.core.progress import track
 from moontide.core.replay import replay
 from moontide.core.simplex import softmax_evidence_
 from moontide.core.smoothing import NEIGHBOURS, check_graph, smoother
@@ -214,7 +215,7 @@ class MOON(Method):
             z, low = y.half(), f.half()
         few: Resting | None = None  # z, where few classes are live
         trace: list[tuple[Array, ...]] = []  # what L_PLE after each E-step is made of
-        for it in range(self.m_steps + 1):
+        for it in track(range(self.m_steps + 1), "iterations"):
             step = few.e_step(values, self.voice(gamma)) if few else None
             if step is None:
                 old, few, out = few.dense() if few else z, None, last(spare)

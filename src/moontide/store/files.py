@@ -216,7 +216,7 @@ def _read_npz(path: Path) -> Arrays:
 
 def _read_npy(path: Path) -> Arrays:
     try:
-        held = np.load(path, allow_pickle=False)
+        held = np.load(path, mmap_mode="r", allow_pickle=False)
     except ValueError as error:
         raise _no_objects(path, path.stem, error) from None
     if not isinstance(held, np.ndarray):
@@ -226,7 +226,7 @@ def _read_npy(path: Path) -> Arrays:
 
 def _no_objects(path: Path, name: str, error: ValueError) -> Exception:
     """Explain numpy's refusal to unpickle; leave its other errors as they are."""
-    if "Object arrays" not in str(error):
+    if "Object arrays" not in str(error) and "Python objects" not in str(error):
         return error
     return FileError(
         f"The array '{name}' of {path} holds Python objects, which are never loaded because loading them can run code; "
