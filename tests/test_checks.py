@@ -245,6 +245,11 @@ class Forgetful(Adaptive):
         return after, replace(result, probs=to_simplex(result.probs + 1e-3 * len(self.seen_by_class)))
 
 
+class Undeclared(Adaptive):
+    def start(self, task: Task) -> Memory:
+        return replace(super().start(task), log=np.zeros(task.k))
+
+
 ONLINE_FAULTS = {
     "check_cold_start": Biased,
     "check_seen_is_counted": Miscounting,
@@ -252,6 +257,7 @@ ONLINE_FAULTS = {
     "check_fork_is_independent": Unforkable,
     "check_memory_is_bounded": Growing,
     "check_state_is_all": Forgetful,
+    "check_classes_come_and_go": Undeclared,
 }
 
 
