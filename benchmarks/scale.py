@@ -37,8 +37,8 @@ SIZES = [  # N, K, d, engine, workers: each alone, from the middle one
 ]  # fmt: skip
 SHARD = 10_000  # rows, where the number of shards is not given
 PREDICT = [(10**8, 1000, 512), (10**9, 1000, 512)]
-SERVERS = 16
-NETWORK = 25e9 / 8  # bytes a second between servers: 25 Gbit/s
+SERVER, CORES, NETWORK = "r7a.16xlarge", 64, 25e9 / 8  # of AWS: cores (AMD EPYC 9R14, Zen 4), bytes a second
+SERVERS = [0, 2, 16]  # 0: the machine measured on
 ITERATIONS = 11
 
 Line = dict[str, Any]
@@ -148,9 +148,9 @@ def measure(n: int, k: int, d: int, engine: str, workers: int, shards: int, memo
 
 
 def fit(found: list[Line]) -> None:
-    """Fit seconds of an iteration = N K (a d + b) + N c d + e on the local lines of one memory, and predict.
+    """Fit seconds of an iteration = N K (a d + b) + c N d + e on the local lines in memory, and predict.
 
-    In seconds of one core; c is what rows cost by themselves, e what an iteration costs anyway.
+    Reading costs by numbers, N d; the graph by pairs of rows in a shard, N n d.
     """
     from scipy.optimize import nnls
 
@@ -158,27 +158,27 @@ def fit(found: list[Line]) -> None:
     if len(lines) < 5:
         print(f"{len(lines)} lines of the local engine with all shards in memory are too few to fit")
         return
-    n, k, d, y = (np.asarray([float(x[name]) for x in lines]) for name in ("n", "k", "d", "iteration_s"))
+    names = ("n", "k", "d", "iteration_s", "check_s", "graph_s", "shards")
+    n, k, d, y, check, graph, shards = (np.asarray([float(x[name]) for x in lines]) for name in names)
     terms = np.stack([n * k * d, n * k, n * d, np.ones_like(n)], axis=1)
     scale = terms.max(axis=0)
     a, b, c, e = nnls(terms / scale / y[:, None], np.ones_like(y))[0] / scale  # relative errors
     off = np.abs(terms @ [a, b, c, e] / y - 1)
+    read, pair = check.sum() / (n * d).sum(), graph.sum() / (n * d * n / shards).sum()
     cores = lines[0]["cores"]
     print(f"on {cores} cores, seconds of an iteration = N K ({a:.3g} d + {b:.3g}) + {c:.3g} N d + {e:.3g}; "
           f"off by {off.max():.0%} at most, {np.median(off):.0%} in the median of {len(y)} sizes")  # fmt: skip
+    print(f"reading: {read:.3g} N d; graph of shards of n rows: {pair:.3g} N n d")
     for rows, classes, dim in PREDICT:
-        one = rows * classes * (a * dim + b) + rows * c * dim + e
-        hops = int(np.ceil(np.log2(SERVERS))) * classes * dim * 8 / NETWORK
-        for name, speed, wait in (
-            (f"{cores} cores as measured", 1, 0.0),
-            ("one server of 64 cores", 64 / cores, 0.0),
-            (f"{SERVERS} servers of 64 cores", SERVERS * 64 / cores, hops),
-        ):
-            seconds = one / speed + wait
-            print(f"N = {rows:.0e}, K = {classes}, d = {dim}, {name}: {seconds:.0f} s an iteration, "
-                  f"{ITERATIONS * seconds / 3600:.1f} h for {ITERATIONS}")  # fmt: skip
-    check = sum(x["check_s"] for x in lines) / sum(x["n"] * x["d"] for x in lines)
-    print(f"reading and checking: {check:.2g} s a number on {cores} cores")
+        for servers in SERVERS:
+            share = 1 / (servers * CORES / cores if servers else 1)
+            sums = (CORES + int(np.ceil(np.log2(servers)))) * classes * dim * 8 / NETWORK if servers else 0.0
+            step = share * (rows * classes * (a * dim + b) + rows * c * dim) + e + sums
+            before = share * rows * dim * (read + pair * SHARD)
+            name = f"{servers} x {SERVER}, {CORES} cores each" if servers else f"{cores} cores as measured"
+            hours = (before + ITERATIONS * step) / 3600
+            print(f"N = {rows:.0e}, K = {classes}, d = {dim}, {name}: "
+                  f"{before:.0f} s before, {step:.1f} s an iteration, {hours:.2f} h in all")  # fmt: skip
 
 
 def main() -> None:

@@ -45,10 +45,18 @@ def same(got: Any, expected: Any) -> None:
     np.testing.assert_allclose(got["confidence"], expected["confidence"], atol=1e-4)
 
 
-def test_two_workers_give_the_labels_of_one_process(large: Any, tmp_path: Path, answers: Any) -> None:
+def test_two_workers_give_the_labels_of_one_process(
+    large: Any, tmp_path: Path, answers: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pattern, text, expected = large
-    found = adapt_shards(pattern, text, MOON, str(tmp_path), engine="ray", workers=2)
+    monkeypatch.setattr(engine, "PATIENCE", 0.02)
+    shown: list[tuple[int, int]] = []
+    found = adapt_shards(
+        pattern, text, MOON, str(tmp_path), engine="ray", workers=2, progress=lambda *given: shown.append(given)
+    )
     assert (found.n, found.replaced) == (200_000, 0)
+    assert shown[-1] == (17 * 8, 17 * 8)  # calls x shards
+    assert {done % 4 for done, _ in shown} == {0, 1, 2, 3}  # told shard by shard, not when a worker has done its four
     same(answers(tmp_path), expected)
 
 

@@ -20,6 +20,8 @@ except ImportError:  # the extra is named when a cluster is asked for
     ray = None
 
 ATTEMPTS = 5  # of one call
+WATCH = "watch"
+PATIENCE = 2.0  # seconds between questions how far the workers are
 
 
 def connect(address: str | None, cpus: int | None = None) -> bool:
@@ -58,7 +60,7 @@ def places(workers: int | None, device: str = "cpu") -> int:
 
 
 class Ray:
-    """Workers on the cluster that `connect` joined. `tick(shards)` is called as workers finish."""
+    """Workers on the cluster that `connect` joined. `tick(shards)` is called as shards are done."""
 
     def __init__(
         self,
@@ -70,9 +72,12 @@ class Ray:
         cpus: int = 1,
     ) -> None:
         threads = {name: str(cpus) for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")}
-        self._actor = ray.remote(Worker).options(
-            num_cpus=cpus, num_gpus=int(job.device == "cuda"), runtime_env={"env_vars": threads}
-        )
+        self._actor = ray.remote(
+            num_cpus=cpus,
+            num_gpus=int(job.device == "cuda"),
+            runtime_env={"env_vars": threads},
+            concurrency_groups={WATCH: 1},  # a thread that tells how far the other is
+        )(Worker)
         self._add = ray.remote(num_cpus=0)(_add)
         self._job, self._resident, self._tick, self.replaced = ray.put(job), resident, tick, 0
         self.shares = [tuple(range(job.parts))[w::workers] for w in range(min(workers, job.parts))]
@@ -84,7 +89,7 @@ class Ray:
         for _ in range(ATTEMPTS):
             parts = [worker.call.remote(number, name, packed) for worker in self.workers]
             try:
-                self._wait(parts)
+                self._wait(number, parts)
                 return ray.get(self._tree(parts))
             except ray.exceptions.RayError as error:
                 cause = getattr(error, "cause", None)
@@ -106,12 +111,18 @@ class Ray:
     def _start(self, share: tuple[int, ...]) -> Any:
         return self._actor.remote(self._job, share, self._resident)
 
-    def _wait(self, parts: list[Any]) -> None:
-        """Report workers as they finish, in whatever order."""
-        sizes = {part: len(share) for part, share in zip(parts, self.shares, strict=True)}
-        while parts:
-            done, parts = ray.wait(parts, fetch_local=False)
-            self._tick(sum(sizes[part] for part in done))
+    def _wait(self, number: int, parts: list[Any]) -> None:
+        """Report shards as they are done, until all are."""
+        told, running = 0, parts
+        while running:
+            _, running = ray.wait(running, num_returns=len(running), timeout=PATIENCE, fetch_local=False)
+            busy = set(running)
+            done = sum(
+                _progress(worker, number) if part in busy else len(share)
+                for worker, part, share in zip(self.workers, parts, self.shares, strict=True)
+            )
+            self._tick(done - told)
+            told = done
 
     def _tree(self, parts: list[Any]) -> Any:
         """Add up in pairs, on the cluster."""
@@ -133,8 +144,15 @@ def _add(a: Any, b: Any) -> Any:
     return a + b
 
 
+def _progress(worker: Any, number: int) -> int:
+    """Return how many shards of a worker have answered a call."""
+    last, shards = ray.get(worker.progress.options(concurrency_group=WATCH).remote())
+    return int(shards) if last == number else 0
+
+
 def _answers(worker: Any) -> bool:
     try:
-        return bool(ray.get(worker.alive.remote()))
+        _progress(worker, 0)
     except ray.exceptions.RayActorError:
         return False
+    return True

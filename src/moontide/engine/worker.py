@@ -125,19 +125,21 @@ class Worker:
         self.job, self.mine, self.resident, self.tick = job, mine, resident, tick
         self.rows: dict[int, tuple[NDArray[np.float32], NDArray[np.int64]]] = {}
         self.shards: dict[int, tuple[Rows, int, Any]] = {}  # with the number of its last change and what it said
+        self.done = -1, 0
         self.saver, self.saving = ThreadPoolExecutor(1, "save"), Future[None]()
         self.saving.set_result(None)
 
-    def alive(self) -> bool:
-        """Answer."""
-        return True
+    def progress(self) -> tuple[int, int]:
+        """Return the number of the last call and how many shards have answered it."""
+        return self.done
 
     def call(self, number: int, name: str, given: tuple[Any, ...]) -> Any:
         """Call a method of every shard, or of this worker for every shard, and add up."""
-        total = None
-        for i in self.mine:
+        total, self.done = None, (number, 0)
+        for count, i in enumerate(self.mine, start=1):
             part = getattr(self, name)(i, *given) if hasattr(self, name) else self._ask(i, number, name, given)
             total = part if total is None else total + part
+            self.done = number, count
             self.tick()
         self.saving.result()  # what this call says is on disk
         return total
