@@ -16,6 +16,7 @@ from moontide.core.arrays import unit_rows
 from moontide.core.bessel import bessel_ratio
 from moontide.core.graph import nearest_neighbours
 from moontide.core.ple import initial_resultant, log_c
+from moontide.core.progress import reporting
 from moontide.core.simplex import zero_shot
 from moontide.errors import OptionError
 
@@ -262,3 +263,10 @@ def test_a_thousand_samples_and_classes_take_less_than_100_megabytes() -> None:
     tracemalloc.stop()
     assert peak < 100e6
     assert peak < 1.5 * MOON().peak_bytes(1000, 1000, 512, 4)  # what a run asks for before it starts
+
+
+def test_a_run_tells_how_far_it_is() -> None:
+    said: list[tuple[str, int, int]] = []
+    with reporting(lambda what, done, total: said.append((what, done, total))):
+        MOON(iterations=2).fit_predict(TASK)
+    assert said == [("neighbours", 0, 1), *(("iterations", done, 3) for done in range(3))]

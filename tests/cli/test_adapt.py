@@ -156,3 +156,17 @@ def test_a_terminal_sees_a_bar(features):
     assert running.wait() == 0, shown
     assert b"40/40" in shown
     assert b"moon: 40 samples in 10 batches" in shown
+
+
+def test_an_approximate_graph_says_how_good_it_is(moontide, tmp_path, arrays, monkeypatch):
+    monkeypatch.setattr("moontide.core.graph.EXACT_ROWS", 20)
+    monkeypatch.setattr("moontide.core.ann.LIST", 5)
+    monkeypatch.setattr("moontide.core.ann.PROBES", 1)
+    np.save(tmp_path / "f.npy", arrays["image_features"])
+    np.save(tmp_path / "t.npy", arrays["text_features"])
+    status, _, err = moontide("adapt", tmp_path / "f.npy", "--text", tmp_path / "t.npy")
+    result = library.MOON().fit_predict(arrays["image_features"], arrays["text_features"])
+    recall = result.details["graph"].recall
+    assert status == 0
+    assert recall < 1
+    assert err == f"neighbours: searched approximately, {100 * recall:.1f} % of the true ones found on a sample\n"

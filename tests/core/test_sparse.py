@@ -87,7 +87,7 @@ def test_what_it_cannot_do_accurately_it_leaves() -> None:
 
 
 OPTIONS: list[dict[str, Any]] = [
-    {}, {"votes": "gamma"}, {"graph": "one-sided", "laplacian": "sum"}, {"gamma": "zero_shot"}, {"temper": 5.0},
+    {}, {"votes": "gamma"}, {"graph": "one-sided", "laplacian": "sum"}, {"gamma": "zero_shot"}, {"temper": 20.0},
     {"laplacian_weight": 0.0}, {"gamma_in_counts": True, "update": "exact"}, {"laplacian_weight": 4.0},
     {"iterations": 2},
 ]  # fmt: skip

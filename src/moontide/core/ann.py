@@ -52,7 +52,9 @@ def inverted_file(features: Floats, m: int, seed: int = 0) -> tuple[Ints, Floats
             own = np.flatnonzero(members[c][at] == rows)
             similarity[own, at[own]] = -np.inf  # never its own neighbour
             offer(rows, members[c], similarity, neighbours, weights)
-    return neighbours, weights, recall(features, neighbours, weights, rng)
+    found = recall(features, neighbours, weights, rng)
+    weights[np.isneginf(weights)] = 0  # where the lists of a row hold fewer than m others: no vote
+    return neighbours, weights, found
 
 
 def coarse_centres(features: Floats, count: int, rng: np.random.Generator) -> Floats:

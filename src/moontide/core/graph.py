@@ -164,6 +164,8 @@ def nearest_neighbours(features: Array, m: int, precision: str = "full") -> Grap
             if columns is rows:
                 local = xp.arange(similarity.shape[0], device=device(features))
                 similarity[local, local] = -xp.inf  # never its own neighbour
+                if len(blocks) == 1:
+                    return Graph(*largest_entries(similarity, m))
             else:
                 offer(columns, ids[rows], xp.asarray(similarity.T, copy=True), neighbours, weights)
             offer(rows, ids[columns], similarity, neighbours, weights)
@@ -183,16 +185,29 @@ def offer(rows: Array | slice, ids: Array, similarity: Array, neighbours: Array,
     """
     xp = namespace(similarity)
     m = neighbours.shape[1]
-    local = xp.arange(similarity.shape[0], device=device(similarity))  # (b,)
-    values, found = [weights[rows, :]], [neighbours[rows, :]]
-    for _ in range(min(m, similarity.shape[1])):  # argmax returns the first of equals
-        best = xp.argmax(similarity, axis=1)  # (b,)
-        values.append(similarity[local, best][:, None])
-        found.append(ids[best][:, None])
-        similarity[local, best] = -xp.inf
-    order = xp.argsort(xp.concat(values, axis=1), axis=1, descending=True, stable=True)[:, :m]
-    weights[rows, :] = xp.take_along_axis(xp.concat(values, axis=1), order, axis=1)
-    neighbours[rows, :] = xp.take_along_axis(xp.concat(found, axis=1), order, axis=1)
+    best, largest = largest_entries(similarity, min(m, similarity.shape[1]))  # (b, m), (b, m)
+    values = xp.concat([weights[rows, :], largest], axis=1)  # (b, 2m)
+    found = xp.concat([neighbours[rows, :], ids[best]], axis=1)
+    order = xp.argsort(values, axis=1, descending=True, stable=True)[:, :m]
+    weights[rows, :] = xp.take_along_axis(values, order, axis=1)
+    neighbours[rows, :] = xp.take_along_axis(found, order, axis=1)
+
+
+def largest_entries(x: Array, count: int) -> tuple[Array, Array]:
+    """Return columns and values of the largest entries of each row, sorted, of equals the first; overwrites them.
+
+    >>> import numpy as np
+    >>> largest_entries(np.asarray([[0.1, 0.3, 0.2]]), 2)
+    (array([[1, 2]]), array([[0.3, 0.2]]))
+    """
+    xp = namespace(x)
+    rows = xp.arange(x.shape[0], device=device(x))  # (b,)
+    columns, values = [], []
+    for _ in range(count):  # argmax returns the first of equals
+        columns.append(xp.argmax(x, axis=1))  # (b,)
+        values.append(x[rows, columns[-1]])
+        x[rows, columns[-1]] = -xp.inf
+    return xp.stack(columns, axis=1), xp.stack(values, axis=1)
 
 
 def adapt_graph(graph: Graph, features: Array) -> Graph:

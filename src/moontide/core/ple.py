@@ -19,6 +19,7 @@ from moontide.core.arrays import (
     namespace,
     put_columns,
     row_dots,
+    row_sums,
 )
 from moontide.core.bessel import banerjee, inverse_bessel_ratio
 from moontide.core.graph import Affinity, Graph
@@ -209,9 +210,9 @@ def e_step(
     """
     xp = namespace(z)
     if fused(z):
-        whole = values if isinstance(live, slice) and values is not None else logits[:]
-        if whole is not values and values is not None:
-            whole = put_columns(whole, live, values)
+        whole = logits[:] if values is None else values  # (N, K)
+        if values is not None and not isinstance(live, slice):
+            whole = put_columns(logits[:], live, values)
         return Assignment(*kernels.e_step(whole, z, (votes_of.pointer, votes_of.neighbour, votes_of.weight)))
     new = xp.empty_like(z) if out is None else out  # (N, K)
 
@@ -245,7 +246,7 @@ def softmax_rows(
     top = a[xp.arange(a.shape[0], device=device(a)), labels]  # (b,)
     a -= top[:, None]
     p = xp.exp(a, out=out)  # (b, K)
-    total = p @ xp.ones_like(p[0, :])  # (b,)
+    total = row_sums(p)  # (b,)
     p /= total[:, None]
     log_total = xp.log(total)  # (b,)
     entropy = log_total - row_dots(p, a)  # (b,)
@@ -299,7 +300,9 @@ def weighted_sums(z: Array, gamma: Array, f: Array) -> tuple[Array, Array]:
     if z.dtype != gamma.dtype:  # half precision on a GPU
         gamma = gamma.to(z.dtype)
         return kernels.half_product(z.T, f * gamma[:, None]), kernels.half_product(z.T, gamma[:, None])[:, 0]
-    return (z * gamma[:, None]).T @ f, gamma @ z
+    if z.shape[1] < f.shape[1]:
+        return (z * gamma[:, None]).T @ f, gamma @ z
+    return z.T @ (f * gamma[:, None]), gamma @ z
 
 
 def empirical_means(z: Array, gamma: Array, f: Array, epsilon: float) -> Array:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from moontide.core.arrays import Array, exp_, namespace
+from moontide.core.arrays import Array, exp_, namespace, row_sums
 
 
 def softmax(logits: Array) -> Array:
@@ -54,7 +54,7 @@ def softmax_evidence_(logits: Array) -> tuple[Array, Array]:
 
 def _normalised(shifted: Array, top: Array) -> tuple[Array, Array]:
     p, xp = exp_(shifted), namespace(shifted)  # (..., K)
-    total = xp.sum(p, axis=-1, keepdims=True)  # (..., 1)
+    total = row_sums(p)[..., None]  # (..., 1)
     p /= total
     return p, (top + xp.log(total))[..., 0]
 

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from moontide.core.arrays import row_sums
 from moontide.core.graph import BLOCK_ENTRIES, Affinity
 from moontide.core.ple import AnchorLogits, Assignment, entropy_weights
 
@@ -116,7 +117,7 @@ class Resting:
             logits[:, live] = 0
             p = np.exp(logits, out=z[rows])
             p[:, live] = 0
-            self.total[rows], self.inner[rows] = p.sum(axis=1), np.vecdot(p, logits)
+            self.total[rows], self.inner[rows] = row_sums(p), np.vecdot(p, logits)
         self.alone = z.ravel().take(shared.hearer)  # (S,) of p without votes
         self.logits = np.log(np.maximum(self.alone, TINY))
         z.ravel()[shared.hearer] = self.hears
@@ -158,7 +159,7 @@ class Resting:
             shared.sums @ x for x in (heard - self.alone, heard * logits - self.alone * self.logits, heard * votes)
         )  # (N,) each
         rest = self.total + change  # sum of p over the resting classes
-        total = rest + p @ np.ones_like(p, shape=len(self.live))
+        total = rest + row_sums(p)
         scale = 1 / total
         if scale.max() > GROWTH:
             return None

@@ -239,10 +239,11 @@ class MOON(Method):
                 z, few = few.dense(), None
             if few is None:
                 live = xp.nonzero(counts)[0] if on_cpu else slice(None)  # (L,)
+                held = anchors.rows(live)
                 if it and worthwhile(z, live):
                     few = Resting(rest, z, step.log_sum, live, votes_of)
             sums, soft = weighted_sums(few.z if few else columns(z, live), gamma, low)  # (L, d), (L,)
-            classes = m_step(sums, soft, counts[live], anchors.rows(live))
+            classes = m_step(sums, soft, counts[live], held)
             logits, values = rest, affine(f, classes.prototypes, classes.offset)  # (N, K), (N, L)
             kl = put(rest_kl, live, classes.kl)  # (K,)
         if self.m_steps:

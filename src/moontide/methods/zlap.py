@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from moontide.core.arrays import Array, column_dots, device, namespace
-from moontide.core.graph import Affinity, Graph, nearest_neighbours
+from moontide.core.graph import Affinity, Graph, largest_entries, nearest_neighbours
 from moontide.core.simplex import softmax
 from moontide.options import option
 from moontide.protocols import Method
@@ -90,15 +90,7 @@ def nearest_texts(cosine: Array, k: int) -> Graph:
     >>> nearest_texts(np.asarray([[0.1, 0.3, 0.2]]), 2).neighbours
     array([[1, 2]])
     """
-    xp = namespace(cosine)
-    left = xp.asarray(cosine, copy=True)  # (N, K)
-    rows = xp.arange(cosine.shape[0], device=device(cosine))
-    found, weights = [], []
-    for _ in range(min(k, cosine.shape[1])):
-        found.append(xp.argmax(left, axis=1))  # (N,)
-        weights.append(left[rows, found[-1]])
-        left[rows, found[-1]] = -xp.inf
-    return Graph(xp.stack(found, axis=1), xp.stack(weights, axis=1))
+    return Graph(*largest_entries(1 * cosine, min(k, cosine.shape[1])))
 
 
 def text_weights(texts: Graph, gamma: float, stretch: bool) -> Graph:
