@@ -170,7 +170,7 @@ class Stream:
         return int(which)
 
     def save(self, path: str | Path) -> None:
-        """Write all of the stream to a state file, which `moontide stream --resume` takes; what waits goes along."""
+        """Write the stream, with what waits, to a state file, whose state `load_state` reads too."""
         if self.waiting and "images" in self.method.needs:
             raise InputError(f"{self.waiting} images wait, which a state file cannot hold; call flush() first.")
         settings = {"class_names": self.class_names, "batch_size": self.batch_size, "max_wait": self.max_wait}
