@@ -20,7 +20,7 @@ of the stream for all else. Two things that are accidents in a batch are made ex
     z_ik ∝ pi_ik y_ik exp(kappa_k mu_k.(f_i - mean image) / temper + log C_d(kappa_k) / temper + votes_ik)
 
 The mean image is subtracted, or a class that was ever seen would be ahead of those that were not by the modality gap
-alone, 4 to 5 nats. In its place pi_ik = theta_0 / K + sum_j theta_j p_jk says which classes are present: p_j are the
+alone, 2 to 6 nats. In its place pi_ik = theta_0 / K + sum_j theta_j p_jk says which classes are present: p_j are the
 class shares of the last M / SPANS[j] samples and of the batch without sample i, and the weights theta are learnt along
 the stream by EM on zero-shot predictions. What is remembered of a sample, r_ik, is z_ik without pi_ik, so that presence
 never confirms itself. With `memory=0` nothing is remembered, neither is done, and it is MOON on each batch.
