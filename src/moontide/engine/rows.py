@@ -85,6 +85,7 @@ class Rows:
 
     STATE: ClassVar[tuple[str, ...]] = ("z", "labels", "zero_shot_labels")  # what the next step needs, and predictions
     CHANGES: ClassVar[tuple[str, ...]] = ("first_pass", "step")  # the functions that change it
+    SCORES: ClassVar[int] = 0  # n x K arrays of 32 bits that a step makes beside the assignments
 
     def __init__(
         self,

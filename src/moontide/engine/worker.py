@@ -89,7 +89,7 @@ class Job:
         16000
         """
         k, d = map(int, self.text.shape)
-        scores = 4 * n * k if self.method.name == "stata" else 0
+        scores = 4 * n * k * solver(self.method.name).Shard.SCORES
         return max(8 * n * d, scores) + 8 * 4 * BLOCK_ENTRIES + 40 * k * d + PROCESS
 
 

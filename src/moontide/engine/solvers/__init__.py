@@ -2,13 +2,16 @@
 
 A file NAME.py, NAME that of the method, has three things:
 
-    Shard   a subclass of `Rows` with the map over the rows of a shard: functions that take K x d arrays and return
-            `Sums`, dataclasses whose fields add up. Those in `CHANGES` change the shard (its assignments `z`, `labels`
-            and whatever else `STATE` names), which is then saved; the others only look.
-    solve   the driver, solve(method, run, text, logit_scale): run("step", ...) calls that function of every shard and
-            returns the sum of what they return. What comes out has a field `converged`.
-    plan    plan(method): how many calls and how many of them are steps, for the time left; raises `OptionError` where
-            options of the method cannot be had on shards.
+- `Shard`, a subclass of `engine.rows.Rows` with the map over the rows of a shard: functions that take K x d arrays and
+  return `engine.sums.Sums`, dataclasses whose fields add up. Those that `CHANGES` names change the shard (its
+  assignments `z`, `labels`, and whatever else `STATE` names), which is then saved; the others only look. `SCORES` is
+  for the estimate of memory.
+- `solve(method, run, text, logit_scale)`, the driver: `run("step", ...)` calls that function of every shard and returns
+  the sum of what they return. What comes out has a field `converged`.
+- `plan(method)`: how many calls that takes and how many of them are called "step", for the time left; it raises
+  `OptionError` where options of the method cannot be had on shards.
+
+A call may be repeated after any failure, so that what `solve` does must follow from what `run` returns.
 
 >>> names()
 ('moon', 'stata', 'zero_shot')

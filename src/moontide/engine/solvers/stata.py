@@ -10,6 +10,7 @@ whose z_ik all underflow, which have no share beta_k in anything.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,6 +57,8 @@ class Shard(Rows):
     >>> shard.mean().sums
     array([1., 1., 1.])
     """
+
+    SCORES: ClassVar[int] = 1
 
     def mean(self) -> Centre:
         """Add up the features."""
