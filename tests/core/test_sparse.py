@@ -17,6 +17,11 @@ from moontide.simulate import simulate
 seeds = st.integers(0, 10_000)
 
 
+@pytest.fixture(autouse=True)
+def also_where_it_does_not_pay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sparse, "SMALL", 0)
+
+
 def problem(seed: int, n: int = 40, k: int = 30) -> tuple[np.random.Generator, ple.AnchorLogits, Graph]:
     """Logits that spread as CLIP's do, float32, and a graph of m = 3."""
     rng = np.random.default_rng(seed)

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import numpy as np
+
 from moontide.core import kernels
 from moontide.core.arrays import Array, device, is_torch_array, namespace, to_numpy
 from moontide.core.progress import track
@@ -128,10 +130,12 @@ class Affinity:
         return {}
 
 
-def nearest_neighbours(features: Array, m: int, precision: str = "full") -> Graph:
+def nearest_neighbours(features: Array, m: int, precision: str = "full", gram: Array | None = None) -> Graph:
     """Find the m largest cosines of each unit row of `features` to the others in O(N m + block) memory.
 
     Exactly up to `EXACT_ROWS` rows; above, on a CPU, by an inverted file whose recall is in the graph.
+
+    `gram`: all cosines, (N, N), where they are at hand in numpy.
 
     On a GPU, `precision` "tf32" or "half" uses the tensor cores (products rounded to 10 bits, sums in float32).
 
@@ -155,6 +159,12 @@ def nearest_neighbours(features: Array, m: int, precision: str = "full") -> Grap
         from moontide.core.ann import inverted_file
 
         return Graph(*inverted_file(features, m))
+    if gram is not None:
+        own, each = gram.diagonal().copy(), np.arange(n)
+        gram[each, each] = -np.inf  # never its own neighbour
+        found, largest = largest_entries(gram, m)  # (N, m), (N, m)
+        gram[each, each], gram[each[:, None], found] = own, largest  # as it was
+        return Graph(found, largest)
     ids = xp.arange(n, device=device(features))
     size = BLOCK_ROWS * (8 if str(device(features)) != "cpu" else 1)
     blocks = [slice(start, min(start + size, n)) for start in range(0, n, size)]
@@ -164,8 +174,6 @@ def nearest_neighbours(features: Array, m: int, precision: str = "full") -> Grap
             if columns is rows:
                 local = xp.arange(similarity.shape[0], device=device(features))
                 similarity[local, local] = -xp.inf  # never its own neighbour
-                if len(blocks) == 1:
-                    return Graph(*largest_entries(similarity, m))
             else:
                 offer(columns, ids[rows], xp.asarray(similarity.T, copy=True), neighbours, weights)
             offer(rows, ids[columns], similarity, neighbours, weights)

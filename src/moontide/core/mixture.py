@@ -6,8 +6,10 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from moontide.core import kernels
-from moontide.core.arrays import Array, clip, namespace, row_norms
-from moontide.core.ple import EPS, anchor_kl, concentration, log_c, means, prototypes, shrink
+from moontide.core.arrays import Array, clip, column_dots, namespace, row_dots, row_norms
+from moontide.core.ple import EPS, anchor_kl, concentration, log_c, means, prototypes, shrink, soft_count
+
+SHORT = 0.1  # |R_k| below which it is not accurate as the root of a sum of products in float32
 
 
 class Anchors(NamedTuple):
@@ -21,6 +23,18 @@ class Anchors(NamedTuple):
     def rows(self, which: Array | slice) -> Anchors:
         """Return some of the classes."""
         return self if isinstance(which, slice) else Anchors(*(x[which, ...] for x in self))
+
+
+class Span(NamedTuple):
+    """The same as `Classes`, with a mean R_k = sum_i a_ik f_i + b_k t_k given by its coefficients and scores."""
+
+    beta: Array  # (L,)
+    kappa: Array  # (L,)
+    kl: Array  # (L,)
+    values: Array  # (N, L) scores of the samples
+    a: Array  # (N, L)
+    b: Array  # (L,)
+    r: Array  # (L,) |R_k|
 
 
 class Classes(NamedTuple):
@@ -75,8 +89,44 @@ class MStep:
         mu = resultant / clip(r, EPS)[:, None] if self.update_mu else text  # (L, d)
         kappa = self.kappa(r, d) if self.update_kappa else anchor_kappa  # (L,)
         offset = log_c(d, kappa, self.log_normaliser) / self.temper  # (L,)
-        kl = anchor_kl(text, anchor_kappa, anchor_r, mu, kappa, d, self.log_normaliser)  # (L,)
+        kl = anchor_kl(row_dots(mu, text), anchor_kappa, anchor_r, kappa, d, self.log_normaliser)  # (L,)
         return Classes(beta, mu, kappa, prototypes(text, mu, kappa, self.scale, self.temper), offset, kl)
+
+    def in_span(
+        self, z: Array, gamma: Array, counts: Array, anchors: Anchors, cosine: Array, gram: Array
+    ) -> Span | None:
+        """Return the classes by the products f_i . f_j (N, N) and f_i . t_k (N, L) alone; None where |R_k| is small.
+
+        For N <= d this is less work: a product of N x N x L instead of two of N x d x L, and no vectors of length d.
+        """
+        text, anchor_kappa, anchor_r, alpha = anchors
+        d, xp = text.shape[1], namespace(z)
+        beta = counts / (counts + alpha + EPS)  # (L,)
+        b = (1 - beta) * anchor_r if self.update == "exact" else 1 - beta  # (L,)
+        a = z * gamma[:, None]  # (N, L)
+        a *= beta / soft_count(gamma @ z, self.count_epsilon)
+        scores = gram @ a  # (N, L)
+        scores += b * cosine  # f_i . R_k
+        along = column_dots(a, cosine) + b  # (L,) t_k . R_k
+        square = column_dots(a, scores) + b * along  # (L,) |R_k|^2
+        if float(xp.min(square)) < SHORT**2:
+            return None
+        r = xp.sqrt(square)
+        kappa = self.kappa(r, d) if self.update_kappa else anchor_kappa  # (L,)
+        offset = log_c(d, kappa, self.log_normaliser) / self.temper  # (L,)
+        aligned = along / r if self.update_mu else xp.ones_like(r)  # (L,)
+        kl = anchor_kl(aligned, anchor_kappa, anchor_r, kappa, d, self.log_normaliser)
+        if self.update_mu:
+            scores *= kappa / (self.temper * r)
+            scores += self.scale * cosine
+        else:
+            scores = (self.scale + kappa / self.temper) * cosine
+        scores += offset
+        return Span(beta, kappa, kl, scores, a, b, r)
+
+    def means_of(self, span: Span, f: Array, text: Array) -> Array:
+        """Return the mean directions mu_k = R_k / |R_k|, (L, d)."""
+        return (span.a.T @ f + span.b[:, None] * text) / span.r[:, None] if self.update_mu else text
 
     def kappa(self, r: Array, d: int) -> Array:
         """Return the concentrations of resultant lengths r, capped, (L,)."""

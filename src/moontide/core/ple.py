@@ -102,7 +102,7 @@ def initial_resultant(y: Array, cosine: Array, epsilon: float) -> Array:
     array([0.3])
     """
     total = namespace(y).sum(y, axis=0)  # (K,)
-    return 1 - (total - column_dots(y, cosine)) / _count(total, epsilon)  # (K,)
+    return 1 - (total - column_dots(y, cosine)) / soft_count(total, epsilon)  # (K,)
 
 
 def concentration(r: Array, d: int, inverse: str, r_cap: float) -> Array:
@@ -322,7 +322,7 @@ def means(sums: Array, counts: Array, epsilon: float) -> Array:
     >>> means(np.ones((1, 2)), np.asarray([2.0]), 0.0)
     array([[0.5, 0.5]])
     """
-    return sums / _count(counts, epsilon)[:, None]
+    return sums / soft_count(counts, epsilon)[:, None]
 
 
 def shrink(v: Array, beta: Array, anchor: Array) -> Array:
@@ -335,14 +335,16 @@ def shrink(v: Array, beta: Array, anchor: Array) -> Array:
     return beta[:, None] * v + (1 - beta)[:, None] * anchor  # (K, d)
 
 
-def anchor_kl(text: Array, anchor_kappa: Array, anchor_r: Array, mu: Array, kappa: Array, d: int, form: str) -> Array:
+def anchor_kl(aligned: Array, anchor_kappa: Array, anchor_r: Array, kappa: Array, d: int, form: str) -> Array:
     """App. KL: KL(V'_k || V_k) = log C_d(kappa') - log C_d(kappa) + A_d(kappa') (kappa' - kappa mu_k . mu'_k).
 
+    `aligned` is mu_k . mu'_k.
+
     >>> import numpy as np
-    >>> anchor_kl(np.eye(3)[:1], np.ones(1), np.ones(1), np.eye(3)[:1], np.ones(1), 3, "accurate")
+    >>> one = np.ones(1)
+    >>> anchor_kl(one, one, one, one, 3, "accurate")
     array([0.])
     """
-    aligned = row_dots(mu, text)  # (K,)
     return log_c(d, anchor_kappa, form) - log_c(d, kappa, form) + anchor_r * (anchor_kappa - kappa * aligned)
 
 
@@ -376,7 +378,12 @@ def neighbour_votes(graph: Graph, symmetric: bool, mean: bool, weight: float) ->
     return Graph(graph.neighbours, graph.weights * share).operator(symmetric)
 
 
-def _count(total: Array, epsilon: float) -> Array:
-    """Return a soft count fit to divide by: `epsilon` is the released guard, the smallest number guards 0 / 0."""
+def soft_count(total: Array, epsilon: float) -> Array:
+    """Return a soft count fit to divide by: `epsilon` is the released guard, the smallest number guards 0 / 0.
+
+    >>> import numpy as np
+    >>> soft_count(np.asarray([2.0]), 0.5)
+    array([2.5])
+    """
     xp = namespace(total)
     return clip(total + epsilon, float(xp.finfo(total.dtype).smallest_normal))

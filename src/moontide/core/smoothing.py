@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from moontide.core.arrays import Array
 from moontide.core.graph import Affinity, Graph, nearest_neighbours
 from moontide.core.ple import neighbour_votes
 from moontide.errors import OptionError
@@ -30,8 +31,11 @@ def smoother(
     symmetric: bool = True,
     mean: bool = True,
     precision: str = "full",
+    gram: Array | None = None,
 ) -> tuple[Graph, Affinity]:
     """Return the graph, the task's or a new one, and the map z -> weight (W z + W' z) / 2m, the neighbours' votes.
+
+    `gram`: all cosines of the samples, where they are at hand.
 
     >>> import numpy as np
     >>> smoother(Task(np.eye(2), np.eye(2)), "stata", 1, 0.0)[1](np.ones((2, 1)))
@@ -39,5 +43,5 @@ def smoother(
            [0.]])
     """
     check_graph(task, method, neighbours)
-    graph = task.graph or nearest_neighbours(task.features, neighbours if weight else 0, precision)
+    graph = task.graph or nearest_neighbours(task.features, neighbours if weight else 0, precision, gram)
     return graph, neighbour_votes(graph, symmetric, mean, weight)

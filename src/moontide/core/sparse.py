@@ -26,6 +26,7 @@ Ints = NDArray[np.int64]
 
 NEGLIGIBLE = 2.0**-28  # 1/32 of the rounding of numbers near 1
 GROWTH = 16.0  # where a row of resting classes has grown by more, shared entries are looked for again
+SMALL = 2**14  # entries of z below which the plain E-step is faster
 SHARE = 1 / 16  # of z large enough for that, at most: with more, nothing is gained
 TINY = float(np.finfo(np.float32).tiny)
 HIGHEST = 60.0  # exp of more is near the end of float32
@@ -86,7 +87,7 @@ def worthwhile(z: Floats, live: Ints) -> bool:
     >>> worthwhile(np.zeros((1, 9)), np.asarray([0]))
     False
     """
-    if type(z) is not np.ndarray or z.dtype != np.float32 or 2 * len(live) > z.shape[1]:
+    if type(z) is not np.ndarray or z.dtype != np.float32 or z.size < SMALL or 2 * len(live) > z.shape[1]:
         return False
     return bool(np.count_nonzero(z > NEGLIGIBLE**0.5) < len(z) * len(live) + SHARE * z.size)
 

@@ -35,6 +35,7 @@ from moontide.core.arrays import (
     clip,
     columns,
     device_type,
+    is_torch_array,
     last,
     namespace,
     put,
@@ -191,8 +192,10 @@ class MOON(Method):
         r = clip(initial_resultant(y, cosine, self.count_epsilon), 0, self.r_cap)  # (K,)
         anchors = Anchors(text, concentration(r, d, self.inverse, self.r_cap), r, self.alpha_k(y))
         symmetric, mean = self.graph == "symmetric", self.laplacian == "mean"
+        few_samples = task.n <= d and task.graph is None and not is_torch_array(f)
+        gram = f @ f.T if few_samples else None  # (N, N)
         graph, votes_of = smoother(
-            task, self.name, self.neighbours, self.laplacian_weight, symmetric, mean, self.precision
+            task, self.name, self.neighbours, self.laplacian_weight, symmetric, mean, self.precision, gram
         )
 
         # A class without samples is at its anchor: what it scores there, `rest`, is computed once, and the products of
@@ -239,15 +242,17 @@ class MOON(Method):
                 z, few = few.dense(), None
             if few is None:
                 live = xp.nonzero(counts)[0] if on_cpu else slice(None)  # (L,)
-                held = anchors.rows(live)
+                held, near = anchors.rows(live), None if gram is None else columns(cosine, live)  # near: (N, L)
                 if it and worthwhile(z, live):
                     few = Resting(rest, z, step.log_sum, live, votes_of)
-            sums, soft = weighted_sums(few.z if few else columns(z, live), gamma, low)  # (L, d), (L,)
-            classes = m_step(sums, soft, counts[live], held)
-            logits, values = rest, affine(f, classes.prototypes, classes.offset)  # (N, K), (N, L)
-            kl = put(rest_kl, live, classes.kl)  # (K,)
+            part = few.z if few else columns(z, live)  # (N, L)
+            span = None if gram is None else m_step.in_span(part, gamma, counts[live], held, near, gram)
+            classes: Any = span or m_step(*weighted_sums(part, gamma, low), counts[live], held)
+            values = span.values if span else affine(f, classes.prototypes, classes.offset)  # (N, L)
+            logits, kl = rest, put(rest_kl, live, classes.kl)  # (N, K), (K,)
         if self.m_steps:
-            beta, mu = put(none, live, classes.beta), put(text, live, classes.mu)
+            directions = m_step.means_of(span, f, held.text) if span else classes.mu  # (L, d)
+            beta, mu = put(none, live, classes.beta), put(text, live, directions)
             kappa = put(rest_kappa, live, classes.kappa)
         gammas, heard, log_sum, echoes, weights, kl = (xp.stack(column) for column in zip(*trace, strict=True))
         final = few.votes(self.voice(gamma))[2] if few else echo(self.said(z, gamma), votes_of)  # (N,)
