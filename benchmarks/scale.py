@@ -1,6 +1,6 @@
 """How the time of MOON on shards grows with N, K, d and workers, measured here, and what that predicts elsewhere.
 
-scripts/bench scale --out growth.jsonl              several sizes, about 20 minutes; a line each
+scripts/bench scale --out growth.jsonl              several sizes, minutes; a line each
 scripts/bench scale --size 2000000x1000x512 --engine local --engine ray --shards 128 --out large.jsonl
 scripts/bench scale --size 10000000x100x512 --memory 4 --shards 1000 --out large.jsonl    out of core: 4 GiB a worker
 scripts/bench scale --fit growth.jsonl              the model and its predictions from lines measured before
@@ -74,7 +74,7 @@ def say(line: str, last: bool = True) -> None:
 
 
 class Peak(threading.Thread):
-    """Looks once a second at the memory of this process and all that it started (proportional: shared pages once)."""
+    """Looks every five seconds at the memory of this process and all that it started, shared pages once."""
 
     def __init__(self) -> None:
         super().__init__(daemon=True)
@@ -83,7 +83,7 @@ class Peak(threading.Thread):
     def run(self) -> None:
         while True:
             self.bytes = max(self.bytes, sum(map(_memory, [os.getpid(), *_below(os.getpid())])))
-            time.sleep(1)
+            time.sleep(5)
 
 
 def _below(pid: int) -> list[int]:
