@@ -123,6 +123,7 @@ class Result:
     kappa: Array | None = None  # (K,) concentrations
     beta: Array | None = None  # (K,) share of the batch in each class mean; 0: the class is at its anchor
     details: Mapping[str, Any] = field(default_factory=dict)  # further arrays by name
+    unknown: Array | None = None  # (N,) the higher, the less likely is any of the classes; for methods that tell
 
     @property
     def scores(self) -> Array:
@@ -157,12 +158,14 @@ class Result:
             return results[0]
         xp = namespace(results[0].probs)
         native = [r.native_scores for r in results]
+        unknown = [r.unknown for r in results]
         return Result(
             probs=xp.concat([r.probs for r in results]),
             zero_shot=xp.concat([r.zero_shot for r in results]),
             native_scores=None if native[0] is None else xp.concat(native),
             n_iter=max(r.n_iter for r in results),
             converged=all(r.converged for r in results),
+            unknown=None if unknown[0] is None else xp.concat(unknown),
         )
 
 

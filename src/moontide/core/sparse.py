@@ -119,10 +119,16 @@ class Resting:
             p = np.exp(logits, out=z[rows])
             p[:, live] = 0
             self.total[rows], self.inner[rows] = row_sums(p), np.vecdot(p, logits)
+        self.top = z.max(axis=1)  # (N,)
         self.alone = z.ravel().take(shared.hearer)  # (S,) of p without votes
         self.logits = np.log(np.maximum(self.alone, TINY))
         z.ravel()[shared.hearer] = self.hears
         self.scale = np.ones_like(log_sum)  # (N,) z = p scale
+
+    @property
+    def largest(self) -> float:
+        """The largest z of a resting class."""
+        return max(float((self.top * self.scale).max()), float(self.hears.max(initial=0)))
 
     def covers(self, counts: Floats) -> bool:
         """Tell whether all classes with samples are among the live ones; `counts` is (K,)."""
