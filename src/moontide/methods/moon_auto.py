@@ -153,11 +153,20 @@ def excess(y: Array) -> Array:
     >>> float(excess(np.eye(4))), float(excess(np.asarray([[1.0, 0, 0, 0]] * 4)))
     (0.0, 3.0)
     """
-    xp, (n, k) = namespace(y), y.shape
-    own = xp.sum(y * y)  # ()
+    xp = namespace(y)
+    return excess_of(xp.sum(y, axis=0), xp.sum(y * y), *y.shape)
+
+
+def excess_of(total: Array, own: Array, n: int, k: int) -> Array:
+    """v from sum_i y_i, (K,), and sum_i |y_i|^2, ().
+
+    >>> import numpy as np
+    >>> float(excess_of(np.asarray([4.0, 0, 0, 0]), np.asarray(4.0), 4, 4))
+    3.0
+    """
     if n < 2 or k < 2:
         return 0 * own
-    pairs = xp.sum(xp.sum(y, axis=0) ** 2) - own  # ()
+    pairs = namespace(total).sum(total**2) - own  # ()
     sure = (own / n - 1 / k) / (1 - 1 / k)
     return clip((k * pairs / (n * (n - 1)) - 1) / clip(sure, EPS), 0)
 
@@ -206,10 +215,21 @@ def evidence(z: Array, expected: Array) -> tuple[Array, Array]:
     """
     xp = namespace(z)
     n = xp.sum(z, axis=0)  # (L,)
+    e = sample_evidence(z, n, expected)  # (N, L)
+    return e, xp.sum(e, axis=0) + xp.log1p(n) / 2
+
+
+def sample_evidence(z: Array, n: Array, expected: Array) -> Array:
+    """e_ik of some samples, (N, L), from their z and n_k of all, (L,).
+
+    >>> import numpy as np
+    >>> sample_evidence(np.asarray([[0.0, 0.5]]), np.ones(2), np.asarray(1.0)).round(3)
+    array([[0.   , 0.193]])
+    """
+    xp = namespace(z)
     t = (1 + n) / (1 + expected)  # (L,)
     z = clip(z, high=SURE)
-    e = xp.log1p((t - 1) * z) - xp.log1p(-z) - z  # (N, L)
-    return e, xp.sum(e, axis=0) + xp.log1p(n) / 2
+    return xp.log1p((t - 1) * z) - xp.log1p(-z) - z
 
 
 def present_share(proof: Array, bounds: Presence, n: int, k: int) -> Array:
