@@ -274,8 +274,18 @@ def likeness(f: Array, sums: Array, left_out: Array, centre: Array, pseudo_count
     array([[ 0.4, -0.6],
            [-0.8,  0.2]])
     """
-    xp = namespace(f)
     pulled = sums + pseudo_count * centre  # (L, d)
-    dots = f @ pulled.T  # (N, L)
-    square = xp.vecdot(pulled, pulled) + left_out * (left_out - 2 * dots)  # (N, L)
-    return (dots - left_out) / xp.sqrt(clip(square, EPS)) - (f @ centre)[:, None]
+    squares = namespace(f).vecdot(pulled, pulled)  # (L,)
+    return cosine_to_others(f @ pulled.T, squares, left_out) - (f @ centre)[:, None]
+
+
+def cosine_to_others(dots: Array, squares: Array, left_out: Array) -> Array:
+    """cos(f_i, T_k - u_ik f_i) from f_i . T_k, (N, L), |T_k|^2, (L,), and u, (N, L).
+
+    >>> import numpy as np
+    >>> cosine_to_others(np.full((1, 1), 1.6), np.full(1, 4.0), np.zeros((1, 1)))
+    array([[0.8]])
+    """
+    xp = namespace(dots)
+    square = squares + left_out * (left_out - 2 * dots)  # (N, L)
+    return (dots - left_out) / xp.sqrt(clip(square, EPS))
