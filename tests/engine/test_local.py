@@ -37,7 +37,7 @@ def joined_graph(shards: int) -> Graph:
     return Graph(np.concatenate(neighbours), np.concatenate([graph.weights for graph in found]))
 
 
-@pytest.mark.parametrize("name", ["moon", "stata", "zero_shot"])
+@pytest.mark.parametrize("name", ["moon", "moon_auto", "stata", "zero_shot"])
 @pytest.mark.parametrize("resident", [True, False])
 def test_shards_give_what_all_rows_give(
     name: str, resident: bool, tmp_path: Path, cut: Any, answers: Any, monkeypatch: pytest.MonkeyPatch

@@ -59,7 +59,7 @@ def test_shards_with_their_own_graphs_add_up_to_one() -> None:
     np.testing.assert_allclose(apart.energy, together.objective, rtol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["moon", "stata"])
+@pytest.mark.parametrize("name", ["moon", "moon_auto", "stata"])
 def test_torch_gives_what_numpy_gives(name: str) -> None:
     torch = pytest.importorskip("torch")
     chosen, on_shards = method(name), solver(name)
@@ -71,11 +71,12 @@ def test_torch_gives_what_numpy_gives(name: str) -> None:
         )
         again: Any = on_shards.Shard(chosen, features, DATA.text, 100.0, half=False)
         again.restore(shard.state())
-        np.testing.assert_array_equal(again.predictions()[1], shard.predictions()[1])
-        found.append((*shard.predictions(), solution.beta))
-    np.testing.assert_array_equal(found[0][0], found[1][0])
-    np.testing.assert_allclose(found[0][1], found[1][1], atol=1e-4)
-    np.testing.assert_allclose(found[0][3], found[1][3], atol=1e-4)
+        for column, values in shard.predictions().items():
+            np.testing.assert_array_equal(again.predictions()[column], values)
+        found.append({**shard.predictions(), "beta": solution.beta})
+    np.testing.assert_array_equal(found[0]["label"], found[1]["label"])
+    for column in found[0]:
+        np.testing.assert_allclose(found[0][column], found[1][column], atol=1e-4)
 
 
 def test_statistics_keep_the_larger_maximum() -> None:

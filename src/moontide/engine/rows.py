@@ -84,6 +84,7 @@ class Rows:
     """
 
     STATE: ClassVar[tuple[str, ...]] = ("z", "labels", "zero_shot_labels")  # what the next step needs, and predictions
+    COLUMNS: ClassVar[tuple[str, ...]] = ("label", "confidence", "before")  # of the predictions
     CHANGES: ClassVar[tuple[str, ...]] = ("first_pass", "step")  # the functions that change it
     SCORES: ClassVar[int] = 0  # n x K arrays of 32 bits that a step makes beside the assignments
 
@@ -103,8 +104,8 @@ class Rows:
         self.kept = np.arange(len(features))  # the numbers of these rows in the file that they are from
         self.keep = keep  # the zero-shot probabilities `y`
         n, k = len(features), len(text)
-        weight = getattr(method, "laplacian_weight", 0.0)
-        self.graph = graph or nearest_neighbours(features, method.neighbours if weight else 0)
+        weight = getattr(method, "laplacian_weight", 1.0)
+        self.graph = graph or nearest_neighbours(features, getattr(method, "neighbours", 0) if weight else 0)
         symmetric = getattr(method, "graph", "symmetric") == "symmetric"
         mean = getattr(method, "laplacian", "mean") == "mean"
         self.votes_of = neighbour_votes(self.graph, symmetric, mean, weight)
@@ -132,10 +133,11 @@ class Rows:
             setattr(self, name, xp.asarray(state[name], device=device(self.f)))
         self.y = self.z
 
-    def predictions(self) -> tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.int64]]:
-        """Return labels, their probabilities and the zero-shot labels, (n,) each."""
+    def predictions(self) -> dict[str, NDArray[Any]]:
+        """Return the `COLUMNS`, (n,) each: labels, their probabilities and the zero-shot labels."""
         top = self._floats(namespace(self.z).take_along_axis(self.z, self.labels[:, None], axis=1))[:, 0]
-        return to_numpy(self.labels), to_numpy(top), to_numpy(self.zero_shot_labels)
+        columns = self.labels, top, self.zero_shot_labels
+        return dict(zip(Rows.COLUMNS, map(to_numpy, columns), strict=True))
 
     def unpack(self) -> tuple[Array, Array]:
         """Return z and y as floating-point numbers of the same size, made in place: the shard ends with this."""

@@ -41,7 +41,7 @@ from moontide.engine.sums import TOGETHER, Doubles, Sums, unpack
 from moontide.errors import InputError, MoontideError
 from moontide.protocols import Method
 from moontide.store import parquet
-from moontide.store.files import place
+from moontide.store.files import place, rounded
 
 SHOWN = 8
 PROCESS = 2**27  # bytes of an interpreter with numpy, scipy and pyarrow
@@ -180,8 +180,8 @@ class Worker:
     def write(self, i: int) -> Written:
         """Write the predictions of a shard."""
         shard, _, _ = self._shard(i)
-        labels, confidence, before = shard.predictions()
-        columns: dict[str, NDArray[Any]] = {"label": labels, "confidence": confidence, "before": before}
+        columns = shard.predictions()
+        labels, before = columns["label"], columns["before"]
         if self.job.groups:
             lengths = [len(rows) for rows in self._pieces(i, "rows")]
             cuts = np.cumsum(lengths)[:-1]
@@ -196,11 +196,12 @@ class Worker:
 
     def gather(self, i: int, groups: tuple[int, ...]) -> Written:
         """Write the predictions of a source, whose rows are in many groups."""
-        parts: dict[str, list[NDArray[Any]]] = {"rows": [], "label": [], "confidence": [], "before": []}
+        names = solver(self.job.method.name).Shard.COLUMNS
+        parts: dict[str, list[NDArray[Any]]] = {name: [] for name in ("rows", *names)}
         for shard, g in enumerate(groups):
             rows = read_tensors(self._path("piece", i), f"rows-{g}").get(f"rows-{g}")
             if rows is not None:
-                found = read_tensors(self._path("result", shard), *(f"{name}-{i}" for name in list(parts)[1:]))
+                found = read_tensors(self._path("result", shard), *(f"{name}-{i}" for name in names))
                 for name, xs in parts.items():
                     xs.append(rows if name == "rows" else found[f"{name}-{i}"])
         columns = {name: np.concatenate(xs) for name, xs in parts.items()}
@@ -292,15 +293,15 @@ class Worker:
         ids, names = read_ids(self.job.sources[i].path), self.job.class_names
         labels, before = columns["label"].tolist(), columns["before"].tolist()
         named = [None] * len(self.job.text) if names is None else names
+        table = {
+            "id": rows if ids is None else [ids[row] for row in rows],
+            "label": labels,
+            "class_name": [named[k] for k in labels],
+            "confidence": rounded(columns["confidence"]),
+            "zero_shot_label": before,
+            "zero_shot_class_name": [named[k] for k in before],
+        }
+        if "unknown" in columns:
+            table["unknown"] = rounded(columns["unknown"])
         with writing(self.job.outputs[i]) as handle:
-            parquet.write_columns(
-                handle,
-                {
-                    "id": rows if ids is None else [ids[row] for row in rows],
-                    "label": labels,
-                    "class_name": [named[k] for k in labels],
-                    "confidence": columns["confidence"].astype(np.float64).round(7),
-                    "zero_shot_label": before,
-                    "zero_shot_class_name": [named[k] for k in before],
-                },
-            )
+            parquet.write_columns(handle, table)

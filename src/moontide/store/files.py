@@ -342,6 +342,8 @@ def write_predictions(
 ) -> None:
     """Write a result as its extension says: arrays to .npz, or one row a sample to .csv, .jsonl or .parquet.
 
+    A method that scores the unknown adds an array, or a last column, `unknown`.
+
     >>> result = Result(probs=np.asarray([[0.25, 0.75]]), zero_shot=np.asarray([[0.6, 0.4]]))
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     write_predictions(Path(folder) / "p.csv", result, ["a"], ["cat", "dog"])
@@ -352,8 +354,9 @@ def write_predictions(
     """
     path = Path(path)
     check_output(path)
-    names = ("probs", "scores", "labels", "zero_shot_labels", "confidence")
-    arrays: dict[str, Any] = {name: to_numpy(getattr(result, name)) for name in names}
+    names = ("probs", "scores", "labels", "zero_shot_labels", "confidence", "unknown")
+    values = {name: getattr(result, name) for name in names}
+    arrays: dict[str, Any] = {name: to_numpy(x) for name, x in values.items() if x is not None}
     with replacing(path) as handle:
         if path.suffix == ".npz":
             np.savez(handle, **arrays)
@@ -364,14 +367,25 @@ def write_predictions(
             "id": range(len(labels)) if ids is None else ids,
             "label": labels,
             "class_name": [named[k] for k in labels],
-            "confidence": arrays["confidence"].astype(np.float64).round(7).tolist(),
+            "confidence": rounded(arrays["confidence"]).tolist(),
             "zero_shot_label": before,
             "zero_shot_class_name": [named[k] for k in before],
         }
+        if "unknown" in arrays:
+            columns["unknown"] = rounded(arrays["unknown"]).tolist()
         if path.suffix == ".parquet":
             _parquet("Writing").write_columns(handle, columns)
         else:
             write_table(handle, columns, path.suffix)
+
+
+def rounded(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Return numbers as they are written: without digits that are no part of a float32.
+
+    >>> rounded(np.asarray([0.1], np.float32))
+    array([0.1])
+    """
+    return x.astype(np.float64).round(7)
 
 
 def write_table(handle: BinaryIO, columns: Mapping[str, Sequence[Any]], kind: str) -> None:
