@@ -61,9 +61,7 @@ def run_batches(
     done = 0
     for batch in task.batches(batch_size):
         result = solver.fit_predict(batch)
-        results.append(
-            Result(result.probs, result.zero_shot, result.native_scores, (), result.n_iter, result.converged)
-        )
+        results.append(replace(result, objective=(), kappa=None, beta=None, details={}))
         done += batch.n
         if progress:
             progress(done, task.n)
@@ -71,8 +69,9 @@ def run_batches(
     if shuffle_seed is None:
         return joined
     back = np.argsort(order)
-    native = None if joined.native_scores is None else joined.native_scores[back]
-    return replace(joined, probs=joined.probs[back], zero_shot=joined.zero_shot[back], native_scores=native)
+    native, unknown = (None if x is None else x[back] for x in (joined.native_scores, joined.unknown))
+    probs, zero_shot = joined.probs[back], joined.zero_shot[back]
+    return replace(joined, probs=probs, zero_shot=zero_shot, native_scores=native, unknown=unknown)
 
 
 @dataclass(frozen=True)
