@@ -26,14 +26,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
+from moontide.core import kernels
 from moontide.core.arrays import Array, clip, columns, device, device_type, namespace, put, row_dots
 from moontide.core.graph import Affinity, Graph
-from moontide.core.ple import EPS, NO_COLUMNS, AnchorLogits, e_step, echo, sample_weights, weighted_sums
+from moontide.core.ple import EPS, NO_COLUMNS, AnchorLogits, e_step, echo, fused, sample_weights, weighted_sums
 from moontide.core.progress import track
 from moontide.core.replay import replay
 from moontide.core.simplex import softmax_evidence
 from moontide.core.smoothing import smoother
 from moontide.core.sparse import Resting, worthwhile
+from moontide.methods.moon import LARGE
 from moontide.options import option
 from moontide.protocols import Method
 from moontide.types import Result, Task
@@ -72,15 +74,33 @@ class AutoMOON(Method):
     iterations: int = option(10, "T, rounds of E-step and M-step before the last E-step", low=1)
 
     def peak_bytes(self, n: int, k: int, d: int, itemsize: int) -> int:
-        """Estimate the memory beyond the inputs: ten N x K arrays."""
-        return itemsize * (10 * n * k + 2 * n * d + 4 * k * d)
+        """Estimate the memory beyond the inputs: ten N x K arrays, or three of 2-byte numbers for large N."""
+        assignments = 6 * n * k if n * k > LARGE else 10 * n * k * itemsize
+        return assignments + itemsize * (2 * n * d + 4 * k * d)
 
     def _fit(self, task: Task) -> Result:
+        if task.n * task.k > LARGE and device_type(task.features) == "cpu":
+            return self._fit_in_blocks(task)
         out = replay(self._solve, task, "full")
         graph = Graph(out.pop("neighbours"), out.pop("weights"), float(out.pop("recall")) if "recall" in out else 1.0)
         z, y, p, beta, unknown = (out.pop(name) for name in ("z", "y", "p", "beta", "unknown"))
         same, details = bool(out.pop("same")), {**out, "graph": graph}
         return Result(p, y, z, (), self.iterations, same, None, beta, details, unknown)
+
+    def _fit_in_blocks(self, task: Task) -> Result:
+        """Solve a task whose N x K arrays are too many for memory as one shard; probabilities come in 16 bits."""
+        from moontide.engine.solvers import one_shard
+
+        shard, found = one_shard(self, task)
+        unknown = shard.predictions()["unknown"]  # (N,)
+        details = {
+            "presence": found.presence, "share": found.share, "agreement": found.agreement, "gamma": shard.gamma,
+            "graph": shard.graph,
+        }  # fmt: skip
+        p, y, z = shard.unpack_joined()  # (N, K) each
+        result = Result(p, y, z, (), self.iterations, found.converged, None, found.beta, details, unknown)
+        result.__dict__["labels"] = shard.labels  # as computed, before rounding to 16 bits
+        return result
 
     def _solve(self, task: Task) -> dict[str, Array]:
         """Alternate M-steps and E-steps. Nothing here waits for a GPU, so that the whole run can be replayed there."""
@@ -101,27 +121,33 @@ class AutoMOON(Method):
         rest = AnchorLogits(cosine, scale * every, 0 * every)
         z, labels, gamma = y, xp.argmax(y, axis=1), sample_weights(y)  # (N, K), (N,), (N,)
         share = presence.low  # ()
-        live: Any = NO_COLUMNS
+        in_kernels = fused(y)
+        live: Any = slice(None) if in_kernels else NO_COLUMNS
         step: Any = None
         few: Resting | None = None  # z, where few classes are live
         for it in track(range(self.iterations + 1), "iterations"):
             if few and few.largest > LIVE:
                 z, few = few.dense(), None
-            if few is None:
+            if few is None and not in_kernels:
                 alive = xp.max(z, axis=0) > LIVE  # (K,)
                 live = xp.nonzero(alive)[0] if on_cpu else slice(None)  # (L,)
                 text_logits = scale * columns(cosine, live)  # (N, L)
                 if it and worthwhile(z, live):
                     few = Resting(rest, z, step.log_sum, live, votes_of)
-            part = few.z if few else columns(z, live)  # (N, L)
-            part = part if on_cpu else part * alive
-            e, proof = evidence(part, n / (k * share))  # (N, L), (L,)
-            share = present_share(proof, presence, n, k)  # ()
-            sums, soft = weighted_sums(part, gamma, f)  # (L, d), (L,)
-            left_out = (1 - presence.low) * gamma[:, None] * part  # (N, L)
-            values = self.sharpness * likeness(f, sums, left_out, centre, self.pseudo_count)  # (N, L)
-            values += log_presence(proof - e, share, n, k) - log_presence(0 * share, share, n, k)
-            values += text_logits
+            if in_kernels:
+                proof, share, soft, values = fused_logits(
+                    z, gamma, f, cosine, centre, share, presence, scale, self.sharpness, self.pseudo_count
+                )  # (K,), (), (K,), (N, K)
+            else:
+                part = few.z if few else columns(z, live)  # (N, L)
+                part = part if on_cpu else part * alive
+                e, proof = evidence(part, n / (k * share))  # (N, L), (L,)
+                share = present_share(proof, presence, n, k)  # ()
+                sums, soft = weighted_sums(part, gamma, f)  # (L, d), (L,)
+                left_out = (1 - presence.low) * gamma[:, None] * part  # (N, L)
+                values = self.sharpness * likeness(f, sums, left_out, centre, self.pseudo_count)  # (N, L)
+                values += log_presence(proof - e, share, n, k) - log_presence(0 * share, share, n, k)
+                values += text_logits
             step = few.e_step(values) if few else None
             if step is None:
                 z, few = few.dense() if few else z, None
@@ -289,3 +315,18 @@ def cosine_to_others(dots: Array, squares: Array, left_out: Array) -> Array:
     xp = namespace(dots)
     square = squares + left_out * (left_out - 2 * dots)  # (N, L)
     return (dots - left_out) / xp.sqrt(clip(square, EPS))
+
+
+def fused_logits(z: Array, gamma: Array, f: Array, cosine: Array, centre: Array, share: Array, bounds: Presence,
+                 scale: float, sharpness: float, pseudo_count: float) -> tuple[Array, Array, Array, Array]:  # fmt: skip
+    """Return (E, rho, soft counts, logits) of all classes by fused kernels, where these can run.
+
+    The logits lack the constants -cos(f_i, c) and -log P(E = 0), which a softmax over all classes does not see.
+    """
+    t, proof, rho = kernels.evidence(z, share, *bounds, LIVE, SURE, CERTAIN, STEPS)  # (K,), (K,), ()
+    pulled, square, soft = kernels.pull(*weighted_sums(z, gamma, f), t, centre, pseudo_count)  # (K, d), (K,), (K,)
+    dots = f @ pulled.T  # (N, K)
+    values = kernels.presence_logits(
+        dots, z, gamma, cosine, t, proof, square, bounds.low, rho, scale, sharpness, SURE
+    )  # (N, K)
+    return proof, rho, soft, values
