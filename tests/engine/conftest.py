@@ -14,11 +14,12 @@ pq = pytest.importorskip("pyarrow.parquet")
 
 @pytest.fixture(scope="session")
 def answers() -> Any:
-    """Return the function that reads all predictions of a folder: ids, labels, confidences, zero-shot labels."""
+    """Return the function that reads all predictions of a folder, by column."""
 
     def read(folder: str | Path) -> dict[str, np.ndarray]:
         table = pq.read_table([str(path) for path in sorted(Path(folder).glob("*.parquet"))])
-        return {name: table.column(name).to_numpy() for name in ("id", "label", "confidence", "zero_shot_label")}
+        names = ("id", "label", "confidence", "zero_shot_label", "unknown")
+        return {name: table.column(name).to_numpy() for name in names if name in table.column_names}
 
     return read
 

@@ -54,6 +54,9 @@ def test_shards_give_what_all_rows_give(
     np.testing.assert_array_equal(got["label"], whole.labels)
     np.testing.assert_array_equal(got["zero_shot_label"], whole.zero_shot_labels)
     np.testing.assert_allclose(got["confidence"], whole.confidence, atol=1e-4)
+    assert ("unknown" in got) == (whole.unknown is not None)
+    if whole.unknown is not None:
+        np.testing.assert_allclose(got["unknown"], whole.unknown, atol=1e-4)
     assert (found.n, found.changed) == (N, int(whole.changed.sum()))
     np.testing.assert_array_equal(found.counts, np.bincount(whole.labels, minlength=K))
     assert found.converged == whole.converged

@@ -12,6 +12,7 @@ from safetensors.numpy import save_file
 
 import moontide
 from moontide.errors import FileError
+from moontide.evaluate import run_batches
 from moontide.store.files import PREDICTIONS, check_output, read_task, replacing, write_predictions
 
 N, K, D = 7, 3, 8
@@ -145,6 +146,22 @@ def test_every_kind_of_predictions_says_the_same(tmp_path, arrays, kind, named):
         NAMES[k] if named else missing for k in result.zero_shot_labels
     ]
     np.testing.assert_allclose([float(row["confidence"]) for row in rows], result.confidence, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", PREDICTIONS)
+def test_a_score_for_the_unknown_is_written_where_there_is_one(tmp_path, arrays, kind):
+    task = moontide.Task(arrays["image_features"], arrays["text_features"])
+    result = run_batches(moontide.method("moon_auto"), task, 5, shuffle_seed=0)
+    path = tmp_path / f"p{kind}"
+    write_predictions(path, result)
+    if kind == ".npz":
+        with np.load(path, allow_pickle=False) as held:
+            np.testing.assert_array_equal(held["unknown"], result.unknown)
+    else:
+        np.testing.assert_allclose([float(row["unknown"]) for row in read_back(path)], result.unknown, atol=1e-6)
+    own = np.take_along_axis(task.features @ task.text.T, result.labels[:, None], axis=1)[:, 0]
+    before = np.take_along_axis(result.zero_shot, result.labels[:, None], axis=1)[:, 0]
+    np.testing.assert_allclose(result.unknown, -np.log(before) - 100 * own, rtol=1e-3, atol=1e-3)  # in file order
 
 
 def test_torch_results_are_written_like_numpy_ones(tmp_path, arrays):
