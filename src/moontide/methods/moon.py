@@ -39,7 +39,6 @@ from moontide.core.arrays import (
     last,
     namespace,
     put,
-    to_numpy,
 )
 from moontide.core.graph import Graph
 from moontide.core.mixture import Anchors, MStep
@@ -60,7 +59,7 @@ from moontide.core.ple import (
 from moontide.core.progress import track
 from moontide.core.replay import replay
 from moontide.core.simplex import softmax_evidence_
-from moontide.core.smoothing import NEIGHBOURS, check_graph, smoother
+from moontide.core.smoothing import NEIGHBOURS, smoother
 from moontide.core.sparse import Resting, worthwhile
 from moontide.errors import OptionError
 from moontide.options import option
@@ -163,11 +162,9 @@ class MOON(Method):
 
     def _fit_in_blocks(self, task: Task) -> Result:
         """Solve a task whose N x K arrays are too many for memory as one shard; probabilities come in 16 bits."""
-        from moontide.engine.solvers.moon import Shard, solve
+        from moontide.engine.solvers import one_shard
 
-        check_graph(task, self.name, self.neighbours)
-        shard = Shard(self, to_numpy(task.features), to_numpy(task.text), task.logit_scale, task.graph)
-        found = solve(self, lambda name, *given: getattr(shard, name)(*given), shard.text, task.logit_scale)
+        shard, found = one_shard(self, task)
         details = {
             "mu": found.mu, "alpha": found.alpha, "gamma": shard.gamma, "anchor_kappa": found.anchor_kappa,
             "graph": shard.graph,

@@ -23,10 +23,13 @@ import importlib
 import pkgutil
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
+from moontide.core.arrays import to_numpy
+from moontide.core.smoothing import check_graph
 from moontide.errors import OptionError
 
 if TYPE_CHECKING:
     from moontide.engine.rows import Rows
+    from moontide.types import Task
 
 
 class Plan(NamedTuple):
@@ -79,3 +82,19 @@ def solver(name: str) -> Solver:
     if name not in names():
         raise OptionError(f"Only {', '.join(names()[:-1])} and {names()[-1]} run on shards. Got {name!r}.")
     return cast(Solver, importlib.import_module(f"{__name__}.{name}"))
+
+
+def one_shard(method: Any, task: Task) -> tuple[Any, Any]:
+    """Solve a task as one shard, here, with assignments in 16 bits; return the shard and what the driver returns.
+
+    >>> import numpy as np
+    >>> from moontide import Task, method
+    >>> shard, found = one_shard(method("moon"), Task(np.eye(3), np.eye(3)))
+    >>> shard.labels, found.converged
+    (array([0, 1, 2]), True)
+    """
+    check_graph(task, method.name, method.neighbours)
+    chosen = solver(method.name)
+    shard = chosen.Shard(method, to_numpy(task.features), to_numpy(task.text), task.logit_scale, task.graph)
+    found = chosen.solve(method, lambda name, *given: getattr(shard, name)(*given), shard.text, task.logit_scale)
+    return shard, found
