@@ -4,6 +4,7 @@
     scripts/bench auto --half held-out          # classes and images that were not looked at while it was developed
     scripts/bench auto --ablation               # each part of moon_auto taken away
     scripts/bench auto --trust                  # calibration, and the score for classes that are not in the list
+    scripts/bench auto --cost [--device cuda]   # time against MOON's, on simulated features
 
 A cell is the mean accuracy over sampled batches (`BatchSampler`; long-tailed: the most frequent class has 10 times the
 samples of the least). The interval is a bootstrap one of moon_auto minus zero-shot. Every batch is known by its cell
@@ -16,6 +17,7 @@ import argparse
 import json
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing import get_context
@@ -26,9 +28,11 @@ import numpy as np
 
 import moontide
 from moontide.bench.processes import THREADS
+from moontide.core.arrays import to_numpy
 from moontide.methods import moon_auto
 from moontide.metrics import bootstrap_interval, expected_calibration_error
 from moontide.samplers import BatchSampler, rng_for
+from moontide.simulate import simulate
 from moontide.store.files import read_task
 
 FOLDER = Path("../shared/features")
@@ -196,6 +200,28 @@ def auroc(score: Any, positive: Any) -> float:
     return float((order[positive].sum() - ones * (ones + 1) / 2) / (ones * zeros))
 
 
+def report_cost(device: str) -> None:
+    print("| N | K | classes there | MOON ms | moon_auto ms | ratio |\n|---|---|---|---|---|---|")
+    large = [(10_000, 1000, 1000), (50_000, 1000, 1000)] if device == "cuda" else []
+    for n, k, there in [(64, 100, 25), (64, 1000, 25), (1000, 100, 25), (1000, 1000, 25), (1000, 1000, 1000), *large]:
+        data = simulate(n, k, effective_classes=there, seed=0)
+        f, text = data.features.astype(np.float32), data.text.astype(np.float32)
+        if device == "cuda":
+            import torch
+
+            f, text = torch.asarray(f, device=device), torch.asarray(text, device=device)
+        best = dict.fromkeys(("moon", "moon_auto"), np.inf)
+        for repeat in range(20 if n <= 10_000 else 6):
+            for name in best:
+                start = time.perf_counter()
+                labels = moontide.method(name).fit_predict(f, text, logit_scale=data.logit_scale).labels
+                to_numpy(labels)  # waits for the GPU
+                if repeat > 2:  # the first calls of a shape compile and capture
+                    best[name] = min(best[name], 1e3 * (time.perf_counter() - start))
+        times = f"{best['moon']:.2f} | {best['moon_auto']:.2f} | {best['moon_auto'] / best['moon']:.2f}"
+        print(f"| {n:,} | {k:,} | {'all' if there == k else there} | {times} |", flush=True)
+
+
 def runs_of(cell: Cell, runs: int) -> int:
     if cell.batch_size is None:
         return max(1, runs // 20) if cell.imbalance else 1
@@ -209,9 +235,13 @@ def main() -> None:
     parser.add_argument("--half", choices=["development", "held-out"])
     parser.add_argument("--ablation", action="store_true")
     parser.add_argument("--trust", action="store_true")
+    parser.add_argument("--cost", action="store_true")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="for --cost")
     parser.add_argument("--workers", type=int, default=os.cpu_count())
     parser.add_argument("--out", type=Path, help="a JSON file for what was measured")
     args = parser.parse_args()
+    if args.cost:
+        return report_cost(args.device)
     load(args.packs, args.half)
     grid = cells(_packs)
     function = trusted if args.trust else ablated if args.ablation else accuracies
