@@ -55,7 +55,7 @@ class Presence(NamedTuple):
 
 @dataclass(frozen=True)
 class AutoMOON(Method):
-    """MOON that does not lose where many classes are there, with calibrated confidences and a score for the unknown.
+    """MOON that finds out how many of the classes are there, with better confidences and a score for the unknown.
 
     >>> from moontide.simulate import simulate
     >>> data = simulate(64, 100, effective_classes=3, seed=0)
