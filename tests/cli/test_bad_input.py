@@ -544,7 +544,9 @@ def test_interrupt_stops_with_one_line(moontide, features, monkeypatch):
 
 
 def program(folder, *arguments):
-    command = [sys.executable, "-c", "import sys; from moontide.cli import main; sys.exit(main())"]
+    # a job in the background is started with SIGINT ignored
+    start = "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler)"
+    command = [sys.executable, "-c", f"{start}; from moontide.cli import main; sys.exit(main())"]
     return subprocess.Popen(
         [*command, *arguments], cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
@@ -556,7 +558,7 @@ def test_interrupt_of_the_real_program(tmp_path, arrays):
     running = program(tmp_path, "adapt", "f.npz", "--classes", "names", "--out", "p.csv")
     with open(tmp_path / "names", "w"):
         running.send_signal(signal.SIGINT)
-        out, err = running.communicate()
+        out, err = running.communicate(timeout=60)
     assert (running.returncode, out, err) == (130, "", "error: interrupted\n")
     assert not (tmp_path / "p.csv").exists()
 
