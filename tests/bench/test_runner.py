@@ -183,7 +183,9 @@ def test_time_is_measured_with_nothing_beside_it(features, tmp_path):
 
 
 def command(features, out, *more):
-    code = "import sys; from moontide.cli import main; sys.exit(main())"
+    # a job in the background is started with SIGINT ignored
+    start = "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler)"
+    code = f"{start}; from moontide.cli import main; sys.exit(main())"
     arguments = [
         "bench",
         "run",
