@@ -18,7 +18,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing import get_context
 from pathlib import Path
@@ -115,6 +115,9 @@ def without(part: str) -> Iterator[None]:
         "the correction for soft predictions": {"excess": _plain_excess},
         "leaving out": {"likeness": lambda f, sums, u, *rest: _parts["likeness"](f, sums, 0 * u, *rest)},
         "agreement": {"agreement": lambda y, votes_of: 0 * y[0, 0] + 1},
+        "the integral over the share": {"evidence": _fixed_share},
+        "the bound on what unequal shares explain": {"share_bounds": _twice},
+        "rest": {"LIVE": -1.0},
         "nothing": {},
     }[part]
     for name, function in put.items():
@@ -126,8 +129,9 @@ def without(part: str) -> Iterator[None]:
             setattr(moon_auto, name, _parts[name])
 
 
-_parts: dict[str, Callable[..., Any]] = {
-    name: getattr(moon_auto, name) for name in ("present_share", "share_bounds", "excess", "likeness", "agreement")
+_parts: dict[str, Any] = {
+    name: getattr(moon_auto, name)
+    for name in ("present_share", "share_bounds", "excess", "likeness", "agreement", "evidence", "LIVE")
 }
 _packs: dict[str, Pack] = {}
 
@@ -138,14 +142,27 @@ def _plain_excess(y: Any) -> Any:
     return np.maximum(k * ((total**2).sum() - (y * y).sum()) / max(n * (n - 1), 1) - 1, 0)
 
 
+def _fixed_share(z: Any, expected: Any) -> Any:
+    e = -np.log1p(-np.minimum(z, moon_auto.SURE)) - z
+    return e, e.sum(axis=0)
+
+
+def _twice(v: Any) -> Any:
+    return moon_auto.Presence(1 / (1 + v), np.minimum(1.0, 2 / (1 + v)))
+
+
 ABLATIONS: list[tuple[str, str, dict[str, Any]]] = [
     ("moon_auto", "nothing", {}),
     ("without presence", "presence", {}),
     ("shares taken as equal", "evidence of unequal shares", {}),
     ("agreement as if predictions were sure", "the correction for soft predictions", {}),
+    ("shares of up to twice the lower bound", "the bound on what unequal shares explain", {}),
+    ("evidence with a fixed share of each class", "the integral over the share", {}),
+    ("no class rests", "rest", {}),
     ("without class means", "nothing", {"sharpness": 0.0}),
     ("samples stay in their own mean", "leaving out", {}),
     ("neighbours count in full", "agreement", {}),
+    ("pseudo-count 1", "nothing", {"pseudo_count": 1.0}),
     ("pseudo-count 2", "nothing", {"pseudo_count": 2.0}),
 ]
 

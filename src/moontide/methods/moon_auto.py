@@ -129,8 +129,7 @@ class AutoMOON(Method):
             if few and few.largest > LIVE:
                 z, few = few.dense(), None
             if few is None and not in_kernels:
-                alive = xp.max(z, axis=0) > LIVE  # (K,)
-                live = xp.nonzero(alive)[0] if on_cpu else slice(None)  # (L,)
+                live = xp.nonzero(xp.max(z, axis=0) > LIVE)[0] if on_cpu else slice(None)  # (L,)
                 text_logits = scale * columns(cosine, live)  # (N, L)
                 if it and worthwhile(z, live):
                     few = Resting(rest, z, step.log_sum, live, votes_of)
@@ -140,7 +139,8 @@ class AutoMOON(Method):
                 )  # (K,), (), (K,), (N, K)
             else:
                 part = few.z if few else columns(z, live)  # (N, L)
-                part = part if on_cpu else part * alive
+                if few or not on_cpu:  # the columns may have classes at rest
+                    part = part * (xp.max(part, axis=0) > LIVE)
                 e, proof = evidence(part, n / (k * share))  # (N, L), (L,)
                 share = present_share(proof, presence, n, k)  # ()
                 sums, soft = weighted_sums(part, gamma, f)  # (L, d), (L,)
