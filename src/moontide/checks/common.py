@@ -260,10 +260,10 @@ def check_inputs_untouched(m: Method, tasks: Tasks) -> None:
     task = tasks()
     arrays = {"features": task.features, "text": task.text, "views": task.extras["views"]}
     before = {name: x.copy() for name, x in arrays.items()}
-    m.fit_predict(task)
-    m.fit_predict(task.features, task.text, **task.extras)
-    for name, x in arrays.items():
-        expect(np.array_equal(x, before[name]), f"{name} was written to")
+    for given, extras in (((task,), {}), ((task.features, task.text), task.extras)):
+        m.fit_predict(*given, **extras)
+        for name, x in arrays.items():
+            expect(np.array_equal(x, before[name]), f"{name} was written to")
 
 
 def check_deterministic(m: Method, tasks: Tasks) -> None:
