@@ -151,7 +151,7 @@ OTHER: dict[str, list[Any]] = {
     "gamma": ["zero_shot", "off"], "gamma_in_counts": [True], "votes": ["gamma"], "update_mu": [False],
     "update_kappa": [False], "temper": [1.0, 1e3], "kappa_cap": [5.0, math.inf], "r_cap": [0.1, 0.3],
     "neighbours": [1, 100], "graph": ["one-sided"], "laplacian": ["sum"], "laplacian_weight": [0.0, 5.0],
-    "text_weight": [0.0, 0.5], "log_normaliser": ["accurate"], "inverse": ["newton"], "precision": [],
+    "text_weight": [0.0, 0.5], "log_normaliser": ["accurate"], "inverse": ["newton"], "precision": [], "exact": [],
     "iterations": [1, 3], "final_assignment": [False], "count_epsilon": [0.0, 1.0],
 }  # fmt: skip
 
@@ -191,7 +191,7 @@ INERT = [
     ({"alpha": 2.0}, ("confidence", "normalise_confidence")),
     ({"beta": "soft"}, ("gamma_in_counts",)),
     ({"gamma": "off"}, ("gamma_in_counts", "votes")),
-    ({"laplacian_weight": 0.0}, ("neighbours", "graph", "laplacian", "votes")),
+    ({"laplacian_weight": 0.0}, ("neighbours", "graph", "laplacian", "votes", "exact")),
     ({"update_kappa": False}, ("kappa_cap",)),
     ({"update_mu": False, "update_kappa": False}, (*NO_M_STEP, "kappa_cap")),
     ({"iterations": 1, "final_assignment": False}, (*NO_M_STEP, "update_mu", "update_kappa", "kappa_cap")),

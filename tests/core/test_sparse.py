@@ -1,5 +1,6 @@
 """The E-step that leaves resting classes alone, against the one that computes everything."""
 
+from copy import copy
 from typing import Any
 
 import numpy as np
@@ -8,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moontide import MOON
-from moontide.core import ple, sparse
+from moontide.core import compiled, ple, sparse
 from moontide.core.arrays import unit_rows
 from moontide.core.graph import Graph, nearest_neighbours
 from moontide.methods import moon
@@ -17,9 +18,14 @@ from moontide.simulate import simulate
 seeds = st.integers(0, 10_000)
 
 
-@pytest.fixture(autouse=True)
-def also_where_it_does_not_pay(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(autouse=True, params=["loops", "passes"])
+def also_where_it_does_not_pay(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    """Use it for small problems, too; with compiled loops and, as where these are missing, in numpy."""
     monkeypatch.setattr(sparse, "SMALL", 0)
+    if request.param == "passes":
+        monkeypatch.setattr(compiled, "_loops", lambda: None)
+    else:
+        pytest.importorskip("numba")
 
 
 def problem(seed: int, n: int = 40, k: int = 30) -> tuple[np.random.Generator, ple.AnchorLogits, Graph]:
@@ -64,20 +70,52 @@ def test_every_e_step_is_the_plain_one(seed: int, symmetric: bool, weighted: boo
 @given(seeds, st.booleans())
 def test_shared_entries_are_all_that_matter(seed: int, symmetric: bool) -> None:
     _, rest, graph = problem(seed, 20, 12)
-    votes_of = graph.operator(symmetric)
-    z = ple.e_step(rest[:], np.zeros_like(rest.cosine), votes_of).z
-    shared, matrix = sparse.shared_entries(z, votes_of), votes_of.matrix.tocoo()
-    wanted: dict[tuple[int, int], float] = {}
-    for i, j, w in zip(matrix.row, matrix.col, matrix.data, strict=True):
-        for c in range(12):
-            if w * z[i, c] * z[j, c] > sparse.NEGLIGIBLE:
-                key = (i * 12 + c, j * 12 + c)
-                wanted[key] = wanted.get(key, 0) + w
-    hearers = np.repeat(shared.hearer, np.diff(np.append(shared.first, len(shared.voter))))
-    found: dict[tuple[int, int], float] = {}
-    for h, v, w in zip(hearers.tolist(), shared.voter.tolist(), shared.weight.tolist(), strict=True):
-        found[h, v] = found.get((h, v), 0) + w
-    assert found == pytest.approx(wanted)
+    votes_of, live = graph.operator(symmetric), np.asarray([2, 7])
+    step = ple.e_step(rest[:], np.zeros_like(rest.cosine), votes_of)
+    few = sparse.Resting(rest, step.z.copy(), step.log_sum, live, votes_of)
+    z, matrix = step.z.copy(), votes_of.matrix.toarray()
+    z[:, live] = 0
+    either = np.abs(matrix) if symmetric else np.abs(matrix) + np.abs(matrix).T
+    wanted = np.flatnonzero(z * (either @ z) > sparse.NEGLIGIBLE)
+    np.testing.assert_array_equal(few.shared.entry, wanted)
+    said = np.zeros_like(z)
+    said.ravel()[wanted] = z.ravel()[wanted]
+    found = np.asarray([
+        few.hears[few.shared.voter[a:b]] @ few.shared.weight[a:b]
+        for a, b in zip(few.shared.first, few.shared.first[1:], strict=False)
+    ])  # fmt: skip
+    np.testing.assert_allclose(found, (matrix @ said).ravel()[wanted], atol=1e-6)
+
+
+@settings(max_examples=40)
+@given(seeds, st.booleans(), st.integers(4, 24), st.floats(0.1, 3))
+def test_what_is_dropped_stays_within_its_bound(seed: int, symmetric: bool, bits: int, strength: float) -> None:
+    rng, rest, graph = problem(seed)
+    votes_of, live = ple.neighbour_votes(graph, symmetric, True, strength), np.asarray([3, 11, 20])
+    values = rest[:][:, live]
+    z = ple.e_step(rest[:], np.full_like(rest.cosine, 1 / 30), votes_of, live, values)
+    few = sparse.Resting(rest, z.z.copy(), z.log_sum, live, votes_of, None, 2.0**-bits)
+    for _ in range(2):
+        values = values + rng.normal(0, 0.5, size=values.shape).astype(np.float32)
+        before = copy(few)
+        before.p = few.p.copy()
+        said = before.dense()
+        assert few.e_step(values) is not None
+        after = copy(few)
+        after.p = few.p.copy()
+        exact = ple.e_step(rest[:], said, votes_of, live, values).z
+        off = np.abs(after.dense() - exact).sum(axis=1).max()
+        assert off <= few.dropped + 1e-5
+
+
+def test_exact_is_the_default_and_what_else_costs_is_told() -> None:
+    data = simulate(150, 300, effective_classes=10, seed=0)
+    exact = MOON().fit_predict(data.features, data.text)
+    found = MOON(exact=False).fit_predict(data.features, data.text)
+    assert "dropped" not in exact.details
+    assert 0 < float(found.details["dropped"]) < 0.1
+    off = np.abs(found.probs - exact.probs).max()
+    assert 0 < off < 0.01
 
 
 def test_what_it_cannot_do_accurately_it_leaves() -> None:

@@ -210,12 +210,13 @@ def largest_entries(x: Array, count: int) -> tuple[Array, Array]:
     """
     xp = namespace(x)
     rows = xp.arange(x.shape[0], device=device(x))  # (b,)
-    columns, values = [], []
-    for _ in range(count):  # argmax returns the first of equals
-        columns.append(xp.argmax(x, axis=1))  # (b,)
-        values.append(x[rows, columns[-1]])
-        x[rows, columns[-1]] = -xp.inf
-    return xp.stack(columns, axis=1), xp.stack(values, axis=1)
+    columns = xp.empty((x.shape[0], count), dtype=xp.int64, device=device(x))
+    values = xp.empty((x.shape[0], count), dtype=x.dtype, device=device(x))
+    for i in range(count):
+        columns[:, i] = best = xp.argmax(x, axis=1)  # (b,) the first of equals
+        values[:, i] = x[rows, best]
+        x[rows, best] = -xp.inf
+    return columns, values
 
 
 def adapt_graph(graph: Graph, features: Array) -> Graph:

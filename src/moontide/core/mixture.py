@@ -5,10 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
+
 from moontide.core import kernels
 from moontide.core.arrays import Array, clip, column_dots, namespace, row_dots, row_norms
+from moontide.core.compiled import loops_for
 from moontide.core.ple import EPS, anchor_kl, concentration, log_c, means, prototypes, shrink, soft_count
 
+BELOW_1 = 1 - float(np.finfo(np.float32).eps)
 SHORT = 0.1  # |R_k| below which it is not accurate as the root of a sum of products in float32
 
 
@@ -71,13 +75,17 @@ class MStep:
     temper: float
     scale: float
 
+    @property
+    def plain(self) -> bool:
+        """Whether it is one that the kernels have: of these options, the defaults."""
+        return (
+            self.inverse == "banerjee" and self.log_normaliser == "asymptotic" and self.update_mu and self.update_kappa
+        )
+
     def __call__(self, sums: Array, soft: Array, counts: Array, anchors: Anchors) -> Classes:
         """Return L classes from their statistics: sums (L, d), what divides them, and the counts n_k of beta_k."""
         xp, exact = namespace(sums), self.update == "exact"
-        plain = (
-            self.inverse == "banerjee" and self.log_normaliser == "asymptotic" and self.update_mu and self.update_kappa
-        )
-        if plain and kernels.usable(sums) and sums.dtype == xp.float32:
+        if self.plain and kernels.usable(sums) and sums.dtype == xp.float32:
             numbers = (self.count_epsilon, self.r_cap, self.kappa_cap, self.scale, self.temper)
             return Classes(*kernels.m_step(sums, soft, counts, anchors, exact, *numbers))
         text, anchor_kappa, anchor_r, alpha = anchors
@@ -101,6 +109,15 @@ class MStep:
         """
         text, anchor_kappa, anchor_r, alpha = anchors
         d, xp = text.shape[1], namespace(z)
+        loops = loops_for(z)
+        if loops and self.plain:
+            beta, a, b = loops.span_weights(
+                z, gamma, counts, alpha, anchor_r, self.update == "exact", np.float32(self.count_epsilon)
+            )
+            scores = gram @ a  # (N, L)
+            numbers = (d, min(self.r_cap, BELOW_1), self.kappa_cap, self.temper, np.float32(self.scale))
+            r, kappa, kl, shortest = loops.span_scores(scores, a, b, cosine, anchor_kappa, anchor_r, *numbers)
+            return Span(beta, kappa, kl, scores, a, b, r) if shortest >= SHORT else None
         beta = counts / (counts + alpha + EPS)  # (L,)
         b = (1 - beta) * anchor_r if self.update == "exact" else 1 - beta  # (L,)
         a = z * gamma[:, None]  # (N, L)
@@ -109,7 +126,7 @@ class MStep:
         scores += b * cosine  # f_i . R_k
         along = column_dots(a, cosine) + b  # (L,) t_k . R_k
         square = column_dots(a, scores) + b * along  # (L,) |R_k|^2
-        if float(xp.min(square)) < SHORT**2:
+        if square.shape[0] and float(xp.min(square)) < SHORT**2:
             return None
         r = xp.sqrt(square)
         kappa = self.kappa(r, d) if self.update_kappa else anchor_kappa  # (L,)
@@ -136,6 +153,7 @@ class MStep:
         """Return kappa and KL of classes without samples: beta is 0, the mean the anchor, only kappa may have moved."""
         kappa, d = anchors.kappa, anchors.text.shape[1]
         if self.update_kappa:
-            kappa = self.kappa(anchors.r if self.update == "exact" else namespace(kappa).ones_like(kappa), d)
+            one = namespace(kappa).ones_like(kappa)  # simplified: A_d is taken as 1
+            kappa = self.kappa(anchors.r, d) if self.update == "exact" else one * self.kappa(one[:1], d)  # (K,)
         change = log_c(d, anchors.kappa, self.log_normaliser) - log_c(d, kappa, self.log_normaliser)
         return kappa, change + anchors.r * (anchors.kappa - kappa)

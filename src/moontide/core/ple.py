@@ -8,6 +8,8 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from moontide.core import kernels
 from moontide.core.arrays import (
     Array,
@@ -22,9 +24,10 @@ from moontide.core.arrays import (
     row_sums,
 )
 from moontide.core.bessel import banerjee, inverse_bessel_ratio
+from moontide.core.compiled import loops_for
 from moontide.core.graph import Affinity, Graph
-from moontide.core.simplex import entropy
-from moontide.core.threads import in_threads
+from moontide.core.simplex import entropy, softmax_evidence_
+from moontide.core.threads import in_threads, row_blocks
 from moontide.core.vmf import log_normaliser, log_normaliser_asymptotic
 
 NO_COLUMNS = slice(0, 0)
@@ -48,7 +51,16 @@ def entropy_weights(h: Array, k: int) -> Array:
     >>> entropy_weights(np.log(np.asarray([1.0, 2.0])), 4)
     array([1. , 0.5])
     """
-    return clip(1 - h / (math.log(k) + EPS), 0, 1)  # (N,)
+    return clip(1 - h / log_classes(k), 0, 1)  # (N,)
+
+
+def log_classes(k: int) -> float:
+    """Return log K fit to divide by, also for one class.
+
+    >>> log_classes(1)
+    1e-12
+    """
+    return math.log(k) + EPS
 
 
 def class_confidence(y: Array, mean: str = "geometric", normalise: bool = True) -> Array:
@@ -101,8 +113,41 @@ def initial_resultant(y: Array, cosine: Array, epsilon: float) -> Array:
     >>> initial_resultant(np.ones((2, 1)), np.asarray([[0.2], [0.4]]), 0.0).round(6)
     array([0.3])
     """
-    total = namespace(y).sum(y, axis=0)  # (K,)
-    return 1 - (total - column_dots(y, cosine)) / soft_count(total, epsilon)  # (K,)
+    return resultant_of(namespace(y).sum(y, axis=0), column_dots(y, cosine), epsilon)
+
+
+def resultant_of(total: Array, along: Array, epsilon: float) -> Array:
+    """Eq. init from sum_i y_ik and sum_i y_ik cosine_ik, (K,) each.
+
+    >>> import numpy as np
+    >>> resultant_of(np.asarray([2.0]), np.asarray([0.6]), 0.0).round(6)
+    array([0.3])
+    """
+    return 1 - (total - along) / soft_count(total, epsilon)  # (K,)
+
+
+class Moments(NamedTuple):
+    """What Eq. init and Eq. as-lambda need of zero-shot predictions, (K,) each."""
+
+    total: Array  # sum_i y_ik
+    largest: Array  # max_i y_ik
+    along: Array  # sum_i y_ik cosine_ik
+
+
+def zero_shot_moments(cosine: Array, scale: float, out: Array | None = None) -> tuple[Array, Array, Moments]:
+    """Eq. zero-shot: y = softmax(scale cosine), (N, K), written to `out`, the logs of its sums, (N,), and its moments.
+
+    >>> import numpy as np
+    >>> zero_shot_moments(np.asarray([[0.5, 0.5]]), 100.0)[0]
+    array([[0.5, 0.5]])
+    """
+    xp = namespace(cosine)
+    if loops := loops_for(cosine):
+        y = np.empty_like(cosine) if out is None else out
+        log_evidence, *moments = loops.zero_shot(cosine, np.float32(scale), y)
+        return y, log_evidence, Moments(*moments)
+    y, log_evidence = softmax_evidence_(xp.multiply(cosine, scale, out=out))
+    return y, log_evidence, Moments(xp.sum(y, axis=0), xp.max(y, axis=0), column_dots(y, cosine))
 
 
 def concentration(r: Array, d: int, inverse: str, r_cap: float) -> Array:
@@ -215,6 +260,8 @@ def e_step(
             whole = put_columns(logits[:], live, values)
         return Assignment(*kernels.e_step(whole, z, (votes_of.pointer, votes_of.neighbour, votes_of.weight)))
     new = xp.empty_like(z) if out is None else out  # (N, K)
+    if loops := loops_for(z):
+        return _e_step_in_loops(loops, logits, z, votes_of, live, values, new)
 
     def block(part: tuple[slice, Any]) -> tuple[Array, ...]:
         rows, matrix = part
@@ -228,6 +275,28 @@ def e_step(
     labels, log_sum, h, heard, echoed = (xp.concat(column) for column in zip(*parts, strict=True))
     counts = xp.astype(class_counts(labels, z.shape[1]), z.dtype)  # (K,)
     return Assignment(new, labels, log_sum, entropy_weights(h, z.shape[1]), heard, echoed, counts)
+
+
+def _e_step_in_loops(
+    loops: Any, logits: Any, z: Any, votes_of: Affinity, live: Any, values: Any, new: Any
+) -> Assignment:
+    n, k = z.shape
+    if not isinstance(logits, AnchorLogits):
+        logits = AnchorLogits(logits, np.ones_like(z, shape=k), np.zeros_like(z, shape=k))
+    if values is None:
+        live, values = np.zeros(0, np.int64), z[:, :0]
+    elif isinstance(live, slice):
+        live = np.arange(k)[live]
+    labels, (log_sum, gamma, heard, echoed) = np.empty(n, np.int64), np.empty((4, n), z.dtype)
+    edges = votes_of.pointer, votes_of.neighbour, votes_of.weight
+    rows = (labels, log_sum, gamma, heard, echoed, log_classes(k))
+
+    def block(part: slice) -> None:
+        loops.e_step(part.start, part.stop, *logits, live, values, *edges, z, new, *rows)
+
+    in_threads(block, row_blocks(n, n * k))
+    counts = np.bincount(labels, minlength=k).astype(z.dtype)  # (K,)
+    return Assignment(new, labels, log_sum, gamma, heard, echoed, counts)
 
 
 def softmax_rows(
@@ -262,6 +331,8 @@ def echo(z: Array, votes_of: Affinity) -> Array:
     """
     if fused(z):
         return kernels.e_step(z, z, (votes_of.pointer, votes_of.neighbour, votes_of.weight))[5]
+    if loops := loops_for(z):
+        return loops.echo(votes_of.pointer, votes_of.neighbour, votes_of.weight, z)
     return row_dots(z, votes_of(z))
 
 

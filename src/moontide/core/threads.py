@@ -14,6 +14,8 @@ from typing import TypeVar
 T = TypeVar("T")
 R = TypeVar("R")
 
+LEAST = 2**16  # entries that are worth a thread
+
 
 def workers() -> int:
     """Return how many threads to use.
@@ -24,6 +26,16 @@ def workers() -> int:
     wanted = os.environ.get("OMP_NUM_THREADS", "")
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, int(wanted)) if wanted.isdigit() else cores
+
+
+def row_blocks(n: int, entries: int) -> list[slice]:
+    """Cut n rows into one part a thread, or fewer where that would be less than `LEAST` of their entries.
+
+    >>> row_blocks(10, 100)
+    [slice(0, 10, None)]
+    """
+    count = max(1, min(workers(), n, entries // LEAST))
+    return [slice(n * i // count, n * (i + 1) // count) for i in range(count)]
 
 
 @cache

@@ -39,28 +39,30 @@ from moontide.core.arrays import (
     last,
     namespace,
     put,
+    stack,
 )
 from moontide.core.graph import Graph
 from moontide.core.mixture import Anchors, MStep
 from moontide.core.ple import (
     NO_COLUMNS,
     Assignment,
+    Moments,
     anchor_weights,
     at_anchor,
-    class_confidence,
     concentration,
     e_step,
     echo,
-    initial_resultant,
+    join_confidence,
     objective,
+    resultant_of,
     sample_weights,
     weighted_sums,
+    zero_shot_moments,
 )
 from moontide.core.progress import track
 from moontide.core.replay import replay
-from moontide.core.simplex import softmax_evidence_
 from moontide.core.smoothing import NEIGHBOURS, smoother
-from moontide.core.sparse import Resting, worthwhile
+from moontide.core.sparse import COARSE, NEGLIGIBLE, Resting, worthwhile
 from moontide.errors import OptionError
 from moontide.options import option
 from moontide.protocols import Method
@@ -120,6 +122,8 @@ class MOON(Method):
                           choices=("banerjee", "newton"))  # fmt: skip
     precision: str = option("full", "products on a GPU: float32, or rounded to 10 bits with float32 sums, faster; half "
                             "also stores z in 16 bits", choices=("full", "tf32", "half"))  # fmt: skip
+    exact: bool = option(True, "False: on a CPU, votes that add less than 6e-5 to a probability may be left out; "
+                         "details['dropped'] of the result bounds what that changes")  # fmt: skip
     iterations: int = option(10, "T, rounds of E-step and M-step", low=1)
     final_assignment: bool = option(True, "one more E-step after the last M-step")
     count_epsilon: float = option(1e-10, "added to soft counts where they divide", low=0)
@@ -133,7 +137,7 @@ class MOON(Method):
         if self.gamma == "off":
             yield ("gamma_in_counts", "votes"), "with gamma='off'"
         if self.laplacian_weight == 0:
-            yield ("neighbours", "graph", "laplacian", "votes"), "with laplacian_weight=0"
+            yield ("neighbours", "graph", "laplacian", "votes", "exact"), "with laplacian_weight=0"
         if not self.update_kappa:
             yield ("kappa_cap",), "with update_kappa=False"
         if self.m_steps == 0 or not (self.update_mu or self.update_kappa):
@@ -185,9 +189,9 @@ class MOON(Method):
         f, text, d, m_step = task.features, task.text, task.d, self.m_step(task.logit_scale)
         spare = buffers(f, 4, (task.n, task.k))  # in numpy, the (N, K) arrays of the whole run
         cosine = xp.matmul(f, text.T, out=last(spare))  # (N, K)
-        y, log_evidence = softmax_evidence_(xp.multiply(cosine, task.logit_scale, out=last(spare)))  # (N, K), (N,)
-        r = clip(initial_resultant(y, cosine, self.count_epsilon), 0, self.r_cap)  # (K,)
-        anchors = Anchors(text, concentration(r, d, self.inverse, self.r_cap), r, self.alpha_k(y))
+        y, log_evidence, moments = zero_shot_moments(cosine, task.logit_scale, last(spare))  # (N, K), (N,)
+        r = clip(resultant_of(moments.total, moments.along, self.count_epsilon), 0, self.r_cap)  # (K,)
+        anchors = Anchors(text, concentration(r, d, self.inverse, self.r_cap), r, self.alpha_k(moments, task.n))
         symmetric, mean = self.graph == "symmetric", self.laplacian == "mean"
         few_samples = task.n <= d and task.graph is None and not is_torch_array(f)
         gram = f @ f.T if few_samples else None  # (N, N)
@@ -214,6 +218,7 @@ class MOON(Method):
         if self.precision == "half" and task.n * task.k > HALF:
             z, low = y.half(), f.half()
         few: Resting | None = None  # z, where few classes are live
+        limit, dropped = NEGLIGIBLE if self.exact else COARSE, 0.0
         trace: list[tuple[Array, ...]] = []  # what L_PLE after each E-step is made of
         for it in track(range(self.m_steps + 1), "iterations"):
             step = few.e_step(values, self.voice(gamma)) if few else None
@@ -223,6 +228,8 @@ class MOON(Method):
                 z = step.z  # (N, K)
                 if out is not None and old is not y:
                     spare.append(old)
+            elif few and not self.exact:
+                dropped = max(dropped, few.dropped)
             before, labels = labels, step.labels  # (N,), (N,)
             if self.gamma == "assignments":
                 gamma = step.gamma  # (N,)
@@ -230,7 +237,7 @@ class MOON(Method):
             trace.append((gamma, step.heard, step.log_sum, step.echo, weight, kl))
             if it == self.m_steps:
                 break
-            if on_cpu and it and bool(xp.all(labels == before)):
+            if on_cpu and it and bool((labels == before).all()):
                 moved = few.moved if few else float(xp.max(xp.abs(z - old)))
                 if moved < STILL * float(xp.finfo(f.dtype).eps):
                     break  # further iterations would repeat this one
@@ -241,7 +248,7 @@ class MOON(Method):
                 live = xp.nonzero(counts)[0] if on_cpu else slice(None)  # (L,)
                 held, near = anchors.rows(live), None if gram is None else columns(cosine, live)  # near: (N, L)
                 if it and worthwhile(z, live):
-                    few = Resting(rest, z, step.log_sum, live, votes_of)
+                    few = Resting(rest, z, step.log_sum, live, votes_of, last(spare), limit)
             part = few.z if few else columns(z, live)  # (N, L)
             span = None if gram is None else m_step.in_span(part, gamma, counts[live], held, near, gram)
             classes: Any = span or m_step(*weighted_sums(part, gamma, low), counts[live], held)
@@ -251,8 +258,8 @@ class MOON(Method):
             directions = m_step.means_of(span, f, held.text) if span else classes.mu  # (L, d)
             beta, mu = put(none, live, classes.beta), put(text, live, directions)
             kappa = put(rest_kappa, live, classes.kappa)
-        gammas, heard, log_sum, echoes, weights, kl = (xp.stack(column) for column in zip(*trace, strict=True))
-        final = few.votes(self.voice(gamma))[2] if few else echo(self.said(z, gamma), votes_of)  # (N,)
+        gammas, heard, log_sum, echoes, weights, kl = map(stack, zip(*trace, strict=True))
+        final = few.echo(self.voice(gamma)) if few else echo(self.said(z, gamma), votes_of)  # (N,)
         echoes = xp.concat([echoes[1:, :], final[None, :]])  # known one E-step later
         z = few.dense() if few else z
         log_evidence *= self.text_weight
@@ -263,11 +270,12 @@ class MOON(Method):
             "beta": beta, "kappa": kappa, "mu": mu, "alpha": anchors.alpha, "gamma": gamma,
             "anchor_kappa": anchors.kappa, "neighbours": graph.neighbours, "weights": graph.weights,
             **({"recall": xp.asarray(graph.recall)} if graph.recall < 1 else {}),
+            **({} if self.exact else {"dropped": xp.asarray(dropped)}),
         }  # fmt: skip
 
-    def voice(self, gamma: Array) -> Array | None:
-        """Return what the vote of each sample counts, (N,); None: 1."""
-        return gamma if self.votes == "gamma" else None
+    def voice(self, gamma: Array) -> Array:
+        """Return what the vote of each sample counts, (N,)."""
+        return gamma if self.votes == "gamma" else namespace(gamma).ones_like(gamma)
 
     def said(self, z: Array, gamma: Array) -> Array:
         """Return the votes that samples cast, (N, K)."""
@@ -292,8 +300,9 @@ class MOON(Method):
         """The number of M-steps: T where a final E-step follows, else T - 1."""
         return self.iterations - (not self.final_assignment)
 
-    def alpha_k(self, y: Array) -> Array:
+    def alpha_k(self, of: Moments, n: int) -> Array:
         """Return the anchor weight of each class, (K,)."""
         if isinstance(self.alpha, str):
-            return anchor_weights(class_confidence(y, self.confidence, self.normalise_confidence), self.alpha)
-        return namespace(y).full_like(y[0, :], self.alpha)
+            confidence = join_confidence(of.total / n, of.largest, self.confidence, self.normalise_confidence)
+            return anchor_weights(confidence, self.alpha)
+        return namespace(of.total).full_like(of.total, self.alpha)

@@ -1,0 +1,461 @@
+"""The loops of `core.compiled`, in Numba: float32, one row after another, each row read once while it is in the cache.
+
+Sums may be made in any order (`reassoc`), so that they are vectorised; that is all that is left to the compiler.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numba import njit, types
+from numba.extending import intrinsic
+
+LOOPS = {"nogil": True, "error_model": "numpy", "fastmath": {"reassoc", "contract", "nnan", "nsz"}}
+ZERO, HALF, ONE, SMALLEST = np.float32(0), np.float32(0.5), np.float32(1), np.finfo(np.float32).smallest_normal
+EPS, TINY = 1e-12, np.float32(1e-12)
+CHUNK = 64  # numbers that a vectorised loop takes at a time, or a multiple of that
+
+LOWEST = np.float32(-87)  # exp of less is taken as 0, near the end of float32
+BIAS = np.float32(127.5)
+LOG2_E = np.float32(1 / math.log(2))
+LOG2_HIGH = np.float32(0.693359375)  # log 2 in two parts, the first with few bits so that n times it is exact
+LOG2_LOW = np.float32(math.log(2) - 0.693359375)
+ROOT_2, MANTISSA, ONES = np.float32(math.sqrt(2)), np.int32(2**23 - 1), np.int32(127 << 23)
+
+
+def polynomial(function: Any, degree: int, low: float, high: float) -> tuple[np.float32, ...]:
+    """Return coefficients, lowest first, of the polynomial that is `function` at Chebyshev's points of an interval."""
+    found = np.polynomial.Chebyshev.interpolate(function, degree, (low, high)).convert(kind=np.polynomial.Polynomial)
+    return tuple(np.float32(c) for c in found.coef)
+
+
+E0, E1, E2, E3, E4, E5 = polynomial(  # exp(r) = 1 + r + r^2 (...)
+    lambda r: (np.expm1(r) - r) / r**2, 5, -math.log(2) / 2, math.log(2) / 2
+)
+L0, L1, L2, L3, L4, L5, L6, L7 = polynomial(  # log(1 + r) = r - r^2 / 2 + r^3 (...)
+    lambda r: (np.log1p(r) - r + r**2 / 2) / r**3, 7, math.sqrt(0.5) - 1, math.sqrt(2) - 1
+)
+
+
+def loops(function: Any) -> Any:
+    """Compile a function, once for this machine where its cache can be written."""
+    try:
+        return njit(cache=True, **LOOPS)(function)
+    except RuntimeError:  # no folder to write to
+        return njit(**LOOPS)(function)
+
+
+@intrinsic
+def float_of_bits(typing: Any, bits: Any) -> Any:
+    """Read the 32 bits of an integer as a float."""
+
+    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.bitcast(arguments[0], context.get_value_type(types.float32))
+
+    return types.float32(types.int32), code
+
+
+@intrinsic
+def bits_of_float(typing: Any, x: Any) -> Any:
+    """Read a float as an integer of 32 bits."""
+
+    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.bitcast(arguments[0], context.get_value_type(types.int32))
+
+    return types.int32(types.float32), code
+
+
+@njit(inline="always")
+def exp(x: Any) -> Any:
+    """exp(x) for x < 88: 2^n exp(r) with |r| <= log(2) / 2; vectorised where a loop is."""
+    y = max(x, LOWEST)
+    biased = np.int32(y * LOG2_E + BIAS)  # n + 127, rounded to the nearest
+    n = np.float32(biased - np.int32(127))
+    r = y - n * LOG2_HIGH - n * LOG2_LOW
+    q = ((((E5 * r + E4) * r + E3) * r + E2) * r + E1) * r + E0
+    value = (q * r * r + r + ONE) * float_of_bits(np.int32(biased << np.int32(23)))
+    return value if x > LOWEST else ZERO
+
+
+@njit(inline="always")
+def log(x: Any) -> Any:
+    """log(x) for normal x > 0: n log 2 + log(1 + r) with x = 2^n (1 + r) near 2^n; vectorised where a loop is."""
+    bits = bits_of_float(np.float32(x))
+    n = np.float32((bits >> np.int32(23)) - np.int32(127))
+    y = float_of_bits(np.int32((bits & MANTISSA) | ONES))  # from 1 to 2
+    above = y > ROOT_2
+    r = (y * HALF if above else y) - ONE
+    n += ONE if above else ZERO
+    q = ((((((L7 * r + L6) * r + L5) * r + L4) * r + L3) * r + L2) * r + L1) * r + L0
+    return (q * r - HALF) * r * r + n * LOG2_LOW + r + n * LOG2_HIGH
+
+
+@loops
+def weight_of(h: Any, log_k: Any) -> Any:
+    """Eq. pl: gamma = 1 - H / log K of an entropy H."""
+    return min(max(ONE - h / log_k, ZERO), ONE)
+
+
+@loops
+def padded(k: Any, value: Any) -> Any:
+    """Return an array of k or more numbers all the same: a whole number of the steps that a vectorised loop makes."""
+    return np.full((k + CHUNK - 1) // CHUNK * CHUNK, value, np.float32)
+
+
+@loops
+def gather(i: Any, pointer: Any, neighbour: Any, weight: Any, z: Any, votes: Any) -> None:
+    """votes = sum_j M_ij z_j, two neighbours at a time."""
+    votes[:] = ZERO
+    k, edge, end = votes.shape[0], pointer[i], pointer[i + 1]
+    while edge + 1 < end:
+        one, two, v, w = z[neighbour[edge]], z[neighbour[edge + 1]], weight[edge], weight[edge + 1]
+        for c in range(k):
+            votes[c] += v * one[c] + w * two[c]
+        edge += 2
+    if edge < end:
+        one, v = z[neighbour[edge]], weight[edge]
+        for c in range(k):
+            votes[c] += v * one[c]
+
+
+@loops
+def largest(a: Any) -> Any:
+    """Return the largest number, found in eight parts at once: of itself the compiler makes that a chain."""
+    t0 = t1 = t2 = t3 = t4 = t5 = t6 = t7 = a[0]
+    whole = a.shape[0] - a.shape[0] % 8
+    for c in range(0, whole, 8):
+        t0, t1, t2, t3 = max(t0, a[c]), max(t1, a[c + 1]), max(t2, a[c + 2]), max(t3, a[c + 3])
+        t4, t5, t6, t7 = max(t4, a[c + 4]), max(t5, a[c + 5]), max(t6, a[c + 6]), max(t7, a[c + 7])
+    top = max(max(max(t0, t1), max(t2, t3)), max(max(t4, t5), max(t6, t7)))
+    for c in range(whole, a.shape[0]):
+        top = max(top, a[c])
+    return top
+
+
+@loops
+def first_at(values: Any, top: Any) -> Any:
+    """Return where a value stands first; the last place where it is not there, as NaN never is."""
+    at, end = 0, values.shape[0] - 1
+    while at < end and values[at] != top:
+        at += 1
+    return at
+
+
+@loops
+def zero_shot(cosine: Any, scale: Any, y: Any) -> Any:
+    """y = softmax(scale cosine); return log sums (N,), and of each class sum and maximum of y and sum of y cosine."""
+    n, k = cosine.shape
+    evidence = np.empty(n, np.float32)
+    total, most, along = np.zeros(k, np.float32), np.zeros(k, np.float32), np.zeros(k, np.float32)
+    for i in range(n):
+        row, p, norm = cosine[i], y[i], ZERO
+        top = largest(row)
+        for c in range(k):
+            p[c] = exp(scale * (row[c] - top))
+            norm += p[c]
+        evidence[i] = scale * top + np.log(norm)
+        by = ONE / norm
+        for c in range(k):
+            p[c] *= by
+            total[c] += p[c]
+            most[c] = max(most[c], p[c])
+            along[c] += p[c] * row[c]
+    return evidence, total, most, along
+
+
+@loops
+def span_weights(z: Any, gamma: Any, counts: Any, alpha: Any, anchor_r: Any, exact: Any, epsilon: Any) -> Any:
+    """Return beta and the weights of a class mean R_k = sum_i a_ik f_i + b_k t_k: (L,), (N, L) and (L,)."""
+    n, few = z.shape
+    beta, b, by = np.empty(few, np.float32), np.empty(few, np.float32), np.zeros(few, np.float32)
+    a = np.empty((n, few), np.float32)
+    for i in range(n):
+        row, w, out = z[i], gamma[i], a[i]
+        for l in range(few):
+            out[l] = w * row[l]
+            by[l] += out[l]
+    for l in range(few):
+        beta[l] = counts[l] / (counts[l] + alpha[l])
+        b[l] = (ONE - beta[l]) * anchor_r[l] if exact else ONE - beta[l]
+        by[l] = beta[l] / max(by[l] + epsilon, SMALLEST)
+    for i in range(n):
+        out = a[i]
+        for l in range(few):
+            out[l] *= by[l]
+    return beta, a, b
+
+
+@loops
+def span_scores(scores: Any, a: Any, b: Any, cosine: Any, anchor_kappa: Any, anchor_r: Any, d: Any, r_cap: Any,
+                kappa_cap: Any, temper: Any, scale: Any) -> Any:  # fmt: skip
+    """Make logits of `scores`, f_i . sum_j a_jk f_j; return |R|, kappa and KL, (L,) each, and the smallest |R|.
+
+    The formulas are those of `ple.concentration`, `ple.log_c` and `ple.anchor_kl` in their default form.
+    """
+    n, few = scores.shape
+    along, square = b.copy(), np.zeros(few, np.float32)
+    for i in range(n):
+        own, near, weights = scores[i], cosine[i], a[i]
+        for l in range(few):
+            own[l] += b[l] * near[l]
+            along[l] += weights[l] * near[l]
+            square[l] += weights[l] * own[l]
+    r, kappa, kl, shortest = np.empty(few, np.float32), np.empty(few, np.float32), np.empty(few, np.float32), ONE
+    slope, offset = np.empty(few, np.float32), np.empty(few, np.float32)
+    for l in range(few):
+        length = math.sqrt(max(square[l] + b[l] * along[l], ZERO))
+        r[l], x, shortest = length, min(float(length), r_cap), min(shortest, length)
+        k = min((x * d - x * x * x) / ((1 - x) * (1 + x)), kappa_cap)
+        log_c = (d - 1) / 2 * math.log(max(k, 1e-6)) - k
+        anchor = float(anchor_kappa[l])
+        anchor_log_c = (d - 1) / 2 * math.log(max(anchor, 1e-6)) - anchor
+        kl[l] = anchor_log_c - log_c + anchor_r[l] * (anchor - k * (along[l] / max(length, EPS)))
+        kappa[l], slope[l], offset[l] = k, k / (temper * max(length, EPS)), log_c / temper
+    for i in range(n):
+        own, near = scores[i], cosine[i]
+        for l in range(few):
+            own[l] = own[l] * slope[l] + scale * near[l] + offset[l]
+    return r, kappa, kl, shortest
+
+
+@loops
+def e_step(start: Any, stop: Any, cosine: Any, slope: Any, offset: Any, live: Any, values: Any, pointer: Any,
+           neighbour: Any, weight: Any, z: Any, new: Any, labels: Any, log_sum: Any, gamma: Any, heard: Any,
+           echo: Any, log_k: Any) -> None:  # fmt: skip
+    """Eq. update-z of the rows from `start` to `stop`: the logits are cosine slope + offset, or `values` if `live`."""
+    k = z.shape[1]
+    votes, a, q = padded(k, ZERO), padded(k, LOWEST - BIAS), padded(k, ZERO)
+    for i in range(start, stop):
+        row, p, old = cosine[i], new[i], z[i]
+        gather(i, pointer, neighbour, weight, z, votes[:k])
+        for c in range(k):
+            a[c] = row[c] * slope[c] + offset[c] + votes[c]
+        for l in range(live.shape[0]):
+            a[live[l]] = values[i, l] + votes[live[l]]
+        top = largest(a[:k])
+        total, inner, with_votes, before = ZERO, ZERO, ZERO, ZERO
+        for c in range(a.shape[0]):
+            x = a[c] - top
+            q[c] = exp(x)
+            total += q[c]
+            inner += q[c] * x
+            with_votes += q[c] * votes[c]
+        by = ONE / total
+        for c in range(k):
+            p[c] = q[c] * by
+            before += old[c] * votes[c]
+        labels[i], log_total = first_at(a[:k], top), np.log(total)
+        log_sum[i], gamma[i] = top + log_total, weight_of(log_total - inner * by, log_k)
+        heard[i], echo[i] = with_votes * by, before
+
+
+@loops
+def rest(cosine: Any, slope: Any, offset: Any, shift: Any, live: Any, pointer: Any, neighbour: Any, weight: Any,
+         z: Any, p: Any, total: Any, inner: Any, top: Any, spoken: Any, negligible: Any) -> Any:  # fmt: skip
+    """The loop of `sparse.split_rows`."""
+    (n, k), few = z.shape, live.shape[0]
+    kept = np.empty((n, few), np.float32)
+    for i in range(n):
+        for l in range(few):
+            kept[i, l] = z[i, live[l]]
+            z[i, live[l]] = ZERO
+    votes, found, starts, count = np.empty(k, np.float32), np.empty(n + k, np.int64), np.empty(n + 1, np.int64), 0
+    for i in range(n):
+        row, old, out, by = cosine[i], z[i], p[i], shift[i]
+        gather(i, pointer, neighbour, weight, z, votes)
+        for c in range(k):
+            votes[c] *= old[c]
+            out[c] = exp(row[c] * slope[c] + offset[c] - by)
+        for l in range(few):
+            out[live[l]] = ZERO
+        starts[i] = count
+        if count + k > found.shape[0]:
+            found = np.append(found, found)
+        for c in range(k):
+            found[count] = i * k + c
+            count += votes[c] > negligible  # else it is written over
+        for s in range(starts[i], count):
+            out[found[s] - i * k] = ZERO
+        add, product, said = ZERO, ZERO, ZERO
+        for c in range(k):
+            add += out[c]
+            product += out[c] * (row[c] * slope[c] + offset[c] - by)
+            said += votes[c]
+        total[i], inner[i], top[i], spoken[i] = add, product, largest(out), said
+    starts[n] = count
+    return kept, found[:count].copy(), starts
+
+
+@loops
+def joined(entries: Any, row_of: Any, pointer: Any, neighbour: Any, weight: Any, slot: Any) -> Any:
+    """Find which shared entries vote for which: where those of each begin (S + 1,), voters and weights (P,).
+
+    `slot` (N K,) is overwritten.
+    """
+    k, room, count = slot.shape[0] // (pointer.shape[0] - 1), 1, 0
+    slot[:] = -1
+    for s in range(entries.shape[0]):
+        slot[entries[s]] = s
+        room += pointer[row_of[s] + 1] - pointer[row_of[s]]
+    first, voter, by = np.empty(entries.shape[0] + 1, np.int64), np.empty(room, np.int64), np.empty(room, np.float32)
+    for s in range(entries.shape[0]):
+        i = row_of[s]
+        first[s], c = count, entries[s] - i * k
+        for edge in range(pointer[i], pointer[i + 1]):
+            at = slot[neighbour[edge] * k + c]
+            voter[count], by[count] = at, weight[edge]
+            count += at >= 0  # else it is written over
+    first[entries.shape[0]] = count
+    return first, voter[:count].copy(), by[:count].copy()
+
+
+@loops
+def rest_e_step(start: Any, stop: Any, values: Any, voice: Any, shift: Any, live: Any, pointer: Any, neighbour: Any,
+                weight: Any, entries: Any, row_of: Any, starts: Any, first: Any, voter: Any, by: Any, p: Any,
+                rest_total: Any, rest_inner: Any, rest_top: Any, logits: Any, z: Any, hears: Any, new: Any,
+                new_hears: Any, labels: Any, log_sum: Any, gamma: Any, heard: Any, echo: Any,
+                scale: Any, log_k: Any) -> Any:  # fmt: skip
+    """Eq. update-z of the rows from `start` to `stop` where most classes rest; return the largest logit and change."""
+    k, few = p.shape[1], live.shape[0]
+    begin, count = starts[start], starts[stop] - starts[start]
+    said, heard_of = np.empty(hears.shape[0], np.float32), padded(count, ZERO)
+    x, e = padded(count, ZERO), padded(count, ZERO)
+    for s in range(hears.shape[0]):
+        said[s] = hears[s] * voice[row_of[s]]
+    for s in range(count):
+        vote = ZERO
+        for edge in range(first[begin + s], first[begin + s + 1]):
+            vote += by[edge] * said[voter[edge]]
+        heard_of[s], x[s] = vote, logits[begin + s] + vote
+    for s in range(x.shape[0]):  # exps are taken in long loops, since short ones are not vectorised
+        e[s] = exp(x[s])
+    at_once = max(1, 2048 // few)
+    votes, a, q = padded(at_once * few, ZERO), padded(at_once * few, ZERO), padded(at_once * few, ZERO)
+    highest, moved = LOWEST, ZERO
+    for block in range(start, stop, at_once):
+        end = min(block + at_once, stop)
+        votes[:] = ZERO
+        for i in range(block, end):
+            at = (i - block) * few
+            mine, logit, row, by_shift = votes[at : at + few], a[at : at + few], values[i], shift[i]
+            for edge in range(pointer[i], pointer[i + 1]):
+                j = neighbour[edge]
+                other, w = z[j], weight[edge] * voice[j]
+                for l in range(few):
+                    mine[l] += w * other[l]
+            for l in range(few):
+                logit[l] = row[l] - by_shift + mine[l]
+        for c in range(a.shape[0]):
+            q[c] = exp(a[c])
+        for i in range(block, end):
+            at = (i - block) * few
+            mine, logit, share, out, old = votes[at : at + few], a[at : at + few], q[at : at + few], new[i], z[i]
+            total, inner, with_votes, before = rest_total[i], rest_inner[i], ZERO, ZERO
+            for l in range(few):
+                total += share[l]
+                inner += share[l] * logit[l]
+                with_votes += share[l] * mine[l]
+                before += old[l] * mine[l]
+            most, label = rest_top[i], -1
+            for s in range(starts[i] - begin, starts[i + 1] - begin):
+                total += e[s]
+                inner += e[s] * x[s]
+                with_votes += e[s] * heard_of[s]
+                before += hears[begin + s] * heard_of[s]
+                if e[s] > most:
+                    most, label = e[s], entries[begin + s] - i * k
+            top = largest(logit)
+            best = first_at(logit, top)
+            if most <= share[best]:
+                label = live[best]
+            elif label < 0:
+                label = first_at(p[i], most)
+            divide, log_total = ONE / total, np.log(total)
+            for s in range(starts[i], starts[i + 1]):
+                new_hears[s] = e[s - begin] * divide
+            for l in range(few):
+                out[l] = share[l] * divide
+                logit[l] = abs(out[l] - old[l])
+            labels[i], log_sum[i] = label, shift[i] + log_total
+            gamma[i] = weight_of(log_total - inner * divide, log_k)
+            heard[i], echo[i], scale[i] = with_votes * divide, before * voice[i], divide
+            highest, moved = max(highest, top), max(moved, largest(logit))
+    return highest, moved
+
+
+@loops
+def echo(pointer: Any, neighbour: Any, weight: Any, z: Any) -> Any:
+    """z_i . (M z)_i, (N,)."""
+    n, k = z.shape
+    votes, found = np.empty(k, np.float32), np.empty(n, np.float32)
+    for i in range(n):
+        gather(i, pointer, neighbour, weight, z, votes)
+        own, add = z[i], ZERO
+        for c in range(k):
+            add += own[c] * votes[c]
+        found[i] = add
+    return found
+
+
+@loops
+def evidence(z: Any, k: Any, share: Any, low: Any, high: Any, live: Any, sure: Any, certain: Any, steps: Any) -> Any:
+    """moon_auto's evidence: z without classes at rest (N, L), t (L,), E (L,) and rho."""
+    n, few = z.shape
+    total, most = np.zeros(few, np.float32), np.zeros(few, np.float32)
+    for i in range(n):
+        row = z[i]
+        for l in range(few):
+            total[l] += row[l]
+            most[l] = max(most[l], row[l])
+    alive, t, proof = np.empty(few, np.float32), np.empty(few, np.float32), np.zeros(few, np.float32)
+    expected = np.float32(n / (k * share))
+    for l in range(few):
+        alive[l] = ONE if most[l] > live else ZERO
+        t[l] = (ONE + total[l]) / (ONE + expected)
+    part = np.empty_like(z)
+    for i in range(n):
+        row, out = z[i], part[i]
+        for l in range(few):
+            out[l] = row[l] * alive[l]
+            p = min(out[l], sure)
+            proof[l] += log((ONE + (t[l] - ONE) * p) / (ONE - p)) - p
+    likelier = np.empty(few, np.float32)
+    for l in range(few):
+        proof[l] += alive[l] * log(ONE + total[l]) * HALF
+        likelier[l] = exp(min(proof[l], certain))
+    best, highest = low, -np.inf
+    for j in range(steps):
+        rho = low * (high / low) ** (j / (steps - 1))
+        seen = rho / (1 + n / (k * rho))
+        absent, there, found = np.float32(1 - rho), np.float32(seen), ZERO
+        for l in range(few):
+            found += log(absent + there * likelier[l])
+        score = found + (k - few) * math.log(1 - rho + seen)
+        if score > highest:
+            best, highest = rho, score
+    return part, t, proof, best
+
+
+@loops
+def presence_logits(dots: Any, z: Any, gamma: Any, text_logits: Any, image: Any, t: Any, proof: Any, square: Any,
+                    k: Any, low: Any, share: Any, sharpness: Any, sure: Any, certain: Any) -> None:  # fmt: skip
+    """moon_auto's logits, of classes less of those at rest, written over dots = f_i . T_k; |T_k|^2 is `square`.
+
+    `image` is f_i . c. The formulas are those of `cosine_to_others`, `sample_evidence` and `log_presence`.
+    """
+    n, few = dots.shape
+    odds = (1 - share) / share * (1 + (n - 1) / (k * share))
+    against = np.empty(few, np.float32)
+    for l in range(few):
+        against[l] = odds * exp(min(-proof[l], certain))
+    for i in range(n):
+        own, dot, text = z[i], dots[i], text_logits[i]
+        weight, base = np.float32(1 - low) * gamma[i], np.float32(math.log(1 + odds)) - sharpness * image[i]
+        for l in range(few):
+            left_out, p = weight * own[l], min(own[l], sure)
+            others = dot[l] - left_out
+            length = max(square[l] - left_out * (others + dot[l]), TINY)
+            absence = log(ONE + against[l] * exp(-p) * (ONE + (t[l] - ONE) * p) / (ONE - p))
+            dot[l] = text[l] + sharpness * others / math.sqrt(length) + base - absence
