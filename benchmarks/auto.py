@@ -113,13 +113,14 @@ def without(part: str) -> Iterator[None]:
         "presence": {"present_share": lambda proof, bounds, n, k: 0 * bounds.low + 1},
         "evidence of unequal shares": {"share_bounds": lambda v: moon_auto.Presence(1 / (1 + v), 1 / (1 + v))},
         "the correction for soft predictions": {"excess": _plain_excess},
-        "leaving out": {"likeness": lambda f, sums, u, *rest: _parts["likeness"](f, sums, 0 * u, *rest)},
+        "leaving out": {"cosine_to_others": lambda *x: _parts["cosine_to_others"](*x[:2], 0 * x[2])},
         "agreement": {"agreement": lambda y, votes_of: 0 * y[0, 0] + 1},
         "the integral over the share": {"evidence": _fixed_share},
         "the bound on what unequal shares explain": {"share_bounds": _twice},
         "rest": {"LIVE": -1.0},
         "nothing": {},
     }[part]
+    put["loops_for"] = lambda x: None  # the compiled loops have all parts
     for name, function in put.items():
         setattr(moon_auto, name, function)
     try:
@@ -131,7 +132,16 @@ def without(part: str) -> Iterator[None]:
 
 _parts: dict[str, Any] = {
     name: getattr(moon_auto, name)
-    for name in ("present_share", "share_bounds", "excess", "likeness", "agreement", "evidence", "LIVE")
+    for name in (
+        "present_share",
+        "share_bounds",
+        "excess",
+        "cosine_to_others",
+        "agreement",
+        "evidence",
+        "LIVE",
+        "loops_for",
+    )
 }
 _packs: dict[str, Pack] = {}
 

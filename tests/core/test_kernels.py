@@ -74,8 +74,8 @@ for n, k, d in ((1, 1, 4), (1, 5, 8), (3, 40, 8), (600, 37, 24)):  # the last in
     rho = present_share(proof, bounds, n, k)
     sums, soft = weighted_sums(part, gamma, f)
     left_out = (1 - bounds.low) * gamma[:, None] * part
-    values = sharpness * likeness(f, sums, left_out, centre, pseudo_count) + scale * cosine
-    values += log_presence(proof - e, rho, n, k) + sharpness * (f @ centre)[:, None]
+    values = sharpness * cosine_to_others(*class_dots(f, sums, centre, pseudo_count), left_out) + scale * cosine
+    values += log_presence(proof - e, rho, n, k)
     given = [torch.from_numpy(x).float() for x in (z, gamma, f, cosine, centre, share, *bounds)]
     got = fused_logits(*given[:6], Presence(*given[6:]), scale, sharpness, pseudo_count)
     for name, a, b in zip(("proof", "share", "soft", "values"), (proof, rho, soft, values), got):

@@ -62,18 +62,18 @@ def test_evidence_is_the_integral_over_the_share(n: int, seed: int, expected: fl
 
 @given(n=st.integers(1, 20), k=st.integers(1, 8), seed=st.integers(0, 99), own=st.floats(0, 1))
 @settings(max_examples=50, deadline=None)
-def test_likeness_leaves_a_sample_out_of_its_own_mean(n: int, k: int, seed: int, own: float) -> None:
+def test_the_cosine_leaves_a_sample_out_of_its_own_mean(n: int, k: int, seed: int, own: float) -> None:
     rng = np.random.default_rng(seed)
     f, centre = rng.normal(size=(n, 6)), rng.normal(size=6)
     f, centre = f / np.linalg.norm(f, axis=1, keepdims=True), centre / np.linalg.norm(centre)
     w = assignments(n, k, seed)
-    found = moon_auto.likeness(f, w.T @ f, (1 - own) * w, centre, 0.5)
+    found = moon_auto.cosine_to_others(*moon_auto.class_dots(f, w.T @ f, centre, 0.5), (1 - own) * w)
     for i in range(n):
         for c in range(k):
             counted = w[:, c].copy()
             counted[i] *= own
             mean = counted @ f + 0.5 * centre
-            assert found[i, c] == pytest.approx(f[i] @ mean / np.linalg.norm(mean) - f[i] @ centre, abs=1e-9)
+            assert found[i, c] == pytest.approx(f[i] @ mean / np.linalg.norm(mean), abs=1e-9)
 
 
 def test_agreement_is_one_for_equal_and_zero_for_other_predictions() -> None:

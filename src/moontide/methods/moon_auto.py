@@ -23,16 +23,40 @@ How MOON differs and why (each was measured alone):
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple
 
+import numpy as np
+
 from moontide.core import kernels
-from moontide.core.arrays import Array, clip, columns, device, device_type, namespace, put, row_dots
+from moontide.core.arrays import (
+    Array,
+    clip,
+    column_dots,
+    columns,
+    device,
+    device_type,
+    is_torch_array,
+    namespace,
+    put,
+    row_dots,
+)
+from moontide.core.compiled import loops_for
 from moontide.core.graph import Affinity, Graph
-from moontide.core.ple import EPS, NO_COLUMNS, AnchorLogits, e_step, echo, fused, sample_weights, weighted_sums
+from moontide.core.ple import (
+    EPS,
+    NO_COLUMNS,
+    AnchorLogits,
+    e_step,
+    echo,
+    entropy_weights,
+    fused,
+    weighted_sums,
+    zero_shot_moments,
+)
 from moontide.core.progress import track
 from moontide.core.replay import replay
-from moontide.core.simplex import softmax_evidence
 from moontide.core.smoothing import smoother
 from moontide.core.sparse import Resting, worthwhile
 from moontide.methods.moon import LARGE
@@ -51,6 +75,16 @@ class Presence(NamedTuple):
 
     low: Array  # () rho_0: the classes there are equally frequent
     high: Array  # () they differ as much as shares drawn at random
+
+
+class Scene(NamedTuple):
+    """What of a task the logits are made of, besides the classes."""
+
+    n: int
+    k: int
+    bounds: Presence
+    image: Array  # (N,) f_i . c
+    sharpness: float
 
 
 @dataclass(frozen=True)
@@ -107,22 +141,33 @@ class AutoMOON(Method):
         xp, f, scale, (n, k) = namespace(task.features), task.features, task.logit_scale, (task.n, task.k)
         on_cpu = device_type(f) == "cpu"
         cosine = f @ task.text.T  # (N, K)
-        y, log_evidence = softmax_evidence(scale * cosine)  # (N, K), (N,)
+        y, log_evidence, _ = zero_shot_moments(cosine, scale)  # (N, K), (N,)
         presence = share_bounds(excess(y))
         centre = xp.mean(f, axis=0)  # (d,)
-        centre /= clip(xp.linalg.vector_norm(centre), EPS)
-        graph, votes_of = smoother(task, self.name, self.neighbours, 1.0)
+        length = clip(xp.linalg.vector_norm(centre), EPS)  # ()
+        centre /= length
+        few_samples = n <= task.d and task.graph is None and not is_torch_array(f)
+        gram = f @ f.T if few_samples else None  # (N, N)
+        graph, votes_of = smoother(task, self.name, self.neighbours, 1.0, gram=gram)
         h = agreement(y, votes_of)  # ()
-        votes_of = Affinity(votes_of.pointer, votes_of.neighbour, votes_of.weight * h)
+        votes_of = replace(votes_of, weight=votes_of.weight * h)
 
         # A class that is no part of any sample to speak of rests: its logit is that of zero-shot and a number that
         # all resting classes share, which is taken from the `values` of the L `live` ones (on a GPU all, with zeros).
         every = xp.ones_like(cosine[0, :])  # (K,)
         rest = AnchorLogits(cosine, scale * every, 0 * every)
-        z, labels, gamma = y, xp.argmax(y, axis=1), sample_weights(y)  # (N, K), (N,), (N,)
+        z, labels = y, xp.argmax(y, axis=1)  # (N, K), (N,)
+        gamma = entropy_weights(log_evidence - scale * row_dots(y, cosine), k)  # (N,)
         share = presence.low  # ()
         in_kernels = fused(y)
         live: Any = slice(None) if in_kernels else NO_COLUMNS
+        scene = Scene(n, k, presence, f @ centre, self.sharpness)
+
+        def dots_of(part: Array) -> tuple[Array, Array]:
+            if gram is None:
+                return class_dots(f, weighted_sums(part, gamma, f)[0], centre, self.pseudo_count)
+            return class_dots_in_span(part * gamma[:, None], gram, self.pseudo_count / (n * length))
+
         step: Any = None
         few: Resting | None = None  # z, where few classes are live
         for it in track(range(self.iterations + 1), "iterations"):
@@ -139,15 +184,7 @@ class AutoMOON(Method):
                 )  # (K,), (), (K,), (N, K)
             else:
                 part = few.z if few else columns(z, live)  # (N, L)
-                if few or not on_cpu:  # the columns may have classes at rest
-                    part = part * (xp.max(part, axis=0) > LIVE)
-                e, proof = evidence(part, n / (k * share))  # (N, L), (L,)
-                share = present_share(proof, presence, n, k)  # ()
-                sums, soft = weighted_sums(part, gamma, f)  # (L, d), (L,)
-                left_out = (1 - presence.low) * gamma[:, None] * part  # (N, L)
-                values = self.sharpness * likeness(f, sums, left_out, centre, self.pseudo_count)  # (N, L)
-                values += log_presence(proof - e, share, n, k) - log_presence(0 * share, share, n, k)
-                values += text_logits
+                proof, share, soft, values = live_logits(part, gamma, share, text_logits, dots_of, scene)
             step = few.e_step(values) if few else None
             if step is None:
                 z, few = few.dense() if few else z, None
@@ -180,7 +217,7 @@ def excess(y: Array) -> Array:
     (0.0, 3.0)
     """
     xp = namespace(y)
-    return excess_of(xp.sum(y, axis=0), xp.sum(y * y), *y.shape)
+    return excess_of(xp.sum(y, axis=0), xp.sum(row_dots(y, y)), *y.shape)
 
 
 def excess_of(total: Array, own: Array, n: int, k: int) -> Array:
@@ -297,24 +334,67 @@ def log_presence(proof: Array, share: Array, n: int, k: int) -> Array:
     return -xp.log(against)
 
 
-def likeness(f: Array, sums: Array, left_out: Array, centre: Array, pseudo_count: float) -> Array:
-    """cos(f_i, T_k - u_ik f_i) - cos(f_i, c) with T_k = S_k + alpha c: how like class k, more than an image, (N, L).
+def live_logits(
+    z: Array, gamma: Array, share: Array, text_logits: Array, dots_of: Callable[[Array], tuple[Array, Array]],
+    scene: Scene,
+) -> tuple[Array, Array, Array, Array]:  # fmt: skip
+    """Return (E, rho, soft counts, logits), (L,), (), (L,) and (N, L), of the classes that z (N, L) is of.
 
-    T_k has the direction of the posterior mean of a vMF mean direction with a prior of alpha samples at c. Nothing but
-    f_i . T_k is N x L x d work: |T_k - u f_i|^2 = |T_k|^2 - 2 u f_i . T_k + u^2.
+    The logits are those of the module's equation, less what is the same for all classes at rest. `dots_of` gives the
+    `class_dots` of assignments.
+    """
+    n, k, bounds, image, sharpness = scene
+    if loops := loops_for(z):
+        limits = (np.float32(LIVE), np.float32(SURE), np.float32(CERTAIN))
+        low, high = (float(x) for x in bounds)
+        part, t, proof, rho = loops.evidence(z, k, float(share), low, high, *limits, STEPS)
+        dots, squares = dots_of(part)
+        numbers = (k, low, rho, np.float32(sharpness), *limits[1:])
+        loops.presence_logits(dots, part, gamma, text_logits, image, t, proof, squares, *numbers)
+        return proof, np.asarray(rho, z.dtype), gamma @ part, dots
+    xp = namespace(z)
+    part = z * (xp.max(z, axis=0) > LIVE)  # (N, L) the columns may have classes at rest
+    e, proof = evidence(part, n / (k * share))  # (N, L), (L,)
+    share = present_share(proof, bounds, n, k)  # ()
+    dots, squares = dots_of(part)  # (N, L), (L,)
+    likeness = cosine_to_others(dots, squares, (1 - bounds.low) * gamma[:, None] * part) - image[:, None]  # (N, L)
+    values = sharpness * likeness + text_logits
+    values += log_presence(proof - e, share, n, k) - log_presence(0 * share, share, n, k)
+    return proof, share, gamma @ part, values
+
+
+def class_dots(f: Array, sums: Array, centre: Array, pseudo_count: float) -> tuple[Array, Array]:
+    """f_i . T_k and |T_k|^2, (N, L) and (L,), with T_k = S_k + alpha c.
+
+    T_k has the direction of the posterior mean of a vMF mean direction with a prior of alpha samples at c.
 
     >>> import numpy as np
-    >>> likeness(np.eye(2), 3 * np.eye(2), np.zeros((2, 2)), np.asarray([0.6, 0.8]), 0.0).round(1)
-    array([[ 0.4, -0.6],
-           [-0.8,  0.2]])
+    >>> class_dots(np.eye(2), 3 * np.eye(2), np.asarray([0.6, 0.8]), 0.0)[1]
+    array([9., 9.])
     """
     pulled = sums + pseudo_count * centre  # (L, d)
-    squares = namespace(f).vecdot(pulled, pulled)  # (L,)
-    return cosine_to_others(f @ pulled.T, squares, left_out) - (f @ centre)[:, None]
+    return f @ pulled.T, row_dots(pulled, pulled)
+
+
+def class_dots_in_span(weights: Array, gram: Array, pull: Array) -> tuple[Array, Array]:
+    """The same from gamma_i z_ik (N, L) and f_i . f_j (N, N): T_k = sum_i (gamma_i z_ik + pull) f_i.
+
+    For N <= d this is less work. `pull` is alpha / |sum_i f_i|.
+
+    >>> import numpy as np
+    >>> class_dots_in_span(np.asarray([[1.0], [0.0]]), np.eye(2), np.asarray(1.0))
+    (array([[2.],
+           [1.]]), array([5.]))
+    """
+    weights = weights + pull
+    dots = gram @ weights  # (N, L)
+    return dots, column_dots(weights, dots)
 
 
 def cosine_to_others(dots: Array, squares: Array, left_out: Array) -> Array:
     """cos(f_i, T_k - u_ik f_i) from f_i . T_k, (N, L), |T_k|^2, (L,), and u, (N, L).
+
+    Nothing but f_i . T_k is N x L x d work: |T_k - u f_i|^2 = |T_k|^2 - 2 u f_i . T_k + u^2.
 
     >>> import numpy as np
     >>> cosine_to_others(np.full((1, 1), 1.6), np.full(1, 4.0), np.zeros((1, 1)))
