@@ -6,8 +6,8 @@
 Every pack is streamed by the published online protocol: classes spread by Dirichlet draws of 0.1, 0.01 and 0.001, and
 one class after the other ("separate"). Every run of a scenario is another stream, the same for all methods, cut after
 `--samples`. The last columns are the mean over the scenarios, how much that is above MOON per batch with a bootstrap
-interval over the runs, and milliseconds a batch. `--odd` keeps the classes of odd number only: moon_stream was
-developed on the even ones of ImageNet and on simulated features.
+interval over the runs, and milliseconds a batch. `--odd` keeps the classes of odd number only, another task on the same
+features.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moontide import MOON, Task
+from moontide.core.ple import sample_weights
 from moontide.core.simplex import zero_shot
-from moontide.methods.moon_stream import SPANS, StreamMOON, StreamState, presence, share
+from moontide.methods.moon_stream import SPANS, StreamMOON, StreamState, learn_origins, prior, share
 from moontide.samplers import StreamSampler
 from moontide.simulate import Simulated, simulate
 
@@ -71,24 +74,48 @@ def test_memory_pays_where_classes_come_in_bursts(size: int) -> None:
     assert run(StreamMOON(), data, order, size)[1] > alone + 0.01
 
 
-def test_statistics_are_gamma_weighted_sums_of_what_was_kept() -> None:
+def test_a_batch_without_a_past_is_moons() -> None:
+    data = simulate(48, 30, effective_classes=6, seed=2)
+    f, text = data.features.astype(np.float64), data.text.astype(np.float64)
+    first = StreamMOON().fit_predict(f, text)
+    np.testing.assert_allclose(first.probs, MOON().fit_predict(f, text).probs, rtol=1e-8, atol=1e-12)
+
+
+def test_no_class_is_taken_for_present_where_all_are_equally_likely() -> None:
+    data = simulate(640, 400, seed=4)
+    order = np.random.default_rng(0).permutation(640)
+    mixed, burst = StreamMOON(), StreamSampler("separate", batch_size=16).draw(data.labels, np.random.default_rng(0))
+    assert share(run(mixed, data, order, 16)[0].origins)[0] > 0.98
+    assert share(run(mixed, data, burst, 16)[0].origins)[0] < 0.5
+
+
+def test_what_is_kept_adds_up() -> None:
     data = simulate(32, 6, effective_classes=3, seed=1)
     method = StreamMOON(memory=1e9)  # nothing fades
     state = method.start(Task(data.features, data.text))
+    answers = []
     for x in batches(data, 8):
-        state, _ = method.step(state, x)
+        state, result = method.step(state, x)
+        answers.append(result.probs)
     assert isinstance(state, StreamState)
-    assert np.sum(state.hard) == pytest.approx(32)
     assert state.count == pytest.approx(32)
-    np.testing.assert_allclose(np.sum(state.present, axis=1), 32, rtol=1e-5)
+    for row in state.present:
+        np.testing.assert_allclose(row, np.concatenate(answers).sum(axis=0), rtol=1e-4, atol=1e-6)
     assert np.sum(state.origins) == pytest.approx(32, rel=1e-5)
-    assert np.all(state.soft <= np.sum(state.bank_z, axis=0) + 1e-4)  # gamma is at most 1
-    assert np.all(np.linalg.norm(state.sums, axis=1) <= state.soft + 1e-4)  # sums of weighted unit vectors
+    gamma = sample_weights(np.concatenate(answers))
+    labels = np.concatenate(answers).argmax(axis=1)
+    np.testing.assert_array_equal(state.hard.round(4), np.bincount(labels, minlength=6))
+    seen = state.hard > 0
+    wanted = (np.concatenate(answers) * gamma[:, None]).T @ data.features  # (K, d)
+    some = np.linalg.norm(state.sums - wanted, axis=1) / np.linalg.norm(wanted, axis=1)
+    assert (some[seen] < 0.05).all()  # but for batches in which the class has no sample
+    assert not state.sums[~seen].any()
     np.testing.assert_allclose(state.image_sum, data.features.sum(axis=0), atol=1e-3)
     np.testing.assert_allclose(state.bank_features[-32:], data.features, atol=1e-6)
+    np.testing.assert_allclose(state.bank_z[-32:], np.concatenate(answers), atol=1e-6)
 
 
-def test_the_stream_fades_by_samples_and_a_class_by_its_own() -> None:
+def test_the_past_fades_by_samples() -> None:
     text = np.eye(3)
     method = StreamMOON(memory=4.0)
     state = method.start(Task(text, text))
@@ -98,12 +125,31 @@ def test_the_stream_fades_by_samples_and_a_class_by_its_own() -> None:
         state, _ = method.step(state, text[[1, 1]])
     assert isinstance(state, StreamState)
     assert isinstance(before, StreamState)
-    assert state.hard[0] == before.hard[0] == 2  # it was away, and stays known
-    np.testing.assert_allclose(state.sums[0], before.sums[0])
-    assert state.hard[1] == pytest.approx(sum(2 * np.exp(-0.5 * i) for i in range(5)))
     assert state.count == pytest.approx(sum(2 * np.exp(-0.5 * i) for i in range(6)))
+    assert state.hard[0] == pytest.approx(before.hard[0] * np.exp(-10 / 4))
     for span, row in zip(SPANS, state.present, strict=True):
         assert row[0] == pytest.approx(before.present[0][0] * np.exp(-10 * span / 4), abs=1e-6)
+
+
+def test_what_a_class_looked_like_is_used_as_far_as_classes_come_back() -> None:
+    data = simulate(96, 12, effective_classes=3, seed=7)
+    method = StreamMOON()
+    state = method.start(Task(data.features, data.text))
+    for x in batches(data, 16)[:5]:
+        state, _ = method.step(state, x)
+    assert isinstance(state, StreamState)
+    x = batches(data, 16)[5]
+    known = method.step(state, x)[1]
+    forgotten = replace(state, sums=0 * state.sums, soft=0 * state.soft, hard=0 * state.hard)
+    unknown = method.step(forgotten, x)[1]
+    live = unknown.beta > 0
+    assert (known.beta[live] > unknown.beta[live]).all()
+    nothing_returns = replace(state, origins=state.origins * 0 + np.asarray([1e9, 0, 0, 0, 0], np.float32))
+    there, not_there = (
+        method.step(replace(nothing_returns, sums=c * state.sums, soft=c * state.soft, hard=c * state.hard), x)[1]
+        for c in (1, 0)
+    )
+    np.testing.assert_allclose(there.probs, not_there.probs, atol=1e-4)
 
 
 def test_the_bank_votes() -> None:
@@ -128,21 +174,24 @@ def test_presence_is_a_distribution_learnt_by_em(seed: int, n: int, k: int) -> N
     rng = np.random.default_rng(seed)
     y, z = (rng.dirichlet(np.full(k, 0.3), size=n) for _ in range(2))
     present, past = rng.random((len(SPANS), k)) * 9, rng.random(len(SPANS) + 1)
-    others = z.sum(axis=0) - z
+
+    def shares(p: Any) -> Any:  # (n, J, K), of the past and of the batch without the sample
+        counts = present[None] + (p.sum(axis=0) - p)[:, None]
+        return counts / counts.sum(axis=2, keepdims=True)
 
     def explained(theta: Any) -> float:  # the log-posterior of theta, which EM never lowers
-        shares = (present[None] + others[:, None]) / (present[None] + others[:, None]).sum(axis=2, keepdims=True)
-        likelihood = np.concatenate([np.full((n, 1), 1 / k), (shares * y[:, None]).sum(axis=2)], axis=1)
+        likelihood = np.concatenate([np.full((n, 1), 2 / (k + 1)), (shares(y) * y[:, None]).sum(axis=2)], axis=1)
         weight = past + np.asarray(share(np.zeros(len(SPANS) + 1)))
         return float(np.log(likelihood @ theta).sum() + (weight * np.log(theta)).sum())
 
-    origins = past
-    for _ in range(4):
-        before = explained(share(origins))
-        origins, prior = presence(y, z, present, past, origins)
-        assert explained(share(origins)) >= before - 1e-9
-        np.testing.assert_allclose(prior.sum(axis=1), 1)
-        assert origins.sum() == pytest.approx(past.sum() + n)
+    found = [learn_origins(y, present, past, steps) for steps in range(5)]
+    values = [explained(share(origins)) for origins in found]
+    assert all(after >= before - 1e-9 for before, after in pairwise(values))
+    assert found[-1].sum() == pytest.approx(past.sum() + n)
+    theta = share(found[-1])
+    wanted = theta[0] / k + np.einsum("j,njk->nk", theta[1:], shares(z))
+    np.testing.assert_allclose(prior(z, present, theta), wanted, atol=1e-12)
+    np.testing.assert_allclose(wanted.sum(axis=1), 1)
 
 
 def test_long_streams_stay_finite() -> None:

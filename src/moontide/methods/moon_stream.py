@@ -3,27 +3,23 @@
 Beyond J. Huang et al., "Von Mises-Fisher Mixture Model with Dynamic Shrinkage for Realistic Test-Time Transduction",
 ICML 2026, which runs MOON anew on every batch; docs/streams.md has the reasons and the measurements.
 
-Symbols:  f_i -> x[i]   t_k -> text[k]   y_ik -> y   z_ik -> z   r_ik -> kept.z   gamma_i -> gamma   alpha_k -> alpha
-          S_k, n_k, c_k -> sums, soft, hard   mean image -> centre   beta_k, mu_k, kappa_k -> classes
-          p_jk -> present   theta_j -> theta   pi_ik -> prior   M -> memory   m -> neighbours   T -> iterations
+Symbols:  f_i -> x[i]   t_k -> text[k]   y_ik -> y   z_ik -> z   gamma_i -> gamma   S_k, n_k, c_k -> sums, soft, hard
+          mu_k, kappa_k -> classes   mean image -> centre   p_jk -> present   theta_j -> theta   pi_ik -> prior
+          w -> past   M -> memory   m -> neighbours   T -> iterations
 
-As in MOON, R_k = beta_k v_k + (1 - beta_k) t_k with beta_k = c_k / (c_k + alpha_k), v_k = S_k / n_k, hard counts c_k
-and alpha_k = 1 / lambda_k, only that all of them go on from batch to batch:
+What goes on from batch to batch fades by exp(-n / M) in n samples: the gamma-weighted sums S_k, soft counts n_k and
+hard counts c_k of the classes, which classes were there, and the mean image; besides them a bank of the last samples,
+which are neighbours in the graph and whose votes are added once. The M-step is MOON's, with its anchors and alpha_k, on
+the statistics of the batch and w (1 - theta_0) of those remembered, for classes that have samples in the batch; and
 
-    S_k <- exp(-c'_k / M) S_k + sum_i gamma_i r_ik f_i,  n_k and c_k likewise, for classes with c'_k > 0 samples in it;
-    the mean and the maximum of y_ik, of which lambda_k is made, and the mean image fade by exp(-n / M) in n samples;
-    the graph joins the batch with a bank of the last samples, whose votes are added once.
+    z_ik ∝ pi_ik^w y_ik exp(kappa_k mu_k.(f_i - w mean image) / temper + log C_d(kappa_k) / temper + votes_ik)
 
-M counts samples of the class for its mean, since what a class looks like does not change while it is away, and samples
-of the stream for all else. Two things that are accidents in a batch are made explicit, because they would add up:
-
-    z_ik ∝ pi_ik y_ik exp(kappa_k mu_k.(f_i - mean image) / temper + log C_d(kappa_k) / temper + votes_ik)
-
-The mean image is subtracted, or a class that was ever seen would be ahead of those that were not by the modality gap
-alone, 2 to 6 nats. In its place pi_ik = theta_0 / K + sum_j theta_j p_jk says which classes are present: p_j are the
-class shares of the last M / SPANS[j] samples and of the batch without sample i, and the weights theta are learnt along
-the stream by EM on zero-shot predictions. What is remembered of a sample, r_ik, is z_ik without pi_ik, so that presence
-never confirms itself. With `memory=0` nothing is remembered, neither is done, and it is MOON on each batch.
+The prior pi_ik = theta_0 / K + sum_j theta_j p_jk says which classes are present: p_j are the class shares of the last
+M / SPANS[j] samples and of the batch without sample i, and the weights theta are learnt along the stream by EM; theta_0
+is the share of the samples whose class is not from the past. In a batch MOON says the same by accident: images are
+nearer to each other than to any text, so a class whose mean has moved to the images is 2 to 6 nats ahead. Without the
+mean image it is not. The past is weighed by w, its share in the M samples that are remembered: a batch with no past, or
+with `memory=0`, is MOON's.
 """
 
 from __future__ import annotations
@@ -35,16 +31,16 @@ from typing import ClassVar
 
 from moontide.core.arrays import Array, affine, clip, columns, device, like, namespace, put, put_columns
 from moontide.core.graph import Affinity, Graph, nearest_neighbours
-from moontide.core.mixture import Anchors, Classes, MStep
+from moontide.core.mixture import Anchors, MStep
 from moontide.core.ple import (
     EPS,
     Assignment,
     anchor_logits,
     anchor_weights,
+    class_confidence,
     concentration,
     e_step,
     initial_resultant,
-    join_confidence,
     neighbour_votes,
     weighted_sums,
 )
@@ -65,19 +61,17 @@ class StreamState(State):
     sums: Array = field(metadata=per_class(0))  # (K, d) S_k
     soft: Array = field(metadata=per_class(0))  # (K,) n_k
     hard: Array = field(metadata=per_class(0))  # (K,) c_k
-    y_sum: Array = field(metadata=per_class(0))  # (K,)
-    y_max: Array = field(metadata=per_class(0))  # (K,)
     present: Array = field(metadata=per_class(1))  # (J, K)
     origins: Array  # (J + 1,) samples explained by no span, and by each
     image_sum: Array  # (d,)
-    count: float  # samples in y_sum and image_sum
+    count: float  # samples in image_sum
     bank_features: Array  # (B, d)
     bank_z: Array = field(metadata=per_class(1, "shares"))  # (B, K)
 
 
 @dataclass(frozen=True)
 class StreamMOON(OnlineMethod):
-    """MOON that remembers: class statistics that fade, a bank for the graph, and which classes are present.
+    """MOON that remembers: class statistics that fade, which classes are present, and a bank for the graph.
 
     >>> from moontide.simulate import simulate
     >>> data = simulate(64, 20, effective_classes=2, seed=0)
@@ -124,84 +118,82 @@ class StreamMOON(OnlineMethod):
         k, d, spans = task.k, task.d, len(SPANS)
         return StreamState(
             text=task.text, logit_scale=task.logit_scale, seen=0,
-            sums=zeros(k, d), soft=zeros(k), hard=zeros(k), y_sum=zeros(k), y_max=zeros(k), present=zeros(spans, k),
-            origins=zeros(spans + 1), image_sum=zeros(d), count=0.0,
+            sums=zeros(k, d), soft=zeros(k), hard=zeros(k), present=zeros(spans, k), origins=zeros(spans + 1),
+            image_sum=zeros(d), count=0.0,
             bank_features=zeros(bank, d), bank_z=zeros(bank, k),
         )  # fmt: skip
 
     def _step(self, state: StreamState, x: Array) -> tuple[StreamState, Result]:  # type: ignore[override]
-        xp, remembers, d = namespace(x), self.memory > 0, x.shape[1]
-        cosine = x @ state.text.T  # (n, K)
+        xp, (n, d), text = namespace(x), x.shape, state.text
+        cosine = x @ text.T  # (n, K)
         y = softmax(state.logit_scale * cosine)  # (n, K)
-        now = self.faded(state, x, y)
+        now = self.faded(state, x)
+        past = 1 - n / now.count
+        centre = now.image_sum * (past / now.count)  # (d,)
         r = clip(initial_resultant(y, cosine, COUNT_EPSILON), 0, self.r_cap)  # (K,)
-        alpha = anchor_weights(join_confidence(now.y_sum / now.count, now.y_max, "geometric", True))  # (K,)
-        anchors = Anchors(state.text, concentration(r, d, "banerjee", self.r_cap), r, alpha)
+        alpha = anchor_weights(class_confidence(y))  # (K,)
+        anchors = Anchors(text, concentration(r, d, "banerjee", self.r_cap), r, alpha)
         m_step = MStep(
             "simplified", True, True, "banerjee", "asymptotic", self.r_cap, self.kappa_cap, COUNT_EPSILON, self.temper,
             self.text_weight * state.logit_scale,
         )  # fmt: skip
-        centre = now.image_sum * (remembers / now.count)  # (d,)
 
-        def score(c: Classes) -> Array:  # (n, L)
-            return affine(x, c.prototypes, c.offset - (c.mu @ centre) * c.kappa / self.temper)
+        def at_anchor(kappa: Array) -> Array:  # (n, K)
+            return anchor_logits(cosine, kappa, d, "asymptotic", m_step.scale, self.temper)
 
-        past = m_step(state.sums, state.soft, state.hard, anchors)
-        logits = rest = score(past)  # (n, K)
-        if not (state.seen and remembers):  # no class has a mean yet: MOON's first E-step
-            logits = anchor_logits(cosine, anchors.kappa, d, "asymptotic", m_step.scale, self.temper)
+        rest_kappa, _ = m_step.at_rest(anchors)  # (K,)
+        rest = at_anchor(rest_kappa) - (text @ centre) * rest_kappa / self.temper  # (n, K)
         votes_of, told = self.votes(state, x)
-        z, labels, origins, bias = y, xp.argmax(y, axis=1), now.origins, told
+        origins = learn_origins(y, now.present, now.origins, self.iterations)  # (J + 1,)
+        theta = share(origins)
+        back = past * (1 - theta[0])  # (), the weight of what is remembered of a class
+        logits, z, labels = at_anchor(anchors.kappa), y, xp.argmax(y, axis=1)
         for it in range(self.iterations + 1):
-            if remembers:
-                origins, prior = presence(y, z, now.present, now.origins, origins)
-                bias = told + xp.log(prior)  # (n, K)
-            said, before = z, labels
-            step = e_step(logits + bias, said, votes_of)
+            bias = told + past * xp.log(prior(z, now.present, theta))  # (n, K)
+            before = labels
+            step = e_step(logits + bias, z, votes_of)
             z, labels = step.z, step.labels
             if it == self.iterations:
                 break
-            live, counts, sums, soft = statistics(step, x)
-            total = state.sums[live, :] + sums, state.soft[live] + soft, state.hard[live] + counts
-            classes = m_step(*total, anchors.rows(live))
-            logits = put_columns(rest, live, score(classes))
-        beta, kappa = put(past.beta, live, classes.beta), put(past.kappa, live, classes.kappa)
+            live, *batch = statistics(step, x)
+            kept = (now.sums[live, :], now.soft[live], now.hard[live])  # (L, d), (L,), (L,)
+            sums, soft, hard = (new + back * old for new, old in zip(batch, kept, strict=True))
+            classes = m_step(sums, soft, hard, anchors.rows(live))
+            offset = classes.offset - (classes.mu @ centre) * classes.kappa / self.temper  # (L,)
+            logits = put_columns(rest, live, affine(x, classes.prototypes, offset))
+        beta, kappa = put(xp.zeros_like(r), live, classes.beta), put(rest_kappa, live, classes.kappa)
         result = Result(
             z, y, None, (), self.iterations, bool(xp.all(labels == before)), kappa, beta,
-            {"alpha": alpha, "theta": share(origins)},
+            {"alpha": alpha, "theta": theta},
         )  # fmt: skip
-        if not remembers:
+        if not self.memory:
             return state, result
-        return self.remember(now, x, e_step(logits + told, said, votes_of), origins), result
+        last, sums, soft, hard = statistics(step, x)
+        state = replace(
+            now,
+            sums=put(now.sums, last, now.sums[last, :] + sums),
+            soft=put(now.soft, last, now.soft[last] + soft),
+            hard=put(now.hard, last, now.hard[last] + hard),
+            present=now.present + xp.sum(z, axis=0),
+            origins=origins,
+            bank_features=copy_array(xp.concat([now.bank_features, x])[n:, :]),
+            bank_z=copy_array(xp.concat([now.bank_z, z])[n:, :]),
+        )
+        return state, result
 
-    def faded(self, state: StreamState, x: Array, y: Array) -> StreamState:
-        """Let what is counted in samples of the stream fade, and add the batch to the means of images and of y."""
-        xp, n = namespace(x), x.shape[0]
+    def faded(self, state: StreamState, x: Array) -> StreamState:
+        """Let what is remembered fade, and add the batch to the mean image."""
+        n = x.shape[0]
         last, *_ = spans = [math.exp(-n * span / self.memory) if self.memory else 0.0 for span in SPANS]
         return replace(
             state,
-            y_sum=last * state.y_sum + xp.sum(y, axis=0),
-            y_max=xp.maximum(last * state.y_max, xp.max(y, axis=0)),
-            image_sum=last * state.image_sum + xp.sum(x, axis=0),
+            sums=last * state.sums,
+            soft=last * state.soft,
+            hard=last * state.hard,
+            image_sum=last * state.image_sum + namespace(x).sum(x, axis=0),
             count=last * state.count + n,
             origins=last * state.origins,
             present=like(spans, x)[:, None] * state.present,
-        )
-
-    def remember(self, now: StreamState, x: Array, kept: Assignment, origins: Array) -> StreamState:
-        """Add the batch to what is remembered of the classes, and let it into the bank."""
-        xp, n = namespace(x), x.shape[0]
-        live, counts, sums, soft = statistics(kept, x)
-        old = xp.exp(-counts / self.memory)  # (L,)
-        return replace(
-            now,
-            sums=put(now.sums, live, old[:, None] * now.sums[live, :] + sums),
-            soft=put(now.soft, live, old * now.soft[live] + soft),
-            hard=put(now.hard, live, old * now.hard[live] + counts),
-            present=now.present + xp.sum(kept.z, axis=0),
-            origins=origins,
-            bank_features=copy_array(xp.concat([now.bank_features, x])[n:, :]),
-            bank_z=copy_array(xp.concat([now.bank_z, kept.z])[n:, :]),
         )
 
     def votes(self, state: StreamState, x: Array) -> tuple[Affinity, Array]:
@@ -221,9 +213,9 @@ class StreamMOON(OnlineMethod):
 
 
 def statistics(step: Assignment, x: Array) -> tuple[Array, Array, Array, Array]:
-    """Return the L classes with samples, their hard counts, gamma-weighted sums and soft counts: (L,), (L, d), (L,)."""
+    """Return the L classes with samples, their gamma-weighted sums, soft counts and hard counts: (L,), (L, d), (L,)."""
     live = namespace(x).nonzero(step.counts)[0]  # (L,)
-    return live, step.counts[live], *weighted_sums(columns(step.z, live), step.gamma, x)
+    return live, *weighted_sums(columns(step.z, live), step.gamma, x), step.counts[live]
 
 
 def share(origins: Array) -> Array:
@@ -237,25 +229,39 @@ def share(origins: Array) -> Array:
     return weight / namespace(origins).sum(weight)
 
 
-def presence(y: Array, z: Array, present: Array, past: Array, origins: Array) -> tuple[Array, Array]:
-    """One EM step for theta, and the prior pi_ik = theta_0 / K + sum_j theta_j p_jk of each sample, (J + 1,), (n, K).
+def learn_origins(y: Array, present: Array, past: Array, iterations: int) -> Array:
+    """Add to `past` how many samples each span explains, and none of them, by EM for theta, (J + 1,).
 
-    p_jk = (present_jk + sum_l z_lk - z_ik) / (their sum): the faded counts and the rest of the batch. Sample i is from
-    span j with probability ∝ theta_j sum_k p_jk y_ik, and from none of them, thus from any class, ∝ theta_0 / K.
+    Sample i is from span j with probability ∝ theta_j sum_k p_jk y_ik, p_jk from `present` and y of the rest of the
+    batch: y, not z, which has heard of sample i. It is from none of them ∝ theta_0 2 / (K + 1), which is how often two
+    samples agree if all classes are there with shares drawn uniformly from the simplex: that zero-shot predictions
+    prefer some classes is no sign that these are present.
 
     >>> import numpy as np
-    >>> y, present, none = np.asarray([[0.9, 0.1]]), np.asarray([[2.0, 0.0]] * 4), np.zeros(5)
-    >>> origins, prior = presence(y, y, present, none, none)
-    >>> origins.round(2), prior.round(2)
-    (array([0.36, 0.16, 0.16, 0.16, 0.16]), array([[0.79, 0.21]]))
+    >>> y, present = np.asarray([[0.9, 0.1, 0.0]]), np.asarray([[2.0, 0.0, 0.0]] * 4)
+    >>> learn_origins(y, present, np.zeros(5), 1).round(2)
+    array([0.36, 0.16, 0.16, 0.16, 0.16])
     """
     xp, (n, k) = namespace(y), y.shape
-    theta = share(origins)  # (J + 1,)
-    others = clip(xp.sum(z, axis=0) - z, 0)  # (n, K)
-    totals = clip(xp.sum(present, axis=1) + (n - 1), EPS)  # (J,) rows of z sum to 1
+    others = clip(xp.sum(y, axis=0) - y, 0)  # (n, K)
+    totals = clip(xp.sum(present, axis=1) + (n - 1), EPS)  # (J,) rows of y sum to 1
     in_span = (y @ present.T + xp.vecdot(y, others)[:, None]) / totals  # (n, J) sum_k p_jk y_ik
-    explains = theta * xp.concat([xp.full_like(y[:, :1], 1 / k), in_span], axis=1)  # (n, J + 1)
-    origins = past + xp.sum(explains / xp.sum(explains, axis=1, keepdims=True), axis=0)  # (J + 1,)
-    theta = share(origins)
-    weight = theta[1:] / totals  # (J,)
-    return origins, theta[0] / k + weight @ present + xp.sum(weight) * others
+    agree = xp.concat([xp.full_like(y[:, :1], 2 / (k + 1)), in_span], axis=1)  # (n, J + 1)
+    origins = past
+    for _ in range(iterations):
+        explains = share(origins) * agree  # (n, J + 1)
+        origins = past + xp.sum(explains / xp.sum(explains, axis=1, keepdims=True), axis=0)
+    return origins
+
+
+def prior(z: Array, present: Array, theta: Array) -> Array:
+    """pi_ik = theta_0 / K + sum_j theta_j p_jk with p_jk = (present_jk + sum_l z_lk - z_ik) / (their sum), (n, K).
+
+    >>> import numpy as np
+    >>> prior(np.asarray([[1.0, 0.0]]), np.asarray([[2.0, 0.0], [0.0, 1.0]]), np.asarray([0.2, 0.6, 0.2]))
+    array([[0.7, 0.3]])
+    """
+    xp, (n, k) = namespace(z), z.shape
+    others = clip(xp.sum(z, axis=0) - z, 0)  # (n, K)
+    weight = theta[1:] / clip(xp.sum(present, axis=1) + (n - 1), EPS)  # (J,)
+    return theta[0] / k + weight @ present + xp.sum(weight) * others
