@@ -1,8 +1,11 @@
-"""The same on a real Ray with two workers: the same labels as in one process, also after a worker was killed."""
+"""The same on a real Ray with two workers: the labels of one process, also after a worker or the driver is killed."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -79,6 +82,41 @@ def test_a_worker_killed_in_iteration_3_is_replaced(
     assert found.replaced == 1
     assert len(steps) == 11
     same(answers(tmp_path), expected)
+
+
+def test_a_killed_driver_goes_on_where_it_was(tmp_path: Path, cut: Any, answers: Any) -> None:
+    data = simulate(600, 20, dim=32, effective_classes=6, seed=1)
+    pattern = cut(tmp_path / "in", data.features, 4)
+    np.save(tmp_path / "text.npy", data.text)
+    given = [pattern, str(tmp_path / "text.npy"), str(tmp_path / "out"), ray.get_runtime_context().gcs_address]
+    process = subprocess.Popen([sys.executable, "-c", DRIVER, *given], stderr=subprocess.DEVNULL)
+    calls = tmp_path / "out" / "checkpoint"
+    while not (calls / "call-0008.safetensors").exists():  # check, sample, nearest, first pass and four iterations
+        assert process.poll() is None
+        time.sleep(0.01)
+    process.kill()
+    process.wait()
+    lines: list[str] = []
+    for folder in ("out", "straight"):
+        adapt_shards(pattern, data.text, MOON, str(tmp_path / folder), engine="ray", workers=2, report=lines.append)
+    assert lines[0] == f"going on from {calls}"
+    assert sum("(from the checkpoint)" in line for line in lines) >= 4
+    again, straight = answers(tmp_path / "out"), answers(tmp_path / "straight")
+    for column in straight:
+        np.testing.assert_array_equal(again[column], straight[column])
+
+
+DRIVER = """
+import sys, time, numpy as np
+from moontide import method
+from moontide.engine import ray
+from moontide.engine.run import adapt_shards
+run = ray.Ray.run
+ray.Ray.run = lambda *given: (run(*given), time.sleep(0.1))[0]
+pattern, text, out, address = sys.argv[1:]
+moon = method("moon", neighbours=1)
+adapt_shards(pattern, np.load(text), moon, out, engine="ray", workers=2, address=address)
+"""
 
 
 @pytest.mark.parametrize(("name", "graph"), [("moon_auto", "global"), ("stata", "global"), ("zero_shot", "local")])
