@@ -77,6 +77,19 @@ def test_an_e_step(seed: int, n: int, k: int, symmetric: bool, plain_logits: boo
 
 
 @settings(max_examples=40)
+@given(seeds, st.integers(1, 20), st.integers(1, 6))
+def test_the_nearest_by_all_products(seed: int, n: int, m: int) -> None:
+    f = unit_rows(np.random.default_rng(seed).integers(-2, 3, size=(n, 3)).astype(np.float32) + np.float32(0.5))
+    gram = f @ f.T  # with many equals
+    found = nearest_neighbours(f, m, gram=gram.copy())
+    patch = passes()
+    wanted = nearest_neighbours(f, m, gram=gram.copy())
+    patch.undo()
+    np.testing.assert_array_equal(found.neighbours, wanted.neighbours)
+    np.testing.assert_array_equal(found.weights, wanted.weights)
+
+
+@settings(max_examples=40)
 @given(seeds, st.integers(1, 9), sizes)
 def test_zero_shot_and_its_moments(seed: int, n: int, k: int) -> None:
     _, rest, _ = problem(seed, n, k)

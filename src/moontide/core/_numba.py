@@ -144,6 +144,23 @@ def first_at(values: Any, top: Any) -> Any:
 
 
 @loops
+def nearest(gram: Any, m: Any) -> Any:
+    """Return columns and values of the m largest entries of each row off the diagonal, sorted, of equals the first."""
+    n = gram.shape[0]
+    found, values = np.zeros((n, m), np.int64), np.full((n, m), -np.inf, np.float32)
+    for i in range(n):
+        row, best, at = gram[i], values[i], found[i]
+        for c in range(n):
+            if row[c] > best[m - 1] and c != i:
+                j = m - 1
+                while j > 0 and row[c] > best[j - 1]:
+                    best[j], at[j] = best[j - 1], at[j - 1]
+                    j -= 1
+                best[j], at[j] = row[c], c
+    return found, values
+
+
+@loops
 def zero_shot(cosine: Any, scale: Any, y: Any) -> Any:
     """y = softmax(scale cosine); return log sums (N,), and of each class sum and maximum of y and sum of y cosine."""
     n, k = cosine.shape

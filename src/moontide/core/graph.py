@@ -17,6 +17,7 @@ import numpy as np
 
 from moontide.core import kernels
 from moontide.core.arrays import Array, device, is_torch_array, namespace, to_numpy
+from moontide.core.compiled import loops_for
 from moontide.core.progress import track
 from moontide.errors import InputError
 
@@ -151,20 +152,22 @@ def nearest_neighbours(features: Array, m: int, precision: str = "full", gram: A
     m = min(m, n - 1)
     if 0 < m <= kernels.SLOTS and features.dtype != xp.float64 and kernels.usable(features):
         return Graph(*kernels.top_m(features, m, precision))
-    neighbours = xp.zeros((n, m), dtype=xp.int64, device=device(features))
-    weights = xp.full((n, m), -xp.inf, dtype=features.dtype, device=device(features))
-    if m == 0:
-        return Graph(neighbours, weights)
-    if n > EXACT_ROWS and not is_torch_array(features):
+    if n > EXACT_ROWS and m and not is_torch_array(features):
         from moontide.core.ann import inverted_file
 
         return Graph(*inverted_file(features, m))
-    if gram is not None:
+    if gram is not None and m:
+        if loops := loops_for(gram):
+            return Graph(*loops.nearest(gram, m))
         own, each = gram.diagonal().copy(), np.arange(n)
         gram[each, each] = -np.inf  # never its own neighbour
         found, largest = largest_entries(gram, m)  # (N, m), (N, m)
         gram[each, each], gram[each[:, None], found] = own, largest  # as it was
         return Graph(found, largest)
+    neighbours = xp.zeros((n, m), dtype=xp.int64, device=device(features))
+    weights = xp.full((n, m), -xp.inf, dtype=features.dtype, device=device(features))
+    if m == 0:
+        return Graph(neighbours, weights)
     ids = xp.arange(n, device=device(features))
     size = BLOCK_ROWS * (8 if str(device(features)) != "cpu" else 1)
     blocks = [slice(start, min(start + size, n)) for start in range(0, n, size)]

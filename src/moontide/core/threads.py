@@ -34,7 +34,8 @@ def row_blocks(n: int, entries: int) -> list[slice]:
     >>> row_blocks(10, 100)
     [slice(0, 10, None)]
     """
-    count = max(1, min(workers(), n, entries // LEAST))
+    most = min(n, entries // LEAST)
+    count = min(workers(), most) if most > 1 else 1
     return [slice(n * i // count, n * (i + 1) // count) for i in range(count)]
 
 

@@ -219,6 +219,7 @@ class MOON(Method):
             z, low = y.half(), f.half()
         few: Resting | None = None  # z, where few classes are live
         limit, dropped = NEGLIGIBLE if self.exact else COARSE, 0.0
+        still = STILL * float(xp.finfo(f.dtype).eps)
         trace: list[tuple[Array, ...]] = []  # what L_PLE after each E-step is made of
         for it in track(range(self.m_steps + 1), "iterations"):
             step = few.e_step(values, self.voice(gamma)) if few else None
@@ -239,7 +240,7 @@ class MOON(Method):
                 break
             if on_cpu and it and bool((labels == before).all()):
                 moved = few.moved if few else float(xp.max(xp.abs(z - old)))
-                if moved < STILL * float(xp.finfo(f.dtype).eps):
+                if moved < still:
                     break  # further iterations would repeat this one
             counts = self.counts(step, gamma)  # (K,)
             if few and not few.covers(counts):
