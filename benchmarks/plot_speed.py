@@ -25,13 +25,13 @@ def main() -> None:
         label = name[0] if name[1] == "full" and "NVIDIA" not in name[0] else f"{name[0]}, {name[1]}"
         axes.plot([row["N"] for row in own], [1e3 * row["seconds"] for row in own], next(styles), label=label)
     dense = sorted((row for row in rows if row["precision"] == "full" and row["reference"]), key=lambda row: row["N"])
-    for machine in dict.fromkeys(row["machine"] for row in dense):
+    for machine, grey in zip(dict.fromkeys(row["machine"] for row in dense), ("silver", "dimgrey"), strict=False):
         own = [row for row in dense if row["machine"] == machine]
         axes.plot(
             [row["N"] for row in own],
             [1e3 * row["reference"] for row in own],
             ":",
-            color="grey",
+            color=grey,
             label=f"{machine}, equations as they read",
         )
     axes.set(xscale="log", yscale="log", xlabel="samples N", ylabel="milliseconds, graph included",
