@@ -1,6 +1,7 @@
 """The compiled loops against the numpy that stands in for them."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -192,6 +193,25 @@ assert "numba" not in sys.modules
 assert loops_for(np.zeros((1, 1), np.float32)) is None
 """
     subprocess.run([sys.executable, "-c", program], check=True, env={**os.environ, "NUMBA_DISABLE_JIT": "1"})
+
+
+def test_compiling_is_shown_once(tmp_path: Path) -> None:
+    program = """
+import numpy as np
+from moontide.core.compiled import loops_for
+from moontide.core.progress import reporting
+told, gram = [], np.eye(3, dtype=np.float32)
+with reporting(lambda *given: told.append(given)):
+    for _ in range(2):
+        loops_for(gram).nearest(gram, 1)
+print(told)
+"""
+    command, env = [sys.executable, "-c", program], {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
+    first, second = (
+        subprocess.run(command, env=env, capture_output=True, text=True, check=True).stdout for _ in range(2)
+    )
+    assert re.fullmatch(r"\[\('compiling, once', 0, \d+\)\]\n", first)
+    assert second == "[]\n"  # from the cache
 
 
 def test_where_numba_cannot_be_used_numpy_is_and_it_is_said(tmp_path: Path) -> None:

@@ -10,7 +10,10 @@ from typing import Any
 
 import numpy as np
 from numba import njit, types
+from numba.core import event
 from numba.extending import intrinsic
+
+from moontide.core.progress import report
 
 LOOPS = {"nogil": True, "error_model": "numpy", "fastmath": {"reassoc", "contract", "nnan", "nsz"}}
 ZERO, HALF, ONE, SMALLEST = np.float32(0), np.float32(0.5), np.float32(1), np.finfo(np.float32).smallest_normal
@@ -39,8 +42,29 @@ L0, L1, L2, L3, L4, L5, L6, L7 = polynomial(  # log(1 + r) = r - r^2 / 2 + r^3 (
 )
 
 
+class Compiling(event.Listener):
+    """Tells how far the functions are compiled, which happens once on a machine."""
+
+    def __init__(self) -> None:
+        self.all, self.done = set[Any](), set[Any]()
+
+    def on_start(self, event: Any) -> None:
+        """Tell what is done when one more begins."""
+        if event.data["dispatcher"].py_func in self.all:
+            report("compiling, once", len(self.done), len(self.all))
+
+    def on_end(self, event: Any) -> None:
+        """Count it."""
+        self.done |= self.all & {event.data["dispatcher"].py_func}
+
+
+compiling = Compiling()
+event.register("numba:compile", compiling)
+
+
 def loops(function: Any) -> Any:
-    """Compile a function, once for this machine where its cache can be written."""
+    """Compile a function when it is first called, once for this machine where its cache can be written."""
+    compiling.all.add(function)
     try:
         return njit(cache=True, **LOOPS)(function)
     except RuntimeError:  # no folder to write to

@@ -34,6 +34,18 @@ def reporting(show: Show) -> Iterator[None]:
         _show.reset(token)
 
 
+def report(what: str, done: int, total: int) -> None:
+    """Tell how far some work is that is no loop over items.
+
+    >>> with reporting(lambda what, done, total: print(what, done, total)):
+    ...     report("compiling", 1, 9)
+    compiling 1 9
+    """
+    show = _show.get()
+    if show is not None:
+        show(what, done, total)
+
+
 def track(items: Sequence[T], what: str) -> Iterator[T]:
     """Yield the items and report how many are done.
 
