@@ -69,16 +69,16 @@ def finish(device: str) -> None:
         torch.cuda.synchronize()
 
 
-def timed(work: list[Callable[[], Any]], device: str, repeat: int) -> list[float]:
+def timed(work: list[Callable[[], Any]], device: str, repeat: int, cold: bool = False) -> list[float]:
     """Time several functions in turn, `repeat` times, and return each one's median seconds.
 
     Each is called twice in a row and the second call counts: the first pays for what the function before it left in
-    the caches and in the allocator.
+    the caches and in the allocator. With `cold` there is only that one.
     """
     seconds = np.zeros((repeat, len(work)))
     for round_ in range(-1 if repeat > 1 else 0, repeat):  # one round to warm up
         for i, function in enumerate(work):
-            for _ in range(2):
+            for _ in range(1 if cold else 2):
                 start = time.perf_counter()
                 function()
                 finish(device)
@@ -160,7 +160,15 @@ def float64_labels(n: int, k: int, effective: int | None) -> Any:
 
 
 def measure(
-    n: int, k: int, effective: int | None, device: str, precision: str, repeat: int, check: int, exact: bool
+    n: int,
+    k: int,
+    effective: int | None,
+    device: str,
+    precision: str,
+    repeat: int,
+    check: int,
+    exact: bool,
+    cold: bool,
 ) -> dict[str, Any]:
     """Time one size."""
     data = simulate(n, k, effective_classes=effective, seed=0)
@@ -180,7 +188,7 @@ def measure(
     if n <= DENSE:
         work.append(lambda: reference(f, t))
     once = n > ONCE and device == "cpu"
-    seconds = timed(work, device, 1 if once else repeat if n <= 10_000 else min(repeat, 3))
+    seconds = timed(work, device, 1 if once else repeat if n <= 10_000 else min(repeat, 3), cold)
     flops = 2 * n * k * 512 + (1 if device == "cpu" else 2) * n * n * 512 + 4 * n * sum(live) * 512
     labels = np.asarray(result.labels.cpu() if device == "cuda" else result.labels)
     return {
@@ -281,6 +289,7 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=15)
     parser.add_argument("--check", type=int, default=10_000, help="largest N whose labels are compared with float64")
     parser.add_argument("--inexact", action="store_true", help="time MOON(exact=False), on a CPU")
+    parser.add_argument("--cold", action="store_true", help="time first calls, each after another function's")
     parser.add_argument("--json", type=Path, help="write the rows here as well")
     parser.add_argument("--from", dest="folder", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -295,9 +304,8 @@ def main() -> None:
                 if args.device == "cpu" and n > EXACT_ROWS:
                     rows.append(measure_large(n, k, effective))
                 else:
-                    rows.append(
-                        measure(n, k, effective, args.device, precision, args.repeat, args.check, not args.inexact)
-                    )
+                    given = (args.device, precision, args.repeat, args.check, not args.inexact, args.cold)
+                    rows.append(measure(n, k, effective, *given))
                 print(f"{precision} N={n:,} K={k:,}: {1e3 * rows[-1]['seconds']:.2f} ms", flush=True)
     print(f"\n{rows[0]['machine']}")
     for kind in (False, True):  # large sizes in a table of their own
