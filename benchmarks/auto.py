@@ -130,19 +130,8 @@ def without(part: str) -> Iterator[None]:
             setattr(moon_auto, name, _parts[name])
 
 
-_parts: dict[str, Any] = {
-    name: getattr(moon_auto, name)
-    for name in (
-        "present_share",
-        "share_bounds",
-        "excess",
-        "cosine_to_others",
-        "agreement",
-        "evidence",
-        "LIVE",
-        "loops_for",
-    )
-}
+PARTS = ("present_share", "share_bounds", "excess", "cosine_to_others", "agreement", "evidence", "LIVE", "loops_for")
+_parts: dict[str, Any] = {name: getattr(moon_auto, name) for name in PARTS}
 _packs: dict[str, Pack] = {}
 
 

@@ -1,6 +1,8 @@
 """The loops of `core.compiled`, in Numba: float32, one row after another, each row read once while it is in the cache.
 
-Sums may be made in any order (`reassoc`), so that they are vectorised; that is all that is left to the compiler.
+Sums may be made in any order (`reassoc`), so that they are vectorised; that is all that is left to the compiler. All
+stand in one file, since Numba renews what it cached of a function when that function's own file changes, not when one
+does whose functions it calls.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from moontide.core.arrays import Array
+from moontide.core.arrays import Array, is_torch_array
 from moontide.core.graph import Affinity, Graph, nearest_neighbours
 from moontide.core.ple import neighbour_votes
 from moontide.errors import OptionError
@@ -21,6 +21,18 @@ def check_graph(task: Task, method: str, neighbours: int) -> None:
         raise OptionError(
             f"The 'neighbours' option of {method} has no effect on a task that brings its own graph; leave it out."
         )
+
+
+def products_of_samples(task: Task) -> Array | None:
+    """Return all f_i . f_j, (N, N), in numpy where they are less work than class means are: for N <= d; else None.
+
+    >>> import numpy as np
+    >>> products_of_samples(Task(np.eye(2), np.eye(2)))
+    array([[1., 0.],
+           [0., 1.]])
+    """
+    few = task.n <= task.d and task.graph is None and not is_torch_array(task.features)
+    return task.features @ task.features.T if few else None
 
 
 def smoother(

@@ -35,7 +35,6 @@ from moontide.core.arrays import (
     clip,
     columns,
     device_type,
-    is_torch_array,
     last,
     namespace,
     put,
@@ -61,7 +60,7 @@ from moontide.core.ple import (
 )
 from moontide.core.progress import track
 from moontide.core.replay import replay
-from moontide.core.smoothing import NEIGHBOURS, smoother
+from moontide.core.smoothing import NEIGHBOURS, products_of_samples, smoother
 from moontide.core.sparse import COARSE, NEGLIGIBLE, Resting, worthwhile
 from moontide.errors import OptionError
 from moontide.options import option
@@ -193,8 +192,7 @@ class MOON(Method):
         r = clip(resultant_of(moments.total, moments.along, self.count_epsilon), 0, self.r_cap)  # (K,)
         anchors = Anchors(text, concentration(r, d, self.inverse, self.r_cap), r, self.alpha_k(moments, task.n))
         symmetric, mean = self.graph == "symmetric", self.laplacian == "mean"
-        few_samples = task.n <= d and task.graph is None and not is_torch_array(f)
-        gram = f @ f.T if few_samples else None  # (N, N)
+        gram = products_of_samples(task)  # (N, N)
         graph, votes_of = smoother(
             task, self.name, self.neighbours, self.laplacian_weight, symmetric, mean, self.precision, gram
         )

@@ -37,7 +37,6 @@ from moontide.core.arrays import (
     columns,
     device,
     device_type,
-    is_torch_array,
     namespace,
     put,
     row_dots,
@@ -57,7 +56,7 @@ from moontide.core.ple import (
 )
 from moontide.core.progress import track
 from moontide.core.replay import replay
-from moontide.core.smoothing import smoother
+from moontide.core.smoothing import products_of_samples, smoother
 from moontide.core.sparse import Resting, worthwhile
 from moontide.methods.moon import LARGE
 from moontide.options import option
@@ -146,8 +145,7 @@ class AutoMOON(Method):
         centre = xp.mean(f, axis=0)  # (d,)
         length = clip(xp.linalg.vector_norm(centre), EPS)  # ()
         centre /= length
-        few_samples = n <= task.d and task.graph is None and not is_torch_array(f)
-        gram = f @ f.T if few_samples else None  # (N, N)
+        gram = products_of_samples(task)  # (N, N)
         graph, votes_of = smoother(task, self.name, self.neighbours, 1.0, gram=gram)
         h = agreement(y, votes_of)  # ()
         votes_of = replace(votes_of, weight=votes_of.weight * h)

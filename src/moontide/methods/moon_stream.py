@@ -37,14 +37,14 @@ from moontide.core.ple import (
     Assignment,
     anchor_logits,
     anchor_weights,
-    class_confidence,
     concentration,
     e_step,
-    initial_resultant,
+    join_confidence,
     neighbour_votes,
+    resultant_of,
     weighted_sums,
+    zero_shot_moments,
 )
-from moontide.core.simplex import softmax
 from moontide.options import option
 from moontide.protocols import OnlineMethod, State, copy_array, per_class
 from moontide.types import Result, Task
@@ -126,12 +126,12 @@ class StreamMOON(OnlineMethod):
     def _step(self, state: StreamState, x: Array) -> tuple[StreamState, Result]:  # type: ignore[override]
         xp, (n, d), text = namespace(x), x.shape, state.text
         cosine = x @ text.T  # (n, K)
-        y = softmax(state.logit_scale * cosine)  # (n, K)
+        y, _, of = zero_shot_moments(cosine, state.logit_scale)  # (n, K)
         now = self.faded(state, x)
         past = 1 - n / now.count
         centre = now.image_sum * (past / now.count)  # (d,)
-        r = clip(initial_resultant(y, cosine, COUNT_EPSILON), 0, self.r_cap)  # (K,)
-        alpha = anchor_weights(class_confidence(y))  # (K,)
+        r = clip(resultant_of(of.total, of.along, COUNT_EPSILON), 0, self.r_cap)  # (K,)
+        alpha = anchor_weights(join_confidence(of.total / n, of.largest, "geometric", True))  # (K,)
         anchors = Anchors(text, concentration(r, d, "banerjee", self.r_cap), r, alpha)
         m_step = MStep(
             "simplified", True, True, "banerjee", "asymptotic", self.r_cap, self.kappa_cap, COUNT_EPSILON, self.temper,
