@@ -283,7 +283,7 @@ def test_bad_input_is_one_sentence_and_writes_nothing(moontide, photos, tmp_path
 def test_methods_options_batches_and_templates_are_used(moontide, photos, tmp_path):
     for options in (
         ("--method", "zero_shot"),
-        ("--set", "neighbours=1"),
+        ("--method", "moon", "--set", "neighbours=1"),
         ("--batch-size", "5"),
         ("--template", "plain {}"),
     ):

@@ -22,9 +22,10 @@ from moontide.encoders.prompts import Classes
 from moontide.encoders.sources import ImageFile, Listing, Skip, list_images
 from moontide.errors import FileError, ImageError, InputError, MoontideError
 from moontide.evaluate import Comparison, Progress, compare_predictions, run_batches
-from moontide.methods.moon import MOON
 from moontide.metrics import IntArray
 from moontide.protocols import Method
+from moontide.registry import DEFAULT
+from moontide.registry import method as make_method
 from moontide.report.gallery import leading, write_gallery
 from moontide.store.features import FeatureStore
 from moontide.store.files import check_output, place, replacing, write_table
@@ -41,7 +42,7 @@ class Classified:
 
     >>> task = Task(np.eye(2), np.eye(2), class_names=("cat", "dog"))
     >>> images = [ImageFile("a.jpg", Path("a.jpg")), ImageFile("b.jpg", Path("b.jpg"))]
-    >>> found = Classified(images, task, MOON().fit_predict(task), [], None, "a-model", "moon")
+    >>> found = Classified(images, task, make_method("tide").fit_predict(task), [], None, "a-model", "tide")
     >>> found.columns()["label"], found.comparison.changed
     (['cat', 'dog'], 0)
     """
@@ -124,7 +125,7 @@ def classify(
 ) -> Classified:
     """Label images with the class names that fit best, all of them together, or in batches of `batch_size`.
 
-    listing: what `list_images` found. classes: what `embed_classes` made with the encoder. method: None is MOON.
+    listing: what `list_images` found. classes: what `embed_classes` made with the encoder. method: None is the default.
     encode_batch, workers: as for `encode_files`. device: where the method runs.
 
     >>> import tempfile
@@ -216,7 +217,7 @@ def label_images(
     >>> label_images(images, task, "a-model").comparison.accuracy
     0.5
     """
-    solver = method or MOON()
+    solver = method or make_method(DEFAULT)
     result = run_batches(solver, task, batch_size)
     if truth is None:
         truth = folder_labels([image.id for image in images], task.class_names or ())

@@ -13,6 +13,8 @@ from moontide import methods as builtin
 from moontide.errors import unknown_name
 from moontide.protocols import Method
 
+DEFAULT = "tide"  # the method where none is named
+
 
 @cache
 def method_names() -> tuple[str, ...]:

@@ -71,8 +71,9 @@ def adapt(
 
     if seed is not None and not shuffle:
         raise OptionError("'--seed' has no effect without '--shuffle'; leave it out, or add '--shuffle'.")
-    solver = choice.make()
-    if is_many(features, cluster):
+    many = is_many(features, cluster)
+    solver = choice.make("moon" if many else None)
+    if many:
         if batch_size is not None or shuffle:
             raise OptionError("All shards are one task: '--batch-size' and '--shuffle' do not go with them.")
         adapt_many(features, solver, out, cluster, source)

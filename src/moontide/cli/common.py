@@ -80,7 +80,9 @@ class Choice:
     5
     """
 
-    method: Annotated[str | None, Parameter(help="The method (else moon); 'moontide methods' lists them.")] = None
+    method: Annotated[
+        str | None, Parameter(help="The method (else tide, on shards moon); 'moontide methods' lists them.")
+    ] = None
     preset: Annotated[str | None, Parameter(help="A named set of options of the method.")] = None
     settings: Annotated[
         tuple[str, ...],
@@ -93,9 +95,9 @@ class Choice:
         ),
     ] = ()
 
-    def make(self, default: str = "moon") -> Method:
-        """Make the method; `default` is the one where none is named."""
-        from moontide.registry import method_type
+    def make(self, default: str | None = None) -> Method:
+        """Make the method; `default` is the one where none is named, itself tide where that is None."""
+        from moontide.registry import DEFAULT, method_type
 
         given = {}
         for setting in self.settings:
@@ -105,7 +107,7 @@ class Choice:
             if option in given:
                 raise OptionError(f"'--set' gives the option {option!r} more than once; keep one.")
             given[option] = value
-        cls = method_type(self.method or default)
+        cls = method_type(self.method or default or DEFAULT)
         options = cls.parse(given)
         return cls(**options) if self.preset is None else cls.from_preset(self.preset, **options)
 
