@@ -498,7 +498,7 @@ def test_running_out_of_memory_all_the_same(moontide, features, monkeypatch):
     def fail(*arguments, **options):
         raise MemoryError
 
-    monkeypatch.setattr("moontide.evaluate.run_batches", fail)
+    monkeypatch.setattr("moontide.evaluate.run_groups", fail)
     status, _, err = moontide("adapt", features)
     assert status == 2
     assert "not enough memory" in err
@@ -538,7 +538,7 @@ def test_interrupt_stops_with_one_line(moontide, features, monkeypatch):
     def interrupt(*arguments, **options):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("moontide.evaluate.run_batches", interrupt)
+    monkeypatch.setattr("moontide.evaluate.run_groups", interrupt)
     assert moontide("adapt", features, "--out", features.with_name("p.csv")) == (130, "", "error: interrupted\n")
     assert not features.with_name("p.csv").exists()
 

@@ -51,14 +51,14 @@ def write_gallery(
     *,
     truth: IntArray | None = None,
     skipped: Sequence[tuple[str, str]] = (),
-    batch_size: int | None = None,
+    parts: Sequence[IntArray] | None = None,
     about: Mapping[str, str] | None = None,
 ) -> None:
     """Write the page of a result to `path`.
 
     names: how the samples are called, mostly their paths. thumbnail: makes the picture of one; called from threads.
     truth: their class numbers where these are known. skipped: files that are not in the task, and why.
-    batch_size: the one that the result was made with. about: what else to say of it, as name and value.
+    parts: which rows were labelled together, None where all were. about: what else to say of it, as name and value.
 
     >>> import tempfile
     >>> task = Task(np.eye(3), np.eye(3), class_names=("cat", "dog", "fox"))
@@ -67,7 +67,7 @@ def write_gallery(
     ...     (Path(folder) / "a.html").read_text().count("</html>")
     1
     """
-    data = gallery_data(task, result, names, truth, batch_size)
+    data = gallery_data(task, result, names, truth, parts)
     chosen = pictured(np.flatnonzero(to_numpy(result.changed)), data.pop("graph").neighbours)
     side = min(LARGE, int(SMALL * (THUMBNAILS / len(chosen)) ** 0.5))
     with ThreadPoolExecutor() as pool:
@@ -80,7 +80,11 @@ def write_gallery(
 
 
 def gallery_data(
-    task: Task, result: Result, names: Sequence[str], truth: IntArray | None = None, batch_size: int | None = None
+    task: Task,
+    result: Result,
+    names: Sequence[str],
+    truth: IntArray | None = None,
+    parts: Sequence[IntArray] | None = None,
 ) -> dict[str, Any]:
     """Return what the page knows of the samples (not their pictures), ready for JSON but for `graph`.
 
@@ -92,7 +96,7 @@ def gallery_data(
     probs, before = to_numpy(result.probs), to_numpy(result.zero_shot)
     labels, first = to_numpy(result.labels), to_numpy(result.zero_shot_labels)
     top = leading(to_numpy(result.scores), TOP)  # (N, m)
-    graph = neighbours(task, result, batch_size)
+    graph = neighbours(task, result, parts)
     xy = layout(to_numpy(task.features))
     shared = os.path.commonprefix(list(names))  # noqa: RUF071 - cut at a slash, below
     prefix = shared[: shared.rfind("/") + 1]
@@ -172,24 +176,24 @@ def leading(scores: AnyArray, m: int) -> AnyArray:
     return found
 
 
-def neighbours(task: Task, result: Result, batch_size: int | None = None) -> Graph:
-    """Return the nearest neighbours of each sample in its batch, as numpy arrays: those the method used, or found now.
+def neighbours(task: Task, result: Result, parts: Sequence[IntArray] | None = None) -> Graph:
+    """Return the nearest neighbours of each sample in its part, as numpy arrays: those the method used, or found now.
 
     >>> task = Task(np.eye(4), np.eye(4))
-    >>> neighbours(task, moontide.MOON().fit_predict(task), batch_size=2).neighbours.tolist()
-    [[1], [0], [3], [2]]
+    >>> neighbours(task, moontide.MOON().fit_predict(task), [np.asarray([0, 2]), np.asarray([1, 3])]).neighbours.tolist()
+    [[2], [3], [0], [1]]
     """
-    if batch_size is None and isinstance(result.details.get("graph"), Graph):
+    if parts is None and isinstance(result.details.get("graph"), Graph):
         graph = result.details["graph"]
         return Graph(to_numpy(graph.neighbours)[:, :NEIGHBOURS], to_numpy(graph.weights)[:, :NEIGHBOURS])
-    width = max(0, min(NEIGHBOURS, (batch_size or task.n) - 1, task.n - 1))
-    found = np.arange(task.n)[:, None].repeat(width, axis=1)  # (N, m), itself where a last small batch has no more
+    parts = [np.arange(task.n)] if parts is None else parts
+    width = max(0, min(NEIGHBOURS, max(map(len, parts)) - 1))
+    found = np.arange(task.n)[:, None].repeat(width, axis=1)  # (N, m), itself where a small part has no more
     weights = np.zeros((task.n, width))
-    for start in range(0, task.n, batch_size or task.n):
-        batch = task.rows(start, min(start + (batch_size or task.n), task.n))
-        graph = nearest_neighbours(batch.features, width)
-        found[start : start + batch.n, : graph.m] = to_numpy(graph.neighbours) + start
-        weights[start : start + batch.n, : graph.m] = to_numpy(graph.weights)
+    for rows in parts:
+        graph = nearest_neighbours(task.features[rows], width)
+        found[rows, : graph.m] = rows[to_numpy(graph.neighbours)]
+        weights[rows, : graph.m] = to_numpy(graph.weights)
     return Graph(found, weights)
 
 
