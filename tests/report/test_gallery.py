@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import moontide
+from moontide.evaluate import split_rows
 from moontide.report import gallery, layout
 from moontide.report.gallery import gallery_data, leading, neighbours, pack, page, pictured, shares, write_gallery
 from moontide.simulate import simulate
@@ -112,10 +113,10 @@ def test_changed_images_and_their_neighbours_are_pictured_first():
 
 def test_neighbours_stay_in_their_batch(labelled):
     task, result, _ = labelled
-    found = neighbours(task, result, batch_size=25)  # the last batch has 10
+    found = neighbours(task, result, split_rows(60, None, 25))  # the last batch has 10
     assert found.neighbours.shape == (60, 3)
     assert (found.neighbours // 25 == np.arange(60)[:, None] // 25).all()
-    last = neighbours(task, result, batch_size=59).neighbours[59]
+    last = neighbours(task, result, split_rows(60, None, 59)).neighbours[59]
     assert last.tolist() == [59, 59, 59]  # alone in its batch
 
 

@@ -79,8 +79,9 @@ def adapt(
         moontide adapt 'shards/*.parquet' --text classes.npy --engine ray --out predictions/
     """
     from moontide.evaluate import compare_groups, compare_predictions, scored_rows
-    from moontide.store.files import check_output, more_columns, read_task, write_predictions
+    from moontide.store.files import check_output, read_task
     from moontide.store.inputs import read_groups
+    from moontide.store.predictions import more_columns, write_predictions
 
     if seed is not None and not shuffle:
         raise OptionError("'--seed' has no effect without '--shuffle'; leave it out, or add '--shuffle'.")
@@ -88,7 +89,9 @@ def adapt(
     solver = choice.make("moon" if many else None)
     if many:
         if batch_size is not None or shuffle or group_by is not None:
-            raise OptionError("All shards are one task: '--batch-size', '--shuffle' and '--group-by' do not go with it.")
+            raise OptionError(
+                "All shards are one task: '--batch-size', '--shuffle' and '--group-by' do not go with it."
+            )
         if given != NO_GIVEN:
             raise OptionError("'--known', '--class-prior' and '--negatives' do not go with shards; use one file.")
         adapt_many(features, solver, out, cluster, source)

@@ -61,7 +61,8 @@ def stream(
         moontide stream monday.npz --known labels.csv --class-prior shares.csv
     """
     from moontide.evaluate import compare_predictions, scored_rows
-    from moontide.store.files import PREDICTIONS, check_output, more_columns, read_task, write_predictions
+    from moontide.store.files import PREDICTIONS, check_output, read_task
+    from moontide.store.predictions import more_columns, write_predictions
     from moontide.streams import load_state, run_stream
     from moontide.streams import save_state as write_state
 

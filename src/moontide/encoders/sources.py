@@ -203,7 +203,9 @@ def column_of(paths: Iterable[str | Path], column: str, root: str | Path | None 
     for file in map(Path, paths):
         kind = file.suffix.lower()
         if kind not in (".csv", ".parquet"):
-            raise FileError(f"The column {column!r} must be in a list of images, a .csv or .parquet. Got {file} instead.")
+            raise FileError(
+                f"The column {column!r} must be in a list of images, a .csv or .parquet. Got {file} instead."
+            )
         for path, value in _LISTS[kind](file, ("path", column)):
             found.setdefault(path_id(Path(root or file.parent) / path), value)
     return found

@@ -1,4 +1,4 @@
-"""Features and class embeddings from .npz, .npy, .safetensors, .parquet; predictions to .npz, .csv, .jsonl, .parquet.
+"""Features and class embeddings from .npz, .npy, .safetensors, .parquet, and files that are written whole or not at all.
 
 Nothing is unpickled. A file is written under a temporary name in its own folder and renamed when it is whole.
 
@@ -28,11 +28,11 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from moontide.core.arrays import Array, as_matrix, like, to_numpy
+from moontide.core.arrays import Array, as_matrix, like
 from moontide.core.memory import available_bytes, human
 from moontide.errors import FileError, InputError, MoontideError, ResourceError, missing_extra
 from moontide.metrics import IntArray, check_labels
-from moontide.types import Result, Task
+from moontide.types import Task
 
 ARRAYS = ("image_features", "text_features", "view_features", "labels", "classnames", "logit_scale", "temperature")
 FEATURES = (".npz", ".npy", ".safetensors", ".parquet")
@@ -252,7 +252,7 @@ def _read_safetensors(path: Path, names: Sequence[str]) -> Arrays:
 
 
 def _read_parquet(path: Path, names: Sequence[str]) -> Arrays:
-    matrix, ids = _parquet("Reading").read_embeddings(path)
+    matrix, ids = parquet_module("Reading").read_embeddings(path)
     return Arrays(path, {UNNAMED: matrix}, ids)
 
 
@@ -266,11 +266,11 @@ def read_parquet_column(path: str | Path, name: str) -> list[Any]:
     """
     path = Path(path)
     with reading(path):
-        found: list[Any] = _parquet("Reading").read_column(path, name)
+        found: list[Any] = parquet_module("Reading").read_column(path, name)
     return found
 
 
-def _parquet(doing: str) -> ModuleType:
+def parquet_module(doing: str) -> ModuleType:
     try:
         from moontide.store import parquet
     except ImportError:
@@ -323,7 +323,7 @@ def check_output(path: str | Path, kinds: Sequence[str] = PREDICTIONS) -> None:
     if path.suffix not in kinds:
         raise FileError(f"The output {path} must end in {', '.join(kinds)}. Got '{path.suffix}' instead.")
     if path.suffix == ".parquet":
-        _parquet("Writing")
+        parquet_module("Writing")
     if not path.parent.is_dir():
         raise FileError(f"The folder of the output {path} does not exist; create {path.parent} first.")
     if path.is_dir() or (path.exists() and not os.access(path, os.W_OK)):
@@ -356,76 +356,6 @@ def replacing(path: str | Path) -> Iterator[BinaryIO]:
     finally:
         with suppress(OSError):  # it is gone where all went well
             temporary.unlink()
-
-
-def write_predictions(
-    path: str | Path,
-    result: Result,
-    ids: Sequence[Any] | None = None,
-    class_names: Sequence[str] | None = None,
-    more: Mapping[str, Sequence[Any]] | None = None,
-) -> None:
-    """Write a result as its extension says: arrays to .npz, or one row a sample to .csv, .jsonl or .parquet.
-
-    A method that scores the unknown adds an array, or a column, `unknown`; `more` has further ones by name.
-
-    >>> result = Result(probs=np.asarray([[0.25, 0.75]]), zero_shot=np.asarray([[0.6, 0.4]]))
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     write_predictions(Path(folder) / "p.csv", result, ["a"], ["cat", "dog"])
-    ...     print((Path(folder) / "p.csv").read_text())
-    id,label,class_name,confidence,zero_shot_label,zero_shot_class_name
-    a,1,dog,0.75,0,cat
-    <BLANKLINE>
-    """
-    path = Path(path)
-    check_output(path)
-    names = ("probs", "scores", "labels", "zero_shot_labels", "confidence", "unknown")
-    values = {name: getattr(result, name) for name in names}
-    arrays: dict[str, Any] = {name: to_numpy(x) for name, x in values.items() if x is not None}
-    with replacing(path) as handle:
-        if path.suffix == ".npz":
-            np.savez(handle, **arrays, **{name: np.asarray(values) for name, values in (more or {}).items()})
-            return
-        named = [None] * arrays["probs"].shape[1] if class_names is None else class_names
-        labels, before = arrays["labels"].tolist(), arrays["zero_shot_labels"].tolist()
-        columns = {
-            "id": range(len(labels)) if ids is None else ids,
-            "label": labels,
-            "class_name": [named[k] for k in labels],
-            "confidence": rounded(arrays["confidence"]).tolist(),
-            "zero_shot_label": before,
-            "zero_shot_class_name": [named[k] for k in before],
-        }
-        if "unknown" in arrays:
-            columns["unknown"] = rounded(arrays["unknown"]).tolist()
-        columns |= more or {}
-        if path.suffix == ".parquet":
-            _parquet("Writing").write_columns(handle, columns)
-        else:
-            write_table(handle, columns, path.suffix)
-
-
-def more_columns(task: Task, groups: Sequence[str] | None = None, n: int | None = None) -> dict[str, list[Any]]:
-    """Return the columns that known labels and groups add to a table of the first n samples.
-
-    >>> more_columns(Task(np.eye(2), np.eye(2), known=[-1, 1]), ["a", "b"])
-    {'known': [False, True], 'group': ['a', 'b']}
-    """
-    found: dict[str, list[Any]] = {}
-    if task.known is not None:
-        found["known"] = (to_numpy(task.known)[:n] >= 0).tolist()
-    if groups is not None:
-        found["group"] = list(groups[:n])
-    return found
-
-
-def rounded(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Return numbers as they are written: without digits that are no part of a float32.
-
-    >>> rounded(np.asarray([0.1], np.float32))
-    array([0.1])
-    """
-    return x.astype(np.float64).round(7)
 
 
 def write_table(handle: BinaryIO, columns: Mapping[str, Sequence[Any]], kind: str) -> None:

@@ -207,7 +207,9 @@ def read_groups(path: str | Path, group_by: str, ids: Sequence[Any] | None, n: i
     elif path.suffix == ".npz":
         values = read_arrays(path, (group_by,)).matrix(group_by).tolist()
     else:
-        raise FileError(f"Groups by {group_by!r} need a .parquet with that column or an .npz with that array. Got {path}.")
+        raise FileError(
+            f"Groups by {group_by!r} need a .parquet with that column or an .npz with that array. Got {path}."
+        )
     if len(values) != n or any(isinstance(value, list | dict) for value in values):
         raise InputError(f"'{group_by}' of {path} must have one text or number for each of the {n} samples.")
     return ["" if value is None else str(value) for value in values]
