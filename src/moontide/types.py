@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from moontide.core.arrays import Array, as_matrix, as_real, device, is_torch_array, like, namespace, to_numpy, unit_rows
 from moontide.core.graph import Graph, adapt_graph
@@ -94,14 +95,14 @@ class Task:
         """Return the task of some consecutive samples (without the graph, which joins all of them)."""
         return self._where(lambda x: x[start:stop])
 
-    def take(self, rows: Sequence[int]) -> Task:
+    def take(self, rows: npt.ArrayLike) -> Task:
         """Return the task of some samples, in the order of `rows` (without the graph, which joins all of them).
 
         >>> Task(np.eye(3), np.eye(3)).take([2, 0]).features
         array([[0., 0., 1.],
                [1., 0., 0.]])
         """
-        index = np.asarray(rows, dtype=np.int64)
+        index: npt.NDArray[np.int64] = np.asarray(rows, dtype=np.int64)
         return self._where(lambda x: x[index] if hasattr(x, "dtype") else [x[i] for i in index])
 
     def _where(self, some: Callable[[Any], Any]) -> Task:

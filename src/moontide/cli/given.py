@@ -88,4 +88,4 @@ class GivenFiles(Given):
         return replace(task, **found) if found else task
 
 
-NO_GIVEN = GivenFiles()  # nothing said on the command line
+NOTHING_GIVEN, NO_GIVEN = Given(), GivenFiles()  # nothing said on the command line

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from moontide.encoders.base import Encoder, FloatArray
 from moontide.encoders.prompts import embed_classes
@@ -52,10 +53,8 @@ def stored_negatives(
     found = store.negatives(key)
     if found is None:
         found = embed_negatives(make(), words, templates)
-        try:
+        with suppress(FileError):  # a store that cannot be written to still gives labels
             store.keep_negatives(key, found)
-        except FileError:  # a store that cannot be written to still gives labels
-            pass
     return found
 
 

@@ -219,7 +219,7 @@ def other_names(images: Sequence[ImageFile], paths: Iterable[str | Path], root: 
     >>> other_names([ImageFile("in/a/b.jpg", Path("/in/a/b.jpg"))], ["in"], None)
     {'/in/a/b.jpg': 0, 'a/b.jpg': 0}
     """
-    starts = {path_id(base) + "/" for base in map(lambda given: _base(Path(given), root), paths)}
+    starts = {path_id(base) + "/" for base in (_base(Path(given), root) for given in paths)}
     found: dict[str, int] = {}
     for i, image in enumerate(images):
         names = {image.id[len(start) :] for start in starts if image.id.startswith(start)}

@@ -180,7 +180,8 @@ def neighbours(task: Task, result: Result, parts: Sequence[IntArray] | None = No
     """Return the nearest neighbours of each sample in its part, as numpy arrays: those the method used, or found now.
 
     >>> task = Task(np.eye(4), np.eye(4))
-    >>> neighbours(task, moontide.MOON().fit_predict(task), [np.asarray([0, 2]), np.asarray([1, 3])]).neighbours.tolist()
+    >>> parts = [np.asarray([0, 2]), np.asarray([1, 3])]
+    >>> neighbours(task, moontide.MOON().fit_predict(task), parts).neighbours.tolist()
     [[2], [3], [0], [1]]
     """
     if parts is None and isinstance(result.details.get("graph"), Graph):

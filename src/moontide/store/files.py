@@ -1,4 +1,4 @@
-"""Features and class embeddings from .npz, .npy, .safetensors, .parquet, and files that are written whole or not at all.
+"""Features and class embeddings from .npz, .npy, .safetensors and .parquet; files that are written whole or not at all.
 
 Nothing is unpickled. A file is written under a temporary name in its own folder and renamed when it is whole.
 
@@ -271,6 +271,7 @@ def read_parquet_column(path: str | Path, name: str) -> list[Any]:
 
 
 def parquet_module(doing: str) -> ModuleType:
+    """Return what reads and writes .parquet files; `doing` says in the error what it is wanted for."""
     try:
         from moontide.store import parquet
     except ImportError:

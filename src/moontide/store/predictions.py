@@ -40,7 +40,8 @@ def write_predictions(
     arrays: dict[str, Any] = {name: to_numpy(x) for name, x in values.items() if x is not None}
     with replacing(path) as handle:
         if path.suffix == ".npz":
-            np.savez(handle, **arrays, **{name: np.asarray(values) for name, values in (more or {}).items()})
+            arrays |= {name: np.asarray(values) for name, values in (more or {}).items()}
+            np.savez(handle, **arrays)
             return
         named = [None] * arrays["probs"].shape[1] if class_names is None else class_names
         labels, before = arrays["labels"].tolist(), arrays["zero_shot_labels"].tolist()
