@@ -32,7 +32,7 @@ SCENARIOS = {
     "0.001": ("dirichlet", 0.001),
     "separate": ("separate", None),
 }
-METHODS = ["moon", "zero_shot", "moon_samplewise", "moon_stream"]
+METHODS = ["moon", "zero_shot", "moon_samplewise"]
 
 
 def main() -> None:
