@@ -157,9 +157,9 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 def run(args: argparse.Namespace) -> dict[str, str]:
     """Measure what is asked for, and return the reports by name."""
     chosen = [name for name in PARTS if getattr(args, name)] or ([] if args.cost else list(DEFAULT))
-    names = [report for name in chosen for report in PARTS[name].reports] + ["cost"] * args.cost
+    cost = "cost" if args.device == "cpu" else f"cost-{args.device}"
     if args.write:
-        check_page(args.write, names)
+        check_page(args.write, [*(x for name in chosen for x in PARTS[name].reports), *[cost] * args.cost])
     found: dict[str, str] = {}
     if chosen:
         paths = args.packs or sorted(FOLDER.glob("*.npz"))
@@ -167,14 +167,17 @@ def run(args: argparse.Namespace) -> dict[str, str]:
             raise SystemExit(f"There are no feature packs in {FOLDER}; name some with --packs.")
         own = photographs(args.out.parent) if "grid" in chosen else None
         more = tuple(name for name in args.methods if name not in METHODS)
-        settings = Settings([read_pack(path) for path in paths], own and read_pack(own), args.runs, more)
+        settings = Settings([read_pack(path) for path in paths], read_pack(own) if own else None, args.runs, more)
+        names = [pack.name for pack in settings.packs]
+        if len(set(names)) < len(names):
+            raise SystemExit(f"--packs must have different names before the first '_'. Got {', '.join(names)}.")
         bench = Bench((*paths, *([own] if own else [])))
         jobs = merged(job for name in chosen for job in PARTS[name].jobs(settings))
         results = measure(bench, jobs, args.out, args.jobs)
         for name in chosen:
             found |= {report: write(results, settings) for report, write in PARTS[name].reports.items()}
     if args.cost:
-        found["cost"] = more_reports.report_cost(args.device)
+        found[cost] = more_reports.report_cost(args.device)
     return found
 
 

@@ -25,7 +25,7 @@ def excess_without_error(y: Any) -> float:
     total, own = xp.sum(y, axis=0), row_dots(y, y)
     agree = (y @ total - own) / (n - 1)
     sure = (float(xp.mean(own)) - 1 / k) / (1 - 1 / k)
-    return max((k * float(xp.mean(agree)) - 1) / max(sure, 1e-6), 1e-3)
+    return float(max((k * float(xp.mean(agree)) - 1) / max(sure, 1e-6), 1e-3))
 
 
 def no_votes(*graph_and_weights: Any) -> Callable[[Any], Any]:

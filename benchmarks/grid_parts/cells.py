@@ -87,12 +87,10 @@ def cells(packs: Iterable[Pack]) -> list[Cell]:
 
 
 def biased_cells(packs: Iterable[Pack]) -> list[Cell]:
-    packs = {pack.name: pack for pack in packs}
-    ranges = {name: [r and (r[0], min(r[1], len(pack.text))) for r in BIASED] for name, pack in packs.items()}
+    packs = list(packs)
+    ranges = {pack.name: [r and (r[0], min(r[1], len(pack.text))) for r in BIASED] for pack in packs}
     return [
-        cell._replace(noise=NOISE)
-        for cell in cells(packs.values())
-        if cell.classes in ranges[cell.pack] and not cell.imbalance
+        cell._replace(noise=NOISE) for cell in cells(packs) if cell.classes in ranges[cell.pack] and not cell.imbalance
     ]
 
 

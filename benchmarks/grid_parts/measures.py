@@ -137,4 +137,4 @@ def by_prototypes(pack: Pack, given: Any) -> Any:
     return (prior + PROTOTYPE * pack.features @ unit_rows(means).T).argmax(axis=1)
 
 
-MEASURES = {"accuracy": accuracy, "unknown": unknown, "stream": stream, "known": known}
+MEASURES: dict[str, Any] = {"accuracy": accuracy, "unknown": unknown, "stream": stream, "known": known}

@@ -49,7 +49,7 @@ def interval(groups: Sequence[Sequence[float]], level: float = 0.95) -> tuple[fl
 
 def gain(first: Sequence[Sequence[float]], second: Sequence[Sequence[float]]) -> str:
     """Return by how much the first is above the second, run by run in each group, with its interval."""
-    groups = [np.subtract(a, b) for a, b in zip(first, second, strict=True)]
+    groups: list[Any] = [np.subtract(a, b) for a, b in zip(first, second, strict=True)]
     average = f"{np.mean([group.mean() for group in groups]):+.1f}"
     if all(len(group) == 1 for group in groups):
         return average

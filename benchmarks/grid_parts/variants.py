@@ -22,7 +22,6 @@ NAMES = {
     "moon": "MOON",
     "gda_clip": "GDA-CLIP",
     "tide": "TIDE",
-    "moon_auto": "moon_auto",
 }
 # Ways to use a method, and which one it is: whose source a result depends on.
 USES = {

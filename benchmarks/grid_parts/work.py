@@ -53,15 +53,15 @@ class Bench:
     def weight(self, job: Job) -> float:
         """Return about how long a job takes, in no unit: to do the longest first and to tell the time left."""
         calls = job.cell.samples / job.cell.size if job.measure == "stream" else 1
-        return len(job.titles) * (job.cell.samples * len(self.packs[job.cell.pack].text) + 30_000 * calls)
+        return float(len(job.titles) * (job.cell.samples * len(self.packs[job.cell.pack].text) + 30_000 * calls))
 
 
 def merged(jobs: Iterable[Job]) -> list[Job]:
     """Join jobs on the same draw."""
-    titles: dict[tuple[Any, ...], dict[str, None]] = defaultdict(dict)
+    titles: dict[Job, dict[str, None]] = defaultdict(dict)
     for job in jobs:
-        titles[job[:3]].update(dict.fromkeys(job.titles))
-    return [Job(*key, tuple(found)) for key, found in titles.items()]
+        titles[job._replace(titles=())].update(dict.fromkeys(job.titles))
+    return [job._replace(titles=tuple(found)) for job, found in titles.items()]
 
 
 def read_log(path: Path) -> dict[tuple[Any, ...], Record]:
@@ -107,7 +107,7 @@ def measure(bench: Bench, jobs: list[Job], path: Path, processes: int) -> Result
     if left:
         path.parent.mkdir(parents=True, exist_ok=True)
         torn = path.exists() and not path.read_bytes().endswith(b"\n")
-        answered = in_processes(bench, left, min(processes, len(left)))
+        answered: Any = in_processes(bench, left, min(processes, len(left)))
         with open(path, "ab") as handle, closing(answered):
             handle.write(b"\n" * torn)  # ends a line that was cut short
             for job, answers in shown(answered, left, bench):
