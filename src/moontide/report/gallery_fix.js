@@ -11,8 +11,9 @@ function kept() {
   } catch { return null; }  // a browser that keeps nothing
 }
 function keep() {
+  const same = fixes.size === given.size && [...fixes].every(([i, k]) => given.get(i) === k);
   let saved = true;
-  try { localStorage.setItem(KEPT, JSON.stringify([...fixes])); } catch { saved = false; }
+  try { if (same) localStorage.removeItem(KEPT); else localStorage.setItem(KEPT, JSON.stringify([...fixes])); } catch { saved = same; }
   $("unsaved").hidden = saved || !fixes.size;
 }
 function fix(i, k) {
