@@ -346,9 +346,9 @@ def anchor_weight(f: Array, anchor: Array, groups: Groups) -> float:
     if groups.freedom < 1:
         return 1.0
     mean, count, freedom = groups
-    within = (n - float(xp.sum(count * row_dots(mean, mean)))) / freedom
+    within: float = (n - float(xp.sum(count * row_dots(mean, mean)))) / freedom
     about = float(xp.sum(count * row_dots(mean - anchor, mean - anchor)))
-    tau2 = (about - (n - freedom) * within) / n
+    tau2: float = (about - (n - freedom) * within) / n
     return min(max(within / max(tau2, 1e-3), 0.3), 30.0)
 
 
@@ -548,8 +548,9 @@ def iterate(model: Model, logits: Array, votes_of: Any, iterations: int) -> tupl
     z = labels.clamp(z)
     live, rest = (slice(None), None) if labels.any else resting(z, logits, model.smoothing)
     z, log_y = columns(z, live), columns(model.log_y, live)  # (N, L)
-    text, sharpness, reliable = 1.0, model.sharpness, 1.0
-    for step in track(range(iterations), "iterations"):
+    text, sharpness, reliable, steps = 1.0, model.sharpness, 1.0, 0
+    for _ in track(range(iterations), "iterations"):
+        steps += 1
         gamma = clip(1 - entropy / log_k, 0, 1)  # (N,)
         if labels.mask is not None:
             gamma = xp.where(labels.mask[:, 0], xp.ones_like(gamma), gamma)
@@ -575,11 +576,11 @@ def iterate(model: Model, logits: Array, votes_of: Any, iterations: int) -> tupl
     hard = like(class_counts(xp.argmax(z, axis=1), z.shape[1]), z) + labels.counts[live]
     beta = hard / (hard + model.alpha)  # (L,)
     if rest is None:
-        return z, beta, step + 1, same
+        return z, beta, steps, same
     full = put_columns(rest.logits, live, logits)  # (N, K)
     everyone = xp.zeros(k, dtype=beta.dtype)
     everyone[live] = beta
-    return softmax(full), everyone, step + 1, same
+    return softmax(full), everyone, steps, same
 
 
 def class_pull(model: Model, counts: Array, z: Array, left_out: Any, live: Any) -> Array:
