@@ -57,6 +57,27 @@ def test_three_kinds_of_shards_are_one_task(adapt: Any, shards: Path, arrays: An
     assert set(tables[2]["class_name"].to_pylist()) <= {"ant", "bee", "cat", "dog"}
 
 
+@pytest.mark.parametrize("given", [(), ("--class-prior", "prior.csv"), ("--negatives", "negatives.npy")])
+def test_one_shard_is_what_one_file_is(
+    given: tuple[str, ...], shards: Path, arrays: Any, moontide: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(shards.parent)
+    Path("prior.csv").write_text("class,share\nant,1\nbee,2\ncat,3\ndog,4\n")
+    np.save("negatives.npy", np.eye(16)[:2])
+    np.save("one.npy", arrays["image_features"])
+    options = ("--text", "text.npy", "--logit-scale", 20, "--classes", "ant,bee,cat,dog", *given)
+    status, out, err = moontide("adapt", "one.npy", "--engine", "local", "--out", "apart", *options)
+    assert status == 0, err
+    assert f"iteration {1 + 10} of 11" in err or "of 11: 0 labels changed" in err
+    status, expected, err = moontide("adapt", "one.npy", "--out", "whole.parquet", *options)
+    assert status == 0, err
+    assert out.splitlines()[1:] == expected.splitlines()[-len(out.splitlines()) + 1 :]
+    apart, whole = pq.read_table("apart/one.parquet"), pq.read_table("whole.parquet")
+    assert apart["label"].to_pylist() == whole["label"].to_pylist()
+    for column in ("confidence", "unknown"):
+        np.testing.assert_allclose(apart[column].to_numpy(), whole[column].to_numpy(), atol=1e-4)
+
+
 def test_every_bad_shard_is_named_before_anything_runs(adapt: Any, shards: Path) -> None:
     whole = (shards / "a.npy").read_bytes()
     (shards / "a.npy").write_bytes(whole[:-5])
@@ -97,7 +118,7 @@ def test_bad_rows_are_named_or_skipped_and_counted(adapt: Any, shards: Path) -> 
         (["--labels", "labels.npy"], "do not go with shards"),
         (["--workers", 2], "no effect without '--engine ray'"),
         (["--engine", "ray", "--workers", 0], "must be 1 or more"),
-        (["--method", "zlap"], "Only moon, stata and zero_shot run on shards"),
+        (["--method", "zlap"], "Only moon, stata, tide and zero_shot run on shards"),
     ],
 )
 def test_options_that_do_not_go_with_shards(adapt: Any, options: list[Any], sentence: str) -> None:

@@ -214,12 +214,19 @@ def test_what_cannot_be_used_is_one_sentence(moontide, features, known, tmp_path
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
-@pytest.mark.parametrize("option", [["--known", "k.csv"], ["--class-prior", "p.csv"], ["--group-by", "camera"]])
-def test_shards_refuse_them(moontide, tmp_path, option):
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [
+        (["--known", "k.csv"], "'--known' does not go with shards"),
+        (["--class-prior", "p.csv"], "The method moon cannot use a class balance"),
+        (["--group-by", "camera"], "do not go with it"),
+    ],
+)
+def test_shards_refuse_them(moontide, tmp_path, option, words):
     (tmp_path / "shards").mkdir()
     status, _, err = moontide("adapt", tmp_path / "shards", "--method", "moon", *option)
     assert (status, err.count("\n")) == (2, 1)
-    assert "do not go with" in err
+    assert words in err
 
 
 def test_a_state_has_its_own_class_balance(moontide, features, tmp_path):

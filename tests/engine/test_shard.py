@@ -1,4 +1,4 @@
-"""MOON in blocks of rows against MOON at once, and the sum over shards against one shard."""
+"""MOON and TIDE in blocks of rows against the same at once, and the sum over shards against one shard."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from moontide import MOON, method
+from moontide import MOON, TIDE, method
 from moontide.core import ann
 from moontide.core.graph import Graph, nearest_neighbours
 from moontide.engine.solvers import solver
 from moontide.engine.solvers.moon import Shard, Statistics, solve
-from moontide.methods import moon
+from moontide.methods import moon, tide
 from moontide.simulate import simulate
 
 DATA = simulate(300, 40, effective_classes=8, seed=3)
@@ -59,7 +59,52 @@ def test_shards_with_their_own_graphs_add_up_to_one() -> None:
     np.testing.assert_allclose(apart.energy, together.objective, rtol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["moon", "stata"])
+@pytest.mark.parametrize("given", [{}, {"class_prior": np.arange(1.0, 41)}, {"negatives": DATA.features[:3]}])
+@pytest.mark.parametrize("library", ["numpy", "torch"])
+def test_tide_in_blocks_gives_what_the_whole_gives(
+    given: dict[str, Any], library: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind = pytest.importorskip("torch").tensor if library == "torch" else np.asarray
+    features, text = kind(DATA.features), kind(DATA.text)
+    whole = TIDE().fit_predict(features, text, **given)
+    monkeypatch.setattr(tide, "LARGE", 0)
+    monkeypatch.setattr("moontide.engine.rows.BLOCK_ENTRIES", 40 * 70)  # blocks of 70 rows
+    blocks = TIDE().fit_predict(features, text, **given)
+    assert type(blocks.probs) is type(whole.probs)
+    assert blocks.probs.dtype.itemsize == 2
+    np.testing.assert_array_equal(blocks.labels, whole.labels)
+    np.testing.assert_array_equal(blocks.zero_shot_labels, whole.zero_shot_labels)
+    np.testing.assert_allclose(blocks.probs, whole.probs, atol=5e-4)  # stored in 16 bits
+    np.testing.assert_allclose(blocks.zero_shot, whole.zero_shot, atol=5e-4)
+    for name in ("beta", "unknown"):
+        np.testing.assert_allclose(getattr(blocks, name), getattr(whole, name), atol=1e-5)
+    assert blocks.details.keys() == whole.details.keys()
+    for name, value in whole.details.items():
+        assert blocks.details[name] == pytest.approx(value, rel=1e-4)
+    assert blocks.converged == whole.converged
+
+
+def test_known_labels_are_not_lost_on_a_large_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = np.where(np.arange(300) < 20, DATA.labels, -1)
+    whole = TIDE().fit_predict(DATA.features, DATA.text, known=known)
+    monkeypatch.setattr(tide, "LARGE", 0)
+    large = TIDE().fit_predict(DATA.features, DATA.text, known=known)
+    np.testing.assert_array_equal(large.probs, whole.probs)
+
+
+@pytest.mark.parametrize("classes", [1, 2])
+@pytest.mark.parametrize("n", [1, 2, 5])
+def test_tide_of_few_samples_and_classes_in_blocks(n: int, classes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    features, text = DATA.features[:n], DATA.text[:classes]
+    whole = TIDE().fit_predict(features, text)
+    monkeypatch.setattr(tide, "LARGE", 0)
+    blocks = TIDE().fit_predict(features, text)
+    np.testing.assert_array_equal(blocks.labels, whole.labels)
+    np.testing.assert_allclose(blocks.probs, whole.probs, atol=5e-4)
+    np.testing.assert_allclose(blocks.unknown, whole.unknown, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["moon", "stata", "tide"])
 def test_torch_gives_what_numpy_gives(name: str) -> None:
     torch = pytest.importorskip("torch")
     chosen, on_shards = method(name), solver(name)

@@ -86,15 +86,13 @@ def adapt(
     if seed is not None and not shuffle:
         raise OptionError("'--seed' has no effect without '--shuffle'; leave it out, or add '--shuffle'.")
     many = is_many(features, cluster)
-    solver = choice.make("moon" if many else None)
+    solver = choice.make()
     if many:
         if batch_size is not None or shuffle or group_by is not None:
             raise OptionError(
                 "All shards are one task: '--batch-size', '--shuffle' and '--group-by' do not go with it."
             )
-        if given != NO_GIVEN:
-            raise OptionError("'--known', '--class-prior' and '--negatives' do not go with shards; use one file.")
-        adapt_many(features, solver, out, cluster, source)
+        adapt_many(features, solver, out, cluster, source, given)
         return
     given.require(solver)
     if out is not None:

@@ -80,9 +80,7 @@ class Choice:
     5
     """
 
-    method: Annotated[
-        str | None, Parameter(help="The method (else tide, on shards moon); 'moontide methods' lists them.")
-    ] = None
+    method: Annotated[str | None, Parameter(help="The method (else tide); 'moontide methods' lists them.")] = None
     preset: Annotated[str | None, Parameter(help="A named set of options of the method.")] = None
     settings: Annotated[
         tuple[str, ...],

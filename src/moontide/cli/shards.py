@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 from cyclopts import Group, Parameter
 
 from moontide.cli.common import Source, note, print_classes, progress_bar
+from moontide.cli.given import GivenFiles
 from moontide.errors import OptionError
 from moontide.protocols import Method
 
@@ -66,11 +67,17 @@ def is_many(features: str, cluster: Cluster) -> bool:
     return many
 
 
-def adapt_many(features: str, solver: Method, out: str | None, cluster: Cluster, source: Source) -> None:
+def adapt_many(
+    features: str, solver: Method, out: str | None, cluster: Cluster, source: Source, given: GivenFiles
+) -> None:
     """Run a method over shards and print what changed."""
     from moontide.engine.run import adapt_shards
     from moontide.store.files import check_device, read_arrays, read_class_names
+    from moontide.store.inputs import read_class_prior, read_negatives
 
+    if given.known is not None:
+        raise OptionError("'--known' does not go with shards; leave it out, or use one file.")
+    given.require(solver)
     if out is None or source.text is None:
         raise OptionError(
             f"{features} is a folder or another name for shards, which need '--text', the class embeddings, and "
@@ -82,15 +89,19 @@ def adapt_many(features: str, solver: Method, out: str | None, cluster: Cluster,
     anchors = read_arrays(source.text)
     scales = (source.logit_scale, anchors.logit_scale(), 100.0)
     names = anchors.class_names() if source.classes is None else read_class_names(source.classes)
+    text = anchors.matrix("text_features")
+    prior = None if given.class_prior is None else read_class_prior(given.class_prior, names, len(text))
     start = time.perf_counter()
     with progress_bar(solver.name) as progress:
         found = adapt_shards(
             features,
-            anchors.matrix("text_features"),
+            text,
             solver,
             out,
             logit_scale=next(scale for scale in scales if scale is not None),
             class_names=names,
+            class_prior=prior,
+            negatives=None if given.negatives is None else read_negatives(given.negatives),
             engine=cluster.engine or "local",
             address=cluster.address,
             workers=cluster.workers,

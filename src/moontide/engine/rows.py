@@ -142,7 +142,7 @@ class Rows:
     def unpack(self) -> tuple[Array, Array]:
         """Return z and y as floating-point numbers of the same size, made in place: the shard ends with this."""
         if self.z.dtype == np.uint16:
-            table = (np.arange(ONE + 1) / ONE).astype(np.float16)
+            table = self._floats(np.arange(ONE + 1, dtype=np.uint16)).astype(np.float16)
             for stored in {id(x): x for x in (self.z, self.y)}.values():
                 for rows in self.blocks:
                     stored.view(np.float16)[rows] = table[stored[rows]]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -40,7 +40,7 @@ from moontide.engine.sums import unpack
 from moontide.engine.worker import Job
 from moontide.errors import FileError, MoontideError, ResourceError
 from moontide.protocols import Method
-from moontide.types import check_class_names
+from moontide.types import check_class_names, check_class_prior, check_negatives
 
 LARGE = 2**27  # N x K above which assignments are in 16 bits
 SHARE = 0.7  # of the available memory that workers may take
@@ -122,6 +122,8 @@ def adapt_shards(
     *,
     logit_scale: float = 100.0,
     class_names: Sequence[str] | None = None,
+    class_prior: Any = None,
+    negatives: Any = None,
     engine: str = "local",
     address: str | None = None,
     workers: int | None = None,
@@ -134,6 +136,7 @@ def adapt_shards(
 ) -> Outcome:
     """Label all rows of all shards together, and write one file of predictions a shard into the folder `out`.
 
+    `class_prior` (K,) and `negatives` (G, d) are for the methods that accept them, as in `Method.fit_predict`.
     `engine` is "local" or "ray" (at `address`, else started here, with `workers` actors, else one a CPU). With `graph`
     "global" neighbours are found across shards. `memory` is what one worker may take, in bytes.
 
@@ -156,12 +159,13 @@ def adapt_shards(
     sources = _look_at(paths, anchors.shape[1])
     rows = sum(source.rows for source in sources)
     names = None if class_names is None else check_class_names(class_names, len(anchors))
+    given = _check_given(method, anchors, class_prior=class_prior, negatives=negatives)
     half = rows * len(anchors) > LARGE
     job = Job(
         method, anchors, logit_scale, sources, outputs, f"{out}/{CHECKPOINT}", names, skip_bad_rows, half=half,
         device=device,
     )  # fmt: skip
-    _check_checkpoint(job, graph, report)
+    _check_checkpoint(job, graph, given, report)
     journal = Journal(job, report, progress)
     journal.calls = plan.calls + AROUND + 3 * (graph == "global")  # and sketch, scatter, gather
     journal.expected_steps = plan.steps
@@ -181,7 +185,8 @@ def adapt_shards(
         found = recall(journal, checked.rows)
         if found is not None:
             report(f"graph: {graph}, {100 * found:.1f} % of the true nearest neighbours among all rows (on a sample)")
-        converged = bool(solve(method, journal, anchors, logit_scale).converged)
+        converged = bool(solve(method, journal, anchors, logit_scale, **given).converged)
+        journal.calls = journal.number + 1 + bool(groups)  # it may have taken fewer than planned
         written = journal("write")
         if groups:
             use(job, [source.rows for source in sources])
@@ -214,12 +219,24 @@ def _bad_shards(problems: Sequence[str], count: int) -> FileError:
     return FileError(f"{len(problems)} of {count} shards cannot be used: {' '.join(problems[:SHOWN])}{more}")
 
 
-def _check_checkpoint(job: Job, graph: str, report: Callable[[str], None]) -> None:
+def _check_given(method: Method, anchors: NDArray[np.float32], **given: Any) -> dict[str, NDArray[np.float32]]:
+    """Return what is known besides the rows, as the drivers take it, where the method can use it."""
+    found = {}
+    for name, x in given.items():
+        if x is not None:
+            method.require_accepted(name)
+            prior = name == "class_prior"
+            found[name] = check_class_prior(x, len(anchors), anchors) if prior else check_negatives(x, anchors)
+    return found
+
+
+def _check_checkpoint(job: Job, graph: str, given: Mapping[str, Any], report: Callable[[str], None]) -> None:
     """Write down what the run is, or refuse a checkpoint that is of another one."""
     own = {
         "sources": [[source.path, source.rows, source.size] for source in job.sources],
         "method": {job.method.name: asdict(job.method)},  # type: ignore[call-overload]
-        "text": hashlib.sha256(job.text.tobytes()).hexdigest(),
+        "text": _digest(job.text),
+        "given": {name: _digest(x) for name, x in given.items()},
         "logit_scale": job.logit_scale,
         "graph": graph,
         "skip_bad_rows": job.skip_bad_rows,
@@ -238,6 +255,10 @@ def _check_checkpoint(job: Job, graph: str, report: Callable[[str], None]) -> No
         return
     with writing(path) as handle:
         handle.write(json.dumps(own).encode())
+
+
+def _digest(x: NDArray[np.float32]) -> str:
+    return hashlib.sha256(x.tobytes()).hexdigest()
 
 
 @contextmanager

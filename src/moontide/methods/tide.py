@@ -24,6 +24,7 @@ what the model gets wrong on them discounts what it believes of the other sample
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, NamedTuple
 
@@ -33,6 +34,7 @@ from moontide.core.arrays import (
     clip,
     columns,
     device,
+    device_type,
     is_torch_array,
     like,
     namespace,
@@ -43,6 +45,7 @@ from moontide.core.arrays import (
     unit_rows,
 )
 from moontide.core.graph import Graph, nearest_neighbours
+from moontide.core.memory import require_memory
 from moontide.core.ple import EPS, neighbour_votes
 from moontide.core.progress import track
 from moontide.core.simplex import log_softmax, one_hot, softmax
@@ -53,6 +56,8 @@ from moontide.types import Result, Task
 
 LARGEST = 1e3  # of the pseudo-count: at 1000 the prior is flat for any batch
 NONE = -1.0  # the share of a class whose share the user did not give
+LARGE = 2**27  # N x K above which a CPU works in blocks of rows, with assignments in 16 bits
+NEWTON = 8  # steps of Newton's method for the calibration
 STILL = 1e-4  # assignments that move by less no longer change
 REST = 1e-3  # a class with no label and a soft count below this share of a* rests: its logits no longer change
 TRUSTS = (1.0, 0.7, 0.5, 0.35, 0.25, 0.18)  # weights of the text, tried on known labels
@@ -93,9 +98,10 @@ class TIDE(OnlineMethod):
     iterations: int = option(10, "T, rounds of M-step and E-step after the first E-step", low=1)
 
     def peak_bytes(self, n: int, k: int, d: int, itemsize: int) -> int:
-        """Estimate the memory beyond the inputs: twelve N x K arrays, and copies of the samples and the classes."""
+        """Estimate the memory beyond the inputs: twelve N x K arrays, or three of 2-byte numbers for large N."""
         n += self.memory
-        return itemsize * (12 * n * k + 4 * n * d + 8 * k * d)
+        assignments = 6 * n * k if n * k > LARGE else 12 * n * k * itemsize
+        return assignments + itemsize * (4 * n * d + 8 * k * d)
 
     def start(self, task: Task) -> TIDEState:
         """Remember nothing but the class balance and the negatives."""
@@ -115,7 +121,24 @@ class TIDE(OnlineMethod):
 
     def _fit(self, task: Task) -> Result:
         check_graph(task, self.name, self.neighbours)
+        if task.n * task.k > LARGE:
+            if device_type(task.features) == "cpu" and task.known is None:
+                return self._fit_in_blocks(task)
+            whole = 12 * task.n * task.k * task.features.dtype.itemsize
+            require_memory(whole, f"{self.name} on {task.n} x {task.k} at once", task.features)
         return self.solve(self.start(task), task.features, task.known, task.graph)
+
+    def _fit_in_blocks(self, task: Task) -> Result:
+        """Solve a task whose N x K arrays are too many for memory as one shard; probabilities come in 16 bits."""
+        from moontide.engine.solvers import one_shard
+
+        shard, found = one_shard(self, task)
+        of = namespace(task.features).asarray  # the shard's arrays are numpy's
+        z, y, beta, unknown, labels = map(of, (*shard.unpack(), found.beta, shard.unknown, shard.labels))
+        details = {**found.crowd._asdict(), "anchor_weight": found.alpha, "sharpness": found.sharpness}
+        result = Result(z, y, None, (), found.steps, found.converged, None, beta, details, unknown)
+        result.__dict__["labels"] = labels  # as computed, before rounding to 16 bits
+        return result
 
     def _step(self, state: TIDEState, x: Array, known: Array | None = None) -> tuple[TIDEState, Result]:  # type: ignore[override]
         """Label the samples together with the recent ones, so many of those that they are `memory` samples in all."""
@@ -161,15 +184,15 @@ class TIDE(OnlineMethod):
         else:
             crowd, expected = Crowd.of_shares(shares), (n - 1) * shares  # (K,)
         w = crowd.density
-        log_y -= (w if shares is None else 1.0) * text_bias(y, expected)
+        log_y -= (w if shares is None else 1.0) * text_bias(y, xp.sum(y, axis=0), expected)
         p, first = xp.mean(y, axis=0), xp.argmax(assigned, axis=1)  # (K,), (N,)
         anchor = anchors(f, state.text, y, cosine, p)  # (K, d)
-        scale = metric(f, Groups.of(f, first, k))  # (d,)
+        scale = metric(xp.mean(f * f, axis=0), Groups.of(f, first, k))  # (d,)
         f, anchor = f / scale, unit_rows(anchor / scale)
         lengths = row_norms(f)[:, None]  # (N, 1)
         f = f / lengths
         labels = labels._replace(sums=labels.sums / (scale * xp.mean(lengths)))
-        alpha = anchor_weight(f, anchor, Groups.of(f, first, k))
+        alpha = anchor_weight(anchor, Groups.of(f, first, k))
         sharp = self.sharpness * sharpening(w, n / k, alpha)
         left_out = xp.full_like(lengths, 1 - w * w) if labels.mask is None else (1 - w * w) * like(~labels.mask, f)
         prior = None if shares is None else xp.log(shares + EPS)  # (K,)
@@ -228,13 +251,34 @@ def crowding(y: Array, votes: Array, degree: Array, m: int) -> Crowd:
     """
     xp, (n, k) = namespace(y), y.shape
     own = row_dots(y, y)  # (N,)
+    agree = agreements(y, xp.sum(y, axis=0), own, n)  # (N,)
+    near, most = float(xp.sum(row_dots(y, votes))), float(xp.sum(own * degree[:, 0]))
+    return crowd_of(float(xp.mean(agree)), float(xp.std(agree)), float(xp.mean(own)), near, most, n, k, m)
+
+
+def agreements(y: Array, total: Array, own: Array, n: int) -> Array:
+    """Return the mean over the n - 1 samples j != i of y_i . y_j, from sum_j y_j (K,) and own_i = |y_i|^2, (N,).
+
+    >>> import numpy as np
+    >>> agreements(np.asarray([[1.0, 0.0]]), np.asarray([2.0, 1.0]), np.asarray([1.0]), 3)
+    array([0.5])
+    """
+    return (y @ total - own) / max(n - 1, 1)
+
+
+def crowd_of(u: float, deviation: float, sure: float, near: float, most: float, n: int, k: int, m: int) -> Crowd:
+    """Measure the concentration of the classes of n samples from what their predictions add up to.
+
+    `u` and `deviation` are mean and standard deviation of the agreements, `sure` is the mean of |y_i|^2, `near` is
+    sum_ij W_ij y_i . y_j and `most` is sum_ij W_ij |y_i|^2.
+
+    >>> crowd_of(0.25, 0.0, 1.0, 0.0, 1.0, 100, 4, 3).density > 0.99
+    True
+    """
     if n < 2 or k < 2:
         return Crowd.of(1 / LARGEST, 1.0, 1.0, n / k)
-    agree = (y @ xp.sum(y, axis=0) - own) / (n - 1)  # (N,) mean over j != i of y_i . y_j
-    u, error, sure = (float(x) for x in (xp.mean(agree), xp.std(agree) / math.sqrt(n), xp.mean(own)))
-    v = excess(u - 2 * error, sure, k)
-    rho = float(xp.sum(row_dots(y, votes))) / max(float(xp.sum(own * degree[:, 0])), EPS)
-    rho = min(max(rho, 0.02), 1.0)
+    v = excess(u - 2 * deviation / math.sqrt(n), sure, k)
+    rho = min(max(near / max(most, EPS), 0.02), 1.0)
     return Crowd.of(v, rho, corroboration(rho, (n - 1) * u / sure, min(m, n - 1)), n / k)
 
 
@@ -275,28 +319,39 @@ def anchors(f: Array, text: Array, y: Array, cosine: Array, p: Array) -> Array:
     array([[1., 0.],
            [0., 1.]])
     """
-    xp, n = namespace(f), f.shape[0]
-    centre, text_centre = xp.mean(f, axis=0), p @ text  # (d,), (d,)
-    expected = y @ text  # (N, d)
-    along = float(xp.sum(row_dots(y, cosine))) - n * float(xp.sum(centre * text_centre))
-    spread = float(xp.sum(row_dots(expected, expected))) - n * float(xp.sum(text_centre * text_centre))
-    slope = min(max(along / spread, 0.0), 1.0) if spread > 1e-6 * n else 0.0
+    xp, expected = namespace(f), y @ text  # (N, d)
+    along, square = xp.mean(row_dots(y, cosine)), xp.mean(row_dots(expected, expected))
+    return anchors_of(text, p, xp.mean(f, axis=0), float(along), float(square))
+
+
+def anchors_of(text: Array, p: Array, centre: Array, along: float, square: float) -> Array:
+    """Eq. 4 from means over the samples: p of y_i (K,), `centre` of f_i (d,), `along` of f_i . x_i and `square` of
+    |x_i|^2, x_i = sum_k y_ik t_k the expected text.
+
+    >>> import numpy as np
+    >>> anchors_of(np.eye(2), np.asarray([0.5, 0.5]), np.asarray([0.5, 0.5]), 1.0, 1.0)
+    array([[1., 0.],
+           [0., 1.]])
+    """
+    xp, text_centre = namespace(text), p @ text  # (d,)
+    along -= float(xp.sum(centre * text_centre))
+    square -= float(xp.sum(text_centre * text_centre))
+    slope = min(max(along / square, 0.0), 1.0) if square > 1e-6 else 0.0
     return unit_rows(centre + slope * (text - text_centre))
 
 
-def text_bias(y: Array, expected: Array | float) -> Array:
+def text_bias(y: Array, total: Array, expected: Array | float) -> Array:
     """Eq. 5: b_ik = log((sum_j y_jk - y_ik + 1) / (expected_k + 1)), (N, K): how much more often a class is predicted.
 
-    `expected` is (N - 1) / K, or (N - 1) times the known share of the class. The other samples alone are counted, with
-    one pseudo-sample, so that a sample does not speak against itself.
+    `total` is sum_j y_j, (K,), over all samples; `expected` is (N - 1) / K, or (N - 1) times the known share of the
+    class. The other samples alone are counted, with one pseudo-sample, so that a sample does not speak against itself.
 
     >>> import numpy as np
-    >>> text_bias(np.asarray([[1.0, 0.0], [1.0, 0.0]]), 0.5).round(2)
+    >>> text_bias(np.asarray([[1.0, 0.0], [1.0, 0.0]]), np.asarray([2.0, 0.0]), 0.5).round(2)
     array([[ 0.29, -0.41],
            [ 0.29, -0.41]])
     """
-    xp = namespace(y)
-    return xp.log((xp.sum(y, axis=0) + 1 - y) / (expected + 1))
+    return namespace(y).log((total + 1 - y) / (expected + 1))
 
 
 class Groups(NamedTuple):
@@ -310,39 +365,47 @@ class Groups(NamedTuple):
     def of(cls, f: Array, labels: Array, k: int) -> Groups:
         """Collect the groups of samples with one label."""
         hot = one_hot(labels, k, f)  # (N, K)
-        count = namespace(f).sum(hot, axis=0)  # (K,)
-        present = int(namespace(f).sum(count > 0))
-        return cls((hot.T @ f) / clip(count, 1)[:, None], count, f.shape[0] - present)
+        return cls.of_sums(hot.T @ f, namespace(f).sum(hot, axis=0), f.shape[0])
+
+    @classmethod
+    def of_sums(cls, sums: Array, count: Array, n: int) -> Groups:
+        """Return the groups of n samples from the sum of the samples of each, (K, d), and their number, (K,)."""
+        return cls(sums / clip(count, 1)[:, None], count, n - int(namespace(sums).sum(count > 0)))
+
+    @property
+    def n(self) -> float:
+        """The number of samples."""
+        return float(namespace(self.count).sum(self.count))
 
 
-def metric(f: Array, groups: Groups) -> Array:
+def metric(square: Array, groups: Groups) -> Array:
     """Eq. 6: the standard deviation of each dimension within classes, shrunk to their mean by d pseudo-samples, (d,).
 
-    Dividing by it makes the classes round, as a von Mises-Fisher distribution wants them. Relative to the mean: a scale
-    does not matter to a cosine.
+    `square` is the mean of f_i^2, (d,). Dividing by it makes the classes round, as a von Mises-Fisher distribution
+    wants them. Relative to the mean: a scale does not matter to a cosine.
 
     >>> import numpy as np
-    >>> metric(np.eye(2), Groups.of(np.eye(2), np.asarray([0, 1]), 2))
+    >>> metric(np.full(2, 0.5), Groups.of(np.eye(2), np.asarray([0, 1]), 2))
     array([1., 1.])
     """
-    xp, (n, d) = namespace(f), f.shape
-    between = xp.sum(groups.count[:, None] * groups.mean**2, axis=0) / n  # (d,)
-    variance = clip(xp.mean(f * f, axis=0) - between, 0)  # (d,)
+    xp, d = namespace(square), square.shape[0]
+    between = xp.sum(groups.count[:, None] * groups.mean**2, axis=0) / groups.n  # (d,)
+    variance = clip(square - between, 0)  # (d,)
     average = clip(xp.mean(variance), EPS)
     return xp.sqrt((groups.freedom * variance / average + d) / (groups.freedom + d))
 
 
-def anchor_weight(f: Array, anchor: Array, groups: Groups) -> float:
+def anchor_weight(anchor: Array, groups: Groups) -> float:
     """Eq. 7: alpha = sigma^2 / tau^2, held in [0.3, 30]: the empirical Bayes weight of an anchor in a class mean.
 
     sigma^2 is the variance within classes and tau^2 that of the class means about their anchors, both by an analysis of
     variance of the zero-shot labels. Where every sample has a class of its own, there is none and alpha is 1.
 
     >>> import numpy as np
-    >>> anchor_weight(np.eye(2), np.eye(2), Groups.of(np.eye(2), np.asarray([0, 1]), 2))
+    >>> anchor_weight(np.eye(2), Groups.of(np.eye(2), np.asarray([0, 1]), 2))
     1.0
     """
-    xp, n = namespace(f), f.shape[0]
+    xp, n = namespace(anchor), groups.n
     if groups.freedom < 1:
         return 1.0
     mean, count, freedom = groups
@@ -422,11 +485,11 @@ def m_step(model: Model, z: Array, gamma: Array, live: Any, reliability: float) 
     return Means(weight, sums, soft, like(hard, z), labels, trusted[:, None])
 
 
-def cosine_to_means(model: Model, means: Means, live: Any, left_out: Array) -> Array:
+def cosine_to_means(model: Model, means: Means, live: Any, left_out: Array, dots: Array | None = None) -> Array:
     """Eqs. 8 and 9: cos(f_i, R_ik), R_ik = beta_ik S_k / s_k + (1 - beta_ik) mu'_k, beta = c / (c + alpha), (N, L).
 
     All of them without the share `left_out` of sample i: S_k - u gamma_i z_ik f_i, and so on. Nothing but f_i . S_k is
-    N x L x d work, as |S_k - u f_i|^2 = |S_k|^2 - 2 u f_i . S_k + u^2.
+    N x L x d work, as |S_k - u f_i|^2 = |S_k|^2 - 2 u f_i . S_k + u^2; it is `dots` (N, L) where it is at hand.
     """
     xp, f = namespace(model.f), model.f
     anchor, at_anchor = rows(model.anchor, live), columns(model.at_anchor, live)  # (L, d), (N, L)
@@ -438,7 +501,7 @@ def cosine_to_means(model: Model, means: Means, live: Any, left_out: Array) -> A
     beta = hard / (hard + model.alpha)  # (N, L)
     rest = 1 - beta
     beta /= clip(means.soft - mine, 1e-9)
-    dots = f @ means.sums.T  # (N, L)
+    dots = f @ means.sums.T if dots is None else dots  # (N, L)
     top = beta * (dots - mine) + rest * at_anchor  # f_i . R_ik
     square = row_dots(means.sums, means.sums) + mine * (mine - 2 * dots)  # |S_k - mine f_i|^2
     along = row_dots(means.sums, anchor) - mine * at_anchor  # (S_k - mine f_i) . mu'_k
@@ -609,37 +672,99 @@ def calibrated(z: Array, y: Array, density: float, labels: Labels) -> Array:
     total = float(xp.sum(free))
     if total == 0:
         return z
-    wrong = 1 - float(xp.sum(q * free)) / total
-    target = 1 - wrong ** (1 + (0.75 - density / 2) * (1 - 1 / n))
+    target = expected_right(float(xp.sum(q * free)) / total, density, n)
+    log_z = log_ratios(z, label)  # (N, K)
+
+    def means_at(power: float) -> tuple[float, float]:
+        confidence, slope = (float(xp.sum(x * free)) / total for x in confidences(log_z, power))
+        return confidence, slope
+
+    return softmax(calibration(target, means_at) * log_z)
+
+
+def expected_right(q: float, density: float, n: int) -> float:
+    """Eq. 14, its right-hand side, for n labels with the mean probability q under zero-shot.
+
+    >>> expected_right(0.5, 0.5, 1)
+    0.5
+    """
+    return 1 - math.pow(max(1 - q, 0.0), 1 + (0.75 - density / 2) * (1 - 1 / n))
+
+
+def log_ratios(z: Array, label: Array) -> Array:
+    """Return log(z_ik / z_il) for the label l of each sample, (N, 1), as an array (N, K).
+
+    >>> import numpy as np
+    >>> log_ratios(np.asarray([[1.0, 1.0]]), np.asarray([[0]]))
+    array([[0., 0.]])
+    """
+    xp = namespace(z)
     log_z = xp.log(z + 1e-30)
-    log_z -= xp.take_along_axis(log_z, label, axis=1)  # (N, K) 0 for the label
+    log_z -= xp.take_along_axis(log_z, label, axis=1)
+    return log_z
+
+
+def confidences(log_z: Array, power: float) -> tuple[Array, Array]:
+    """Return the probability of the label under z^T and its derivative by log T, (N,) each, from `log_ratios`.
+
+    >>> import numpy as np
+    >>> confidences(np.zeros((1, 2)), 1.0)[0]
+    array([0.5])
+    """
+    e = namespace(log_z).exp(power * log_z)
+    confidence = 1 / row_sums(e)  # (N,)
+    return confidence, -power * row_dots(e, log_z) * confidence**2
+
+
+def calibration(target: float, means_at: Callable[[float], tuple[float, float]]) -> float:
+    """Eq. 14, its T, by Newton's method on log T: `means_at(T)` are the means over the samples of `confidences`.
+
+    >>> round(calibration(0.8, lambda power: (power / 10, power / 10)), 3)
+    5.0
+    """
     power = 1.0
-    for _ in range(8):  # Newton on log T
-        e = xp.exp(power * log_z)
-        confidence = 1 / row_sums(e)  # (N,)
-        slope = -power * row_dots(e, log_z) * confidence**2  # (N,)
-        gap = target - float(xp.sum(confidence * free)) / total
-        rise = max(float(xp.sum(slope * free)) / total, 1e-6)
-        step = min(max(gap / rise, -1.0), 1.0)
+    for _ in range(NEWTON):
+        confidence, slope = means_at(power)
+        step = min(max((target - confidence) / max(slope, 1e-6), -1.0), 1.0)
         power = min(max(power * math.exp(step), 0.02), 5.0)
         if abs(step) < 1e-4:
             break
-    return softmax(power * log_z)
+    return power
 
 
 def unknown_score(cosine: Array, f: Array, state: TIDEState, votes_of: Any) -> Array:
     """Eq. 15: how unlike all of the classes a sample is, averaged with its neighbours, (N,).
 
+    Images of one unknown class are neighbours of each other.
+    """
+    return with_neighbours(unlikeness(cosine, f, state.logit_scale, state.negatives), votes_of)
+
+
+def unlikeness(cosine: Array, f: Array, logit_scale: float, negatives: Array) -> Array:
+    """Eq. 15 of a sample alone, from its cosines to the classes (N, K), itself (N, d) and negatives (G, d): (N,).
+
     1 - (max_k f_i . t_k - mean_k f_i . t_k), what the maximum softmax at temperature 1 sorts by; or, with negatives,
-    the share of the softmax over classes and negatives that the negatives take. Images of one unknown class are
-    neighbours of each other.
+    the share of the softmax over classes and negatives that the negatives take.
+
+    >>> import numpy as np
+    >>> unlikeness(np.asarray([[1.0, 0.0]]), np.eye(2)[:1], 100.0, np.zeros((0, 2)))
+    array([0.5])
     """
     xp = namespace(cosine)
-    if state.negatives.shape[0]:
-        negative = log_sum_exp(state.logit_scale * (f @ state.negatives.T))  # (N,)
-        score = 1 / (1 + xp.exp(clip(log_sum_exp(state.logit_scale * cosine) - negative, -80, 80)))
-    else:
-        score = 1 - (xp.max(cosine, axis=1) - xp.mean(cosine, axis=1))
+    if not negatives.shape[0]:
+        return 1 - (xp.max(cosine, axis=1) - xp.mean(cosine, axis=1))
+    negative = log_sum_exp(logit_scale * (f @ negatives.T))  # (N,)
+    return 1 / (1 + xp.exp(clip(log_sum_exp(logit_scale * cosine) - negative, -80, 80)))
+
+
+def with_neighbours(score: Array, votes_of: Any) -> Array:
+    """Eq. 15, its mean of a sample's score and the mean score of its neighbours, (N,).
+
+    >>> import numpy as np
+    >>> with_neighbours(np.asarray([1.0, 0.0]), lambda x: x[::-1])
+    array([0.5, 0.5])
+    """
+    xp = namespace(score)
     both = votes_of(xp.stack([score, xp.ones_like(score)], axis=1))  # (N, 2)
     around = xp.where(both[:, 1] > 0, both[:, 0] / clip(both[:, 1], EPS), score)
     return (score + around) / 2

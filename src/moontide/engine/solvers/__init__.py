@@ -7,14 +7,15 @@ A file NAME.py, NAME that of the method, has three things:
   assignments `z`, `labels`, and whatever else `STATE` names), which is then saved; the others only look. `SCORES` is
   for the estimate of memory.
 - `solve(method, run, text, logit_scale)`, the driver: `run("step", ...)` calls that function of every shard and returns
-  the sum of what they return. What comes out has a field `converged`.
+  the sum of what they return. What comes out has a field `converged`. A method that accepts a class balance or negative
+  names takes them as `class_prior=` (K,) and `negatives=` (G, d).
 - `plan(method)`: how many calls that takes and how many of them are called "step", for the time left; it raises
   `OptionError` where options of the method cannot be had on shards.
 
 A call may be repeated after any failure, so that what `solve` does must follow from what `run` returns.
 
 >>> names()
-('moon', 'stata', 'zero_shot')
+('moon', 'stata', 'tide', 'zero_shot')
 """
 
 from __future__ import annotations
@@ -30,6 +31,9 @@ from moontide.errors import OptionError
 if TYPE_CHECKING:
     from moontide.engine.rows import Rows
     from moontide.types import Task
+
+
+GIVEN = ("class_prior", "negatives")  # what a driver may take besides
 
 
 class Plan(NamedTuple):
@@ -59,7 +63,7 @@ class Solver(Protocol):
 
     Shard: type[Rows]
 
-    def solve(self, method: Any, run: Run, text: Any, logit_scale: float) -> Solved:
+    def solve(self, method: Any, run: Run, text: Any, logit_scale: float, **given: Any) -> Solved:
         """Drive the shards to the answer."""
 
     def plan(self, method: Any) -> Plan:
@@ -77,7 +81,7 @@ def solver(name: str) -> Solver:
     >>> solver("zlap")
     Traceback (most recent call last):
         ...
-    moontide.errors.OptionError: Only moon, stata and zero_shot run on shards. Got 'zlap'.
+    moontide.errors.OptionError: Only moon, stata, tide and zero_shot run on shards. Got 'zlap'.
     """
     if name not in names():
         raise OptionError(f"Only {', '.join(names()[:-1])} and {names()[-1]} run on shards. Got {name!r}.")
@@ -96,5 +100,8 @@ def one_shard(method: Any, task: Task) -> tuple[Any, Any]:
     check_graph(task, method.name, method.neighbours)
     chosen = solver(method.name)
     shard = chosen.Shard(method, to_numpy(task.features), to_numpy(task.text), task.logit_scale, task.graph)
-    found = chosen.solve(method, lambda name, *given: getattr(shard, name)(*given), shard.text, task.logit_scale)
+    given = {name: to_numpy(x) for name in GIVEN if (x := getattr(task, name)) is not None}
+    found = chosen.solve(
+        method, lambda name, *given: getattr(shard, name)(*given), shard.text, task.logit_scale, **given
+    )
     return shard, found
