@@ -56,6 +56,7 @@ LARGEST = 1e3  # of the pseudo-count: at 1000 the prior is flat for any batch
 NONE = -1.0  # the share of a class whose share the user did not give
 STILL = 1e-4  # assignments that move by less no longer change
 REST = 0.01  # a class rests whose largest z_ik is below this share of n_k + a*, and of 0.1
+SAME = 1e-6  # how far features may differ and still be those of one sample
 TRUSTS = (1.0, 0.7, 0.5, 0.35, 0.25, 0.18)  # weights of the text, tried on known labels
 SHARPER = (1.0, 1.4, 2.0, 2.8)  # factors of the sharpness, tried on known labels
 RELUCTANCE = (2.0, 16.0)  # nats that a factor of e of either costs: a handful of labels changes little
@@ -139,7 +140,7 @@ class TIDE(OnlineMethod):
         xp, recent = namespace(x), state.recent_known
         past = []
         for i in range(x.shape[0]):
-            same = xp.all(state.recent == x[i, :], axis=1)  # (M,)
+            same = xp.all(xp.abs(state.recent - x[i, :]) <= SAME, axis=1)  # (M,)
             recent = xp.where(same, known[i], recent)
             past += [i] if not bool(xp.any(same)) else []
         chosen = xp.asarray(past, dtype=xp.int64, device=device(x))
