@@ -122,7 +122,7 @@ def per_class(axis: int, entries: str = "values") -> dict[str, Any]:
     """Return the metadata of a field of a `State` with an entry for each class along `axis`: classes can come and go.
 
     `entries`: "values", of any kind; "numbers" of classes along the last axis, -1 for none; "shares" of the classes in
-    a sample.
+    a sample; "classes", shares of all classes for each class, (K, K).
 
     >>> per_class(1)
     {'class_axis': 1, 'entries': 'values'}
