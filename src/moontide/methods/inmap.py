@@ -28,7 +28,7 @@ from typing import Any, ClassVar
 
 from moontide.core.arrays import Array, device, namespace, row_norms
 from moontide.core.simplex import one_hot, softmax
-from moontide.methods.sinkhorn import balanced, zero_shot_log
+from moontide.methods.sinkhorn import balanced, targets, zero_shot_log
 from moontide.options import option
 from moontide.protocols import Method
 from moontide.types import Result, Task
@@ -69,8 +69,8 @@ class InMaP(Method):
         xp, dtype = namespace(task.features), task.features.dtype
         f, text = (xp.astype(x, xp.float64) for x in (task.features, task.text))
         log_y = zero_shot_log(task)  # (N, K)
-        y = hardened(xp.exp(balanced(log_y, self.gamma, self.sinkhorn_iterations)), self.threshold)  # (N, K)
-        w = proxies(f, y, text, self.tau, self.step, self.iterations)  # (K, d)
+        y = xp.exp(balanced(log_y, targets(log_y, self.gamma), self.sinkhorn_iterations))  # (N, K)
+        w = proxies(f, hardened(y, self.threshold), text, self.tau, self.step, self.iterations)  # (K, d)
         cosine = f @ w.T  # (N, K)
         return Result(
             probs=xp.astype(softmax(cosine / self.tau), dtype),

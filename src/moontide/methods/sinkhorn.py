@@ -48,7 +48,7 @@ class Sinkhorn(Method):
     def _fit(self, task: Task) -> Result:
         xp = namespace(task.features)
         log_y = zero_shot_log(task)  # (N, K)
-        probs = xp.exp(balanced(log_y, self.gamma, self.iterations))  # (N, K)
+        probs = xp.exp(balanced(log_y, targets(log_y, self.gamma), self.iterations))  # (N, K)
         dtype = task.features.dtype
         return Result(xp.astype(probs, dtype), xp.astype(xp.exp(log_y), dtype), n_iter=self.iterations)
 
@@ -65,15 +65,14 @@ def zero_shot_log(task: Task) -> Array:
     return log_softmax(task.logit_scale * xp.astype(task.features @ task.text.T, xp.float64))
 
 
-def balanced(log_y: Array, gamma: float, iterations: int) -> Array:
-    """Return ln(N P) after `iterations` rounds from ln(N P) = `log_y`, whose rows sum to 1, (N, K).
+def balanced(log_y: Array, log_q: Array, iterations: int) -> Array:
+    """Return ln(N P) after some rounds from ln(N P) = `log_y`, (N, K), whose rows sum to 1, towards shares ln q, (K,).
 
     >>> import numpy as np
-    >>> np.exp(balanced(np.log([[0.9, 0.1], [0.6, 0.4]]), 0.0, 20)).round(3)
+    >>> np.exp(balanced(np.log([[0.9, 0.1], [0.6, 0.4]]), np.log([0.5, 0.5]), 20)).round(3)
     array([[0.71, 0.29],
            [0.29, 0.71]])
     """
-    log_q = targets(log_y, gamma)  # (K,)
     for _ in range(iterations):
         log_y = log_softmax(log_y + (log_q - log_column_sums(log_y)))
     return log_y
