@@ -16,9 +16,11 @@ Symbols:  f_i -> f[i]   t_k -> text[k]   v_j, P_j -> variance, precision   g -> 
 
 Known defects, all repeated: a class that no row is assigned to gains up to 27 logits in each round of B, which ruins
 batches with few of the classes in them (`prior_floor` bounds it); P_j is nearly the same for all j, so A is nearly
-zero-shot; and the paper joins A with zero-shot by matching confidences, which the program never calls. If no row is
-kept, B stops here (0 / 0 there). The prompts are the class texts; the program has several sentences for each class. C
-inherits InMaP's sensitivity to rounding, so everything is computed in float64.
+zero-shot; the balancing of the pseudo-labels in C (Sinkhorn with gamma = 1) changes nothing and is left out; and the
+paper joins A with zero-shot by matching confidences, which the program never calls. If no row is kept, B stops here
+(0 / 0 there). The prompts are the class texts; the program has several sentences for each class.
+
+C inherits InMaP's sensitivity to rounding: inputs are taken in float32, and all else is computed in float64.
 """
 
 from __future__ import annotations
@@ -27,8 +29,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from moontide.core.arrays import Array, class_counts, device, namespace
-from moontide.core.simplex import one_hot, softmax
+import numpy as np
+
+from moontide.core.arrays import Array, class_counts, device, namespace, single_in_double, unit_rows
+from moontide.core.simplex import one_hot, softmax, zero_shot
 from moontide.methods.inmap import hardened, proxies
 from moontide.options import option
 from moontide.protocols import Method
@@ -80,26 +84,27 @@ class Frolic(Method):
         return super().peak_bytes(n, k, d, itemsize) + 8 * (6 * n * k + 2 * n * d + 6 * k * d + 2 * k * k)
 
     def _fit(self, task: Task) -> Result:
-        xp, dtype, scale = namespace(task.features), task.features.dtype, task.logit_scale
-        f, text = (xp.astype(x, xp.float64) for x in (task.features, task.text))
-        cosine = f @ text.T  # (N, K)
+        xp, dtype, scale = namespace(task.features), task.features.dtype, float(np.float32(task.logit_scale))
+        f, text = single_in_double(task.features), single_in_double(task.text)  # (N, d), (K, d)
+        prompts = unit_rows(text)  # (K, d) t~_k, the unit mean of the prompts of a class
+        cosine = f @ prompts.T  # (N, K)
         if self.part == "gaussian":
-            scores = gaussian_logits(f, text, self.shrinkage)  # (N, K) of the size of cosines
+            scores = gaussian_logits(f, prompts, self.shrinkage)  # (N, K) of the size of cosines
             probs = softmax(scale * scores)
         else:
-            logits = scale * (self.stacked(f, text, cosine, scale) if self.part == "stack" else cosine)
+            logits = scale * (self.stacked(f, text, prompts, scale) if self.part == "stack" else cosine)
             scores = debiased(logits, self.rounds, self.prior_floor)  # (N, K)
             probs = softmax(scores)
-        plain = softmax(scale * cosine)
-        return Result(xp.astype(probs, dtype), xp.astype(plain, dtype), xp.astype(scores, dtype))
+        plain = zero_shot(task.features, task.text, task.logit_scale)
+        return Result(xp.astype(probs, dtype), plain, xp.astype(scores, dtype))
 
-    def stacked(self, f: Array, text: Array, cosine: Array, scale: float) -> Array:
+    def stacked(self, f: Array, text: Array, prompts: Array, scale: float) -> Array:
         """Return the sum of the cosines to both sets of proxies, (N, K)."""
-        out = 0 * cosine
-        for similarity in (gaussian_logits(f, text, self.shrinkage), cosine):
-            y = hardened(softmax(scale * similarity), self.threshold)  # Sinkhorn with gamma = 1 changes nothing
-            out += f @ proxies(f, y, text, self.tau, self.step, self.iterations).T
-        return out
+        total = 0
+        for similarity in (gaussian_logits(f, prompts, self.shrinkage), f @ prompts.T):
+            y = hardened(softmax(scale * similarity), self.threshold)  # (N, K)
+            total = total + f @ proxies(f, y, text, self.tau, self.step, self.iterations).T
+        return total
 
 
 def gaussian_logits(f: Array, text: Array, shrinkage: float) -> Array:

@@ -8,13 +8,13 @@ Symbols:  f_i -> f[i]   t_k -> text[k]   Y -> y   w_k -> w[k]   tau_t -> 1 / log
 Pseudo-labels Y are zero-shot probabilities balanced by Sinkhorn (see `sinkhorn.py`), made one-hot where the largest is
 above alpha. The proxies start at the text and take 2000 gradient steps of fixed number:
 
-    G = F' softmax_k(F W / tau_i) - F' Y,   W <- W - eta / (N tau_i) G,   columns of W to unit length,
+    G = F' (softmax_k(F W / tau_i) - Y),   W <- W - eta / (N tau_i) G,   columns of W to unit length,
 
 and eta is halved for good whenever the length of G grows. Scores are the cosines F W; probabilities are
 softmax(F W / tau_i).
 
 The halving ends where rounding makes G grow, so in float32 two programs stop at different points (up to 5e-2 apart on
-small batches). Everything is computed in float64 here, whatever the features are.
+small batches). Here inputs are taken in float32, as in the published program, and all else is computed in float64.
 
 The presets: "gamma1" keeps the zero-shot shares of the classes, which makes the balancing the identity; "no_sinkhorn"
 leaves it out, what the published program prints as "image proxy".
@@ -27,8 +27,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from moontide.core.arrays import Array, device, namespace, row_norms
-from moontide.core.simplex import one_hot, softmax
-from moontide.methods.sinkhorn import balanced, targets, zero_shot_log
+from moontide.core.simplex import one_hot, softmax, zero_shot
+from moontide.methods.sinkhorn import balanced, in_double, targets
 from moontide.options import option
 from moontide.protocols import Method
 from moontide.types import Result, Task
@@ -67,14 +67,13 @@ class InMaP(Method):
 
     def _fit(self, task: Task) -> Result:
         xp, dtype = namespace(task.features), task.features.dtype
-        f, text = (xp.astype(x, xp.float64) for x in (task.features, task.text))
-        log_y = zero_shot_log(task)  # (N, K)
+        f, text, log_y = in_double(task)  # (N, d), (K, d), (N, K)
         y = xp.exp(balanced(log_y, targets(log_y, self.gamma), self.sinkhorn_iterations))  # (N, K)
         w = proxies(f, hardened(y, self.threshold), text, self.tau, self.step, self.iterations)  # (K, d)
         cosine = f @ w.T  # (N, K)
         return Result(
             probs=xp.astype(softmax(cosine / self.tau), dtype),
-            zero_shot=xp.astype(xp.exp(log_y), dtype),
+            zero_shot=zero_shot(task.features, task.text, task.logit_scale),
             native_scores=xp.astype(cosine, dtype),
             n_iter=self.iterations,
             details={"proxies": xp.astype(w, dtype)},
@@ -103,10 +102,10 @@ def proxies(f: Array, y: Array, text: Array, tau: float, step: float, iterations
            [-0.707,  0.707]])
     """
     xp = namespace(f)
-    fixed, w = y.T @ f, text  # (K, d), (K, d)
+    w = text  # (K, d)
     eta, before = (xp.asarray(x, dtype=f.dtype, device=device(f)) for x in (step, xp.inf))
     for _ in range(iterations):
-        gradient = softmax((f @ w.T) / tau).T @ f - fixed  # (K, d)
+        gradient = (softmax((f @ w.T) / tau) - y).T @ f  # (K, d)
         size = xp.linalg.vector_norm(gradient)
         eta, before = xp.where(size > before, eta / 2, eta), size
         w = w - (eta / (f.shape[0] * tau)) * gradient

@@ -33,7 +33,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from moontide.core.arrays import Array, clip, namespace, row_norms
+from moontide.core.arrays import Array, clip, namespace, row_norms, single_in_double
 from moontide.core.simplex import softmax
 from moontide.options import option
 from moontide.protocols import OnlineMethod, State, per_class, zero_shot_of
@@ -106,17 +106,6 @@ class OnZeta(OnlineMethod):
             w = moved(w, f, v - p, self.proxy_step / (math.sqrt(i) * self.tau))
         z = xp.astype(xp.stack(rows), x.dtype)  # (n, K)
         return replace(state, proxies=w, dual=rho), Result(z, zero_shot_of(state, x))
-
-
-def single_in_double(x: Array) -> Array:
-    """Return numbers rounded to float32, in float64 and new memory.
-
-    >>> import numpy as np
-    >>> single_in_double(np.asarray([1 + 1e-9]))
-    array([1.])
-    """
-    xp = namespace(x)
-    return xp.astype(xp.astype(x, xp.float32), xp.float64)
 
 
 def moved(w: Array, x: Array, error: Array, step: float) -> Array:

@@ -10,8 +10,9 @@ Symbols:  S_ik -> cosine   P_ik, times N -> exp(log_y)   q_k -> exp(log_q)   gam
 
 The row step is the last, so rows sum to 1 and the shares of the classes are met approximately. gamma = 0 asks for equal
 shares, which ruins batches where most classes are absent: each of them is given N / K samples. gamma = 1 asks for the
-shares that are there already, and nothing changes. Everything is done in the log domain and in float64: a class whose
-probabilities underflow, 0 / 0 in the published program, is nothing special.
+shares that are there already, and nothing changes. Inputs are taken in float32, as in the published program, and all
+else is computed in float64 and in the log domain: a class whose probabilities underflow, 0 / 0 there, is nothing
+special.
 """
 
 from __future__ import annotations
@@ -19,8 +20,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from moontide.core.arrays import Array, namespace
-from moontide.core.simplex import log_softmax
+import numpy as np
+
+from moontide.core.arrays import Array, namespace, single_in_double
+from moontide.core.simplex import log_softmax, zero_shot
 from moontide.options import option
 from moontide.protocols import Method
 from moontide.types import Result, Task
@@ -42,27 +45,27 @@ class Sinkhorn(Method):
     iterations: int = option(20, "rounds of scaling the columns and then the rows", low=1)
 
     def peak_bytes(self, n: int, k: int, d: int, itemsize: int) -> int:
-        """Add the float64 arrays of the scaling to the usual estimate."""
-        return super().peak_bytes(n, k, d, itemsize) + 8 * 4 * n * k
+        """Add the float64 features and the arrays of the scaling to the usual estimate."""
+        return super().peak_bytes(n, k, d, itemsize) + 8 * (4 * n * k + n * d)
 
     def _fit(self, task: Task) -> Result:
         xp = namespace(task.features)
-        log_y = zero_shot_log(task)  # (N, K)
+        log_y = in_double(task)[2]  # (N, K)
         probs = xp.exp(balanced(log_y, targets(log_y, self.gamma), self.iterations))  # (N, K)
-        dtype = task.features.dtype
-        return Result(xp.astype(probs, dtype), xp.astype(xp.exp(log_y), dtype), n_iter=self.iterations)
+        plain = zero_shot(task.features, task.text, task.logit_scale)  # (N, K)
+        return Result(xp.astype(probs, plain.dtype), plain, n_iter=self.iterations)
 
 
-def zero_shot_log(task: Task) -> Array:
-    """Return ln softmax_k(S / tau_t) in float64, (N, K).
+def in_double(task: Task) -> tuple[Array, Array, Array]:
+    """Return features (N, d) and text (K, d), rounded to float32 and in float64, and ln softmax_k(S / tau_t), (N, K).
 
     >>> import numpy as np
-    >>> zero_shot_log(Task(np.eye(2, dtype="float32"), np.eye(2), 1.0)).round(3)
+    >>> in_double(Task(np.eye(2), np.eye(2), 1.0))[2].round(3)
     array([[-0.313, -1.313],
            [-1.313, -0.313]])
     """
-    xp = namespace(task.features)
-    return log_softmax(task.logit_scale * xp.astype(task.features @ task.text.T, xp.float64))
+    f, text = single_in_double(task.features), single_in_double(task.text)
+    return f, text, log_softmax(float(np.float32(task.logit_scale)) * (f @ text.T))
 
 
 def balanced(log_y: Array, log_q: Array, iterations: int) -> Array:
