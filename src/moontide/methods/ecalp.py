@@ -140,8 +140,9 @@ class ECALP(OnlineMethod):
         own, own_similarity = self.nearest_images(s, newest, kept)
         nodes[newest], similarity[newest] = own, own_similarity
         graph.near[:a], graph.similarity[:a] = -1, -xp.inf
-        graph.near[:a, :kept] = nodes
-        graph.similarity[:a, :kept] = xp.where(nodes == a, -xp.inf, similarity)  # the copy leaves after this image
+        copy = nodes == a  # which leaves the lists after this image
+        graph.near[:a, :kept] = xp.where(copy, -1, nodes)
+        graph.similarity[:a, :kept] = xp.where(copy, -xp.inf, similarity)
         to = xp.concat([nodes, own[None, :]])[:, :k]  # (a + 1, k)
         found = xp.concat([similarity, own_similarity[None, :]])[:, :k]  # (a + 1, k)
         there = found > -xp.inf
