@@ -4,8 +4,8 @@
     X. Jiang et al., "Negative Label Guided OOD Detection with Pretrained Vision-Language Models", ICLR 2024
     test-time activated negative labels (TANL), 2026, as in the package OpenOOD-VLM
 
-All take image embeddings (N, d) and class-name embeddings (K, d), of any length, and return one score per image: **the
-higher, the more likely is one of the K classes** (`Result.unknown` runs the other way). Where to draw the line is the
+All take image embeddings (N, d) and class-name embeddings (K, d), of any length, and return one score per image: the
+higher, the more likely is one of the K classes (`Result.unknown` runs the other way). Where to draw the line is the
 user's: usually at the score that 95 % of known images exceed. The predicted class stays that of zero-shot.
 
 Symbols:  f_i, t_k, u -> features, text, negatives   tau, 1 / tau -> tau, logit_scale   G -> groups

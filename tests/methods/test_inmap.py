@@ -66,7 +66,7 @@ def test_inmap_equals_the_literal_account() -> None:
         before = np.linalg.norm(g)
         w = w - eta / (50 * 0.1) * g
         w /= np.linalg.norm(w, axis=1, keepdims=True)
-    method = InMaP(gamma=0.5, sinkhorn_iterations=5, threshold=0.7, tau=0.1, step=4.0, iterations=60)
+    method = InMaP(gamma=0.5, sinkhorn_iterations=5, threshold=0.7, tau=0.1, step_size=4.0, iterations=60)
     result = method.fit_predict(f, t)
     np.testing.assert_allclose(result.scores, f @ w.T, atol=1e-7)
     np.testing.assert_allclose(result.probs, softmax(f @ w.T / 0.1), atol=1e-6)

@@ -65,13 +65,13 @@ class Frolic(Method):
                                 above=0)  # fmt: skip
     threshold: float = option(0.6, "probability above which a pseudo-label becomes one-hot", low=0)
     tau: float = option(0.04, "temperature of the similarities to the proxies", above=0)
-    step: float = option(10.0, "length of the first gradient steps of the proxies", above=0)
+    step_size: float = option(10.0, "length of the first gradient steps of the proxies", above=0)
     iterations: int = option(2000, "gradient steps of the proxies", low=1)
 
     def inert(self) -> Iterator[tuple[tuple[str, ...], str]]:
         """Name the options of the parts that are left out."""
         if self.part != "stack":
-            yield ("threshold", "tau", "step", "iterations"), f"with part={self.part!r}"
+            yield ("threshold", "tau", "step_size", "iterations"), f"with part={self.part!r}"
         if self.part == "debias":
             yield ("shrinkage",), "with part='debias'"
         if self.part == "gaussian":
@@ -103,7 +103,7 @@ class Frolic(Method):
         total = 0
         for similarity in (gaussian_logits(f, prompts, self.shrinkage), f @ prompts.T):
             y = hardened(softmax(scale * similarity), self.threshold)  # (N, K)
-            total = total + f @ proxies(f, y, text, self.tau, self.step, self.iterations).T
+            total = total + f @ proxies(f, y, text, self.tau, self.step_size, self.iterations).T
         return total
 
 

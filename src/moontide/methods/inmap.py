@@ -3,10 +3,10 @@
 Q. Qian, Y. Xu and J. Hu, "Intra-Modal Proxy Learning for Zero-Shot Visual Categorization with CLIP", NeurIPS 2023.
 
 Symbols:  f_i -> f[i]   t_k -> text[k]   Y -> y   w_k -> w[k]   tau_t -> 1 / logit_scale   tau_i -> tau
-          alpha -> threshold   gamma -> gamma   eta -> step
+          alpha -> threshold   gamma -> gamma   eta -> step_size
 
 Pseudo-labels Y are zero-shot probabilities balanced by Sinkhorn (see `sinkhorn.py`), made one-hot where the largest is
-above alpha. The proxies start at the text and take 2000 gradient steps of fixed number:
+above alpha. The proxies start at the text and take 2000 gradient steps:
 
     G = F' (softmax_k(F W / tau_i) - Y),   W <- W - eta / (N tau_i) G,   columns of W to unit length,
 
@@ -53,7 +53,7 @@ class InMaP(Method):
     sinkhorn_iterations: int = option(20, "rounds of balancing the pseudo-labels; 0: they are not balanced", low=0)
     threshold: float = option(0.6, "alpha, probability above which a pseudo-label becomes one-hot", low=0)
     tau: float = option(0.04, "tau_i, temperature of the similarities to the proxies", above=0)
-    step: float = option(10.0, "eta, length of the first gradient steps", above=0)
+    step_size: float = option(10.0, "eta, length of the first gradient steps", above=0)
     iterations: int = option(2000, "gradient steps", low=1)
 
     def inert(self) -> Iterator[tuple[tuple[str, ...], str]]:
@@ -69,7 +69,7 @@ class InMaP(Method):
         xp, dtype = namespace(task.features), task.features.dtype
         f, text, log_y = in_double(task)  # (N, d), (K, d), (N, K)
         y = xp.exp(balanced(log_y, targets(log_y, self.gamma), self.sinkhorn_iterations))  # (N, K)
-        w = proxies(f, hardened(y, self.threshold), text, self.tau, self.step, self.iterations)  # (K, d)
+        w = proxies(f, hardened(y, self.threshold), text, self.tau, self.step_size, self.iterations)  # (K, d)
         cosine = f @ w.T  # (N, K)
         return Result(
             probs=xp.astype(softmax(cosine / self.tau), dtype),
