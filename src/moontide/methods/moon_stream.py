@@ -86,13 +86,13 @@ class StreamMOON(OnlineMethod):
     citation: ClassVar[str] = "beyond Huang et al., ICML 2026"
     state_type: ClassVar[type[State]] = StreamState
 
-    memory: float = option(128.0, "M, samples remembered; 0: none, MOON on each batch", low=0)
-    bank: int = option(128, "B, last samples that the graph reaches", low=0)
+    memory: float = option(128.0, "M, samples remembered; 0: none, MOON on each batch", low=0, high=1e9)
+    bank: int = option(128, "B, last samples that the graph reaches", low=0, high=100_000)
     neighbours: int = option(3, "m, neighbours of a sample in the graph", low=1)
     laplacian_weight: float = option(1.0, "weight of the neighbours' votes", low=0)
     text_weight: float = option(1.0, "weight of the zero-shot prediction in the E-step", low=0)
     temper: float = option(50.0, "what the log-likelihood is divided by in the E-step", above=0)
-    kappa_cap: float = option(500.0, "largest kappa (inf: none)", above=0)
+    kappa_cap: float = option(500.0, "largest kappa (inf: none)", above=0, high=math.inf)
     r_cap: float = option(0.999, "largest mean resultant length (1: none)", above=0, high=1)
     iterations: int = option(10, "T, rounds of E-step and M-step before the last E-step", low=1)
 
