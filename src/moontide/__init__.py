@@ -11,10 +11,22 @@
 from moontide.core.graph import Graph
 from moontide.errors import MoontideError
 from moontide.methods.moon import MOON
+from moontide.methods.tide import TIDE
 from moontide.registry import method, method_names
 from moontide.stream import Stream
 from moontide.types import Result, Task
 
 __version__ = "0.1.0"
 
-__all__ = ["MOON", "Graph", "MoontideError", "Result", "Stream", "Task", "__version__", "method", "method_names"]
+__all__ = [
+    "MOON",
+    "TIDE",
+    "Graph",
+    "MoontideError",
+    "Result",
+    "Stream",
+    "Task",
+    "__version__",
+    "method",
+    "method_names",
+]

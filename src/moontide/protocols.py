@@ -20,7 +20,7 @@ from moontide.core.memory import require_memory
 from moontide.core.simplex import zero_shot
 from moontide.errors import InputError, MissingInputError, unknown_name
 from moontide.options import Options
-from moontide.types import Result, Task
+from moontide.types import Result, Task, check_known
 
 M = TypeVar("M", bound="Method")
 
@@ -32,12 +32,20 @@ _NEEDS = {
 }
 
 
+ACCEPTED = {
+    "known": "known labels",
+    "class_prior": "a class balance",
+    "negatives": "negative names",
+}
+
+
 class Method(Options):
     """What every method has: options, a name (its file's), a citation, presets, and what it needs beyond features."""
 
     name: ClassVar[str]
     citation: ClassVar[str] = ""
     needs: ClassVar[frozenset[str]] = frozenset()
+    accepts: ClassVar[frozenset[str]] = frozenset()  # of the inputs in ACCEPTED, those that the method makes use of
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
 
     def __init_subclass__(cls) -> None:
@@ -63,9 +71,16 @@ class Method(Options):
         logit_scale: float = 100.0,
         class_names: Sequence[str] | None = None,
         graph: Graph | None = None,
+        known: Array | None = None,
+        class_prior: Array | None = None,
+        negatives: Array | None = None,
         **extras: Any,
     ) -> Result:
-        """Label all samples of a task (or of arrays that make one) at once."""
+        """Label all samples of a task (or of arrays that make one) at once.
+
+        `known` (N,) has the class numbers of samples whose label is known and -1 for all others, `class_prior` (K,) is
+        the class balance where it is known, and `negatives` (M, d) are embeddings of names that no image should be.
+        """
         if not isinstance(features, Task):
             if text is None:
                 raise InputError(
@@ -73,14 +88,17 @@ class Method(Options):
                 )
             for key in extras:
                 if key not in _NEEDS:
-                    raise unknown_name("input", key, ["logit_scale", "class_names", "graph", *_NEEDS])
-            features = Task(features, text, logit_scale, class_names, graph, extras)
+                    raise unknown_name("input", key, ["logit_scale", "class_names", "graph", *ACCEPTED, *_NEEDS])
+            features = Task(features, text, logit_scale, class_names, graph, extras, known, class_prior, negatives)
         task = features
         self.require(task)
         return self._fit(task)
 
     def require(self, task: Task) -> None:
-        """Refuse a task that lacks what the method needs, or that does not fit into memory."""
+        """Refuse a task that lacks what the method needs, has what it cannot use, or does not fit into memory."""
+        for name in ACCEPTED:
+            if getattr(task, name) is not None:
+                self.require_accepted(name)
         missing = sorted(self.needs - task.extras.keys())
         if missing:
             raise MissingInputError(f"The method {self.name} needs {' and '.join(_NEEDS[m] for m in missing)}.")
@@ -88,6 +106,13 @@ class Method(Options):
         require_memory(
             self.peak_bytes(task.n, task.k, task.d, itemsize), f"{self.name} on {task.n} x {task.k}", task.features
         )
+
+    def require_accepted(self, name: str) -> None:
+        """Refuse one of the inputs in ACCEPTED where the method makes no use of it."""
+        if name not in self.accepts:
+            raise InputError(
+                f"The method {self.name} cannot use {ACCEPTED[name]} ({name!r}): leave them out, or use tide."
+            )
 
     def _fit(self, task: Task) -> Result:
         raise TypeError(f"{type(self).__name__} implements neither _fit nor start and step.")
@@ -146,14 +171,32 @@ class OnlineMethod(Method):
         """Make the state before the first sample; of the task only text, logit scale and extras are used."""
         return self.state_type(text=task.text, logit_scale=task.logit_scale, seen=0)
 
-    def step(self, state: S, x: Array) -> tuple[S, Result]:
+    def step(self, state: S, x: Array, known: Array | None = None) -> tuple[S, Result]:
         """Predict the samples `x` and return the state after them; `state` itself stays as it was.
 
-        `x` is what the method reads of each sample: features (n, d), views (n, V, d) or images.
+        `x` is what the method reads of each sample: features (n, d), views (n, V, d) or images. `known` (n,) has the
+        class numbers of samples whose label is known, -1 for the others, for methods that accept known labels.
         """
         x = self.check(state, x)
-        after, result = self._step(state, x)
+        if known is None:
+            after, result = self._step(state, x)
+        else:
+            after, result = self._step(state, x, self.check_known(state, x, known))
         return dataclasses.replace(after, seen=state.seen + len(x)), result
+
+    def correct(self, state: S, x: Array, known: Array) -> S:
+        """Return the state after labels of samples that were predicted before became known, (n, d) and (n,).
+
+        The next step makes use of them; a sample that the state no longer remembers counts as a labelled one all the
+        same. An entry of -1 takes back a label that was given by mistake.
+        """
+        x = self.check(state, x)
+        return self._correct(state, x, self.check_known(state, x, known))
+
+    def check_known(self, state: State, x: Array, known: Array) -> Array:
+        """Return known labels as `_step` takes them, (n,), for a method that accepts them."""
+        self.require_accepted("known")
+        return check_known(known, len(x), int(state.text.shape[0]), state.text)
 
     def check(self, state: State, x: Array) -> Array:
         """Return samples as `_step` takes them, in new memory: unit rows of the state's kind; images are left alone."""
@@ -167,11 +210,14 @@ class OnlineMethod(Method):
             )
         return x
 
-    def _step(self, state: S, x: Array) -> tuple[S, Result]:
+    def _step(self, state: S, x: Array, known: Array | None = None) -> tuple[S, Result]:
         raise TypeError(f"{type(self).__name__} does not implement _step.")
 
+    def _correct(self, state: S, x: Array, known: Array) -> S:
+        raise TypeError(f"{type(self).__name__} accepts known labels and does not implement _correct.")
+
     def _fit(self, task: Task) -> Result:
-        return self.step(self.start(task), samples(self, task))[1]
+        return self.step(self.start(task), samples(self, task), task.known)[1]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -190,13 +236,13 @@ class PerBatch(OnlineMethod):
 
     def __post_init__(self) -> None:
         """Answer to the name and the needs of the method inside."""
-        for attribute in ("name", "needs", "citation"):
+        for attribute in ("name", "needs", "accepts", "citation"):
             object.__setattr__(self, attribute, getattr(self.method, attribute))
 
-    def _step(self, state: S, x: Array) -> tuple[S, Result]:
+    def _step(self, state: S, x: Array, known: Array | None = None) -> tuple[S, Result]:
         features = x[:, 0] if "views" in self.needs else x
         extras = {"views": x} if "views" in self.needs else {}
-        task = Task(features, state.text, state.logit_scale, extras=extras)
+        task = Task(features, state.text, state.logit_scale, extras=extras, known=known)
         self.method.require(task)
         return state, self.method._fit(task)
 

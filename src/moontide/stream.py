@@ -27,7 +27,7 @@ from moontide.store.files import replacing
 from moontide.streams import read_file, read_state, restore, state_bytes, unpack
 from moontide.types import Result, Task, check_class_names
 
-WAITING = "stream.waiting"
+WAITING, WAITING_KNOWN = "stream.waiting", "stream.waiting_known"
 
 
 class Stream:
@@ -57,15 +57,23 @@ class Stream:
         batch_size: int | None = None,
         max_wait: float | None = None,
         clock: Callable[[], float] = time.monotonic,
+        class_prior: Array | None = None,
+        negatives: Array | None = None,
         **extras: Any,
     ) -> None:
-        """Begin a stream over the classes of `text` (K, d); `extras` is what a method needs once, such as `encoder`."""
+        """Begin a stream over the classes of `text` (K, d); `extras` is what a method needs once, such as `encoder`.
+
+        `class_prior` (K,) and `negatives` (M, d) are as in `fit_predict`.
+        """
         chosen = make_method(method) if isinstance(method, str) else method
         missing = sorted(chosen.needs - {"views", "images"} - extras.keys())
         if missing:
             raise MissingInputError(f"The method {chosen.name} needs {' and '.join(missing)}: pass {missing[0]}=...")
         prototypes = as_real(text, "text_features")
-        task = Task(prototypes[:1, :], prototypes, logit_scale, class_names, extras=extras)
+        task = Task(prototypes[:1, :], prototypes, logit_scale, class_names, None, extras, None, class_prior, negatives)
+        for name in ("class_prior", "negatives"):
+            if getattr(task, name) is not None:
+                chosen.require_accepted(name)
         self._begin(as_online(chosen), as_online(chosen).start(task), task.class_names, batch_size, max_wait, clock)
 
     def _begin(
@@ -77,6 +85,7 @@ class Stream:
         max_wait: float | None,
         clock: Callable[[], float],
         rows: Any = None,
+        known: Array | None = None,
     ) -> None:
         if batch_size is not None and not (isinstance(batch_size, int) and batch_size >= 1):
             raise OptionError(f"'batch_size' must be an integer of at least 1, or None. Got {batch_size!r} instead.")
@@ -89,7 +98,7 @@ class Stream:
         self.method, self.state = method, state
         self.class_names = None if class_names is None else tuple(class_names)
         self.batch_size, self.max_wait, self._clock = batch_size, max_wait, clock
-        self._rows, self._since = rows, clock()
+        self._rows, self._known, self._since = rows, known, clock()  # samples that wait, and their known labels
 
     @property
     def waiting(self) -> int:
@@ -101,14 +110,25 @@ class Stream:
         """How many samples were labelled."""
         return self.state.seen
 
-    def push(self, x: Any) -> Result:
+    def push(self, x: Any, known: Array | None = None) -> Result:
         """Take samples (n, d), or what else the method reads, and return the answers that are ready, oldest first.
 
-        Where it raises an error, the stream is as it was before.
+        `known` (n,) has the class numbers of samples whose label is known, -1 for the others. Where it raises an error,
+        the stream is as it was before.
         """
         x = self.method.check(self.state, x)
+        if known is not None:
+            known = self.method.check_known(self.state, x, known)
         rows = x if self._rows is None else join(self._rows, x)
-        return self._advance(rows, 1 if self._late() else self.batch_size or 1)
+        labels = known if self._rows is None else join_known(self._known, self.waiting, known, len(x), self.state.text)
+        return self._advance(rows, labels, 1 if self._late() else self.batch_size or 1)
+
+    def correct(self, x: Any, known: Array) -> None:
+        """Tell the method the labels (n,) of samples (n, d) that were answered before; the next answers make use of it.
+
+        Samples that still wait are not answered yet: they are not looked for, and count as others would.
+        """
+        self.state = self.method.correct(self.state, x, known)
 
     def poll(self) -> Result:
         """Return answers to the samples that wait if the oldest has waited `max_wait` seconds."""
@@ -116,22 +136,24 @@ class Stream:
 
     def flush(self) -> Result:
         """Return answers to all samples that wait."""
-        return self._advance(self._rows, 1)
+        return self._advance(self._rows, self._known, 1)
 
     def _late(self) -> bool:
         return self.waiting > 0 and self.max_wait is not None and self._clock() - self._since >= self.max_wait
 
-    def _advance(self, rows: Any, least: int) -> Result:
+    def _advance(self, rows: Any, known: Array | None, least: int) -> Result:
         """Label `rows` in micro-batches while at least `least` are left, and keep the others waiting."""
         state, results, start, n = self.state, [], 0, 0 if rows is None else len(rows)
         while n - start >= least:
             stop = min(start + (self.batch_size or n), n)
-            state, result = self.method.step(state, rows[start:stop])
+            labels = None if known is None else known[start:stop]
+            state, result = self.method.step(state, rows[start:stop], labels)
             results.append(result)
             start = stop
         if start or not self.waiting:
             self._since = self._clock()
         self.state, self._rows = state, None if start == n else copy_array(rows[start:])
+        self._known = None if start == n or known is None else copy_array(known[start:])
         return Result.concatenate(results) if results else self._nothing()
 
     def _nothing(self) -> Result:
@@ -158,6 +180,8 @@ class Stream:
         if not keep:
             raise InputError(f"A stream needs at least one class. Got all {k} to remove; add others first.")
         self.state = change_classes(self.method, self.state, keep)
+        if self._known is not None:
+            self._known = renumber(self._known, keep, k)
         self.class_names = self.class_names and tuple(self.class_names[i] for i in keep)
 
     def _number(self, which: int | str, k: int) -> int:
@@ -175,6 +199,8 @@ class Stream:
             raise InputError(f"{self.waiting} images wait, which a state file cannot hold; call flush() first.")
         settings = {"class_names": self.class_names, "batch_size": self.batch_size, "max_wait": self.max_wait}
         arrays = {WAITING: self._rows} if self.waiting else {}
+        if self._known is not None:
+            arrays[WAITING_KNOWN] = self._known
         data = state_bytes(self.method, self.state, {"stream": json.dumps(settings)}, arrays)
         with replacing(path) as handle:
             handle.write(data)
@@ -198,9 +224,9 @@ class Stream:
         if "stream" not in metadata:
             raise FileError(f"{path} is a state without a stream; load it by moontide.streams.load_state.")
         method, state = read_state(metadata, arrays, str(path), ref, **live)
-        rows = restore(arrays[WAITING], ref) if WAITING in arrays else None
+        rows, known = (restore(arrays[x], ref) if x in arrays else None for x in (WAITING, WAITING_KNOWN))
         stream = cls.__new__(cls)
-        stream._begin(method, state, clock=clock, rows=rows, **json.loads(metadata["stream"]))
+        stream._begin(method, state, clock=clock, rows=rows, known=known, **json.loads(metadata["stream"]))
         return stream
 
 
@@ -213,6 +239,34 @@ def join(first: Any, second: Any) -> Any:
     if is_torch_array(first) or hasattr(first, "dtype"):
         return namespace(first).concat([first, second])
     return [*first, *second]
+
+
+def join_known(first: Array | None, n: int, second: Array | None, m: int, ref: Array) -> Array | None:
+    """Put known labels of m samples after those of n others; None stands for samples without any, also in the answer.
+
+    >>> import numpy as np
+    >>> join_known(None, 2, np.asarray([4]), 1, np.zeros(1))
+    array([-1, -1,  4])
+    """
+    if first is None and second is None:
+        return None
+    xp = namespace(ref)
+    none = [xp.full((size,), -1, dtype=xp.int64, device=device(ref)) for size in (n, m)]
+    return xp.concat([none[0] if first is None else first, none[1] if second is None else second])
+
+
+def renumber(numbers: Array, keep: Sequence[int], k: int) -> Array:
+    """Return numbers of k classes as their places in `keep`, -1 for classes that are not there and for -1.
+
+    >>> import numpy as np
+    >>> renumber(np.asarray([2, 0, -1]), [1, 2], 3)
+    array([ 1, -1, -1])
+    """
+    xp = namespace(numbers)
+    table = xp.full((k + 1,), -1, dtype=numbers.dtype, device=device(numbers))  # the last entry is for -1
+    kept = xp.asarray(list(keep), dtype=xp.int64, device=device(numbers))
+    table[kept] = xp.arange(len(keep), dtype=numbers.dtype, device=device(numbers))
+    return table[numbers]
 
 
 def change_classes(method: OnlineMethod, state: State, keep: Sequence[int], text: Array | None = None) -> State:
@@ -263,9 +317,7 @@ def carry(old: Array, fresh: Array, index: Array, class_axis: int, entries: str)
     total = xp.sum(old, axis=class_axis, keepdims=True)
     old = xp.take(old, index, axis=class_axis)
     if entries == "numbers":
-        table = xp.full((k + 1,), -1, dtype=old.dtype, device=device(old))  # the last entry is for -1
-        table[index] = xp.arange(kept, dtype=old.dtype, device=device(old))
-        old, width = table[old], fresh.shape[-1]
+        old, width = renumber(old, index, k), fresh.shape[-1]
         order = xp.argsort(xp.astype(old < 0, xp.int64), axis=-1, stable=True)  # the classes first
         padding = xp.full((*old.shape[:-1], width), -1, dtype=old.dtype, device=device(old))
         old = xp.concat([xp.take_along_axis(old, order, axis=-1), padding], axis=-1)[..., :width]

@@ -68,7 +68,7 @@ def run_stream(
     x, results = samples(online, task), []
     for start in range(0, n, batch_size):
         stop = min(start + batch_size, n)
-        state, result = online.step(state, x[start:stop])
+        state, result = online.step(state, x[start:stop], None if task.known is None else task.known[start:stop])
         results.append(result)
         if progress is not None:
             progress(stop, n)

@@ -9,7 +9,9 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from moontide.core.arrays import Array, as_real, is_torch_array, like, namespace, unit_rows
+import numpy as np
+
+from moontide.core.arrays import Array, as_matrix, as_real, device, is_torch_array, like, namespace, to_numpy, unit_rows
 from moontide.core.graph import Graph, adapt_graph
 from moontide.errors import InputError
 
@@ -20,7 +22,10 @@ PER_SAMPLE = ("views", "images")  # extras with one row a sample
 class Task:
     """Image embeddings and class-name embeddings in one space, checked and scaled to unit length on entry.
 
-    `extras` holds what some methods need beyond features, by name: `views` (N, V, d), `images`, `encoder`.
+    Three inputs are for the methods whose `accepts` names them: `known` has the class numbers of samples whose label is
+    known and -1 for all others; `class_prior` is the class balance that the samples are known to have; `negatives` are
+    embeddings of names that none of the images should be. `extras` holds what some methods need beyond features, by
+    name: `views` (N, V, d), `images`, `encoder`.
 
     >>> import numpy as np
     >>> task = Task(np.eye(3), 2 * np.eye(3)[:2], class_names=("cat", "dog"))
@@ -34,6 +39,9 @@ class Task:
     class_names: Sequence[str] | None = None
     graph: Graph | None = None  # precomputed neighbours; None: each method builds the one it asks for
     extras: Mapping[str, Any] = field(default_factory=dict)
+    known: Array | None = None  # (N,) class numbers, -1 where the label is not known
+    class_prior: Array | None = None  # (K,) scaled to sum 1
+    negatives: Array | None = None  # (M, d) unit rows
 
     def __post_init__(self) -> None:
         """Check everything once, so that no method has to."""
@@ -55,6 +63,12 @@ class Task:
             set_(self, "class_names", check_class_names(self.class_names, self.k))
         if self.graph is not None:
             set_(self, "graph", adapt_graph(self.graph, self.features))
+        if self.known is not None:
+            set_(self, "known", check_known(self.known, self.n, self.k, self.features))
+        if self.class_prior is not None:
+            set_(self, "class_prior", check_class_prior(self.class_prior, self.k, self.features))
+        if self.negatives is not None:
+            set_(self, "negatives", check_negatives(self.negatives, self.features))
         for name in PER_SAMPLE:
             if name in self.extras and len(self.extras[name]) != self.n:
                 raise InputError(
@@ -79,7 +93,8 @@ class Task:
     def rows(self, start: int, stop: int) -> Task:
         """Return the task of some consecutive samples (without the graph, which joins all of them)."""
         extras = {k: v[start:stop] if k in PER_SAMPLE else v for k, v in self.extras.items()}
-        return replace(self, features=self.features[start:stop, :], graph=None, extras=extras)
+        known = None if self.known is None else self.known[start:stop]
+        return replace(self, features=self.features[start:stop, :], graph=None, extras=extras, known=known)
 
     def batches(self, size: int) -> Iterator[Task]:
         """Split the samples in file order into independent tasks of `size`, the last one possibly smaller."""
@@ -102,6 +117,62 @@ def check_class_names(names: Sequence[str], k: int) -> tuple[str, ...]:
     if double:
         warnings.warn(f"class names appear more than once: {', '.join(double)}", UserWarning, stacklevel=3)
     return names
+
+
+def check_known(known: Any, n: int, k: int, ref: Array) -> Array:
+    """Check one class number per sample, -1 where the label is not known, and bring them to the device of `ref`.
+
+    >>> check_known([-1, 1], 2, 2, np.zeros(1))
+    array([-1,  1])
+    """
+    values: Any = to_numpy(known)
+    if values.shape != (n,):
+        raise InputError(f"'known' must have one entry for each of the {n} samples. Got shape {values.shape} instead.")
+    if not np.issubdtype(values.dtype, np.integer):
+        raise InputError(
+            f"'known' must be integers, class numbers from 0, or -1 where the label is not known. "
+            f"Got dtype {values.dtype} instead."
+        )
+    bad = np.flatnonzero((values < -1) | (values >= k))
+    if bad.size:
+        raise InputError(
+            f"'known' must be class numbers from 0 to {k - 1}, or -1 where the label is not known. "
+            f"Got {values[bad[0]]} in row {bad[0]}."
+        )
+    xp = namespace(ref)
+    return xp.asarray(values, dtype=xp.int64, device=device(ref))
+
+
+def check_class_prior(prior: Any, k: int, ref: Array) -> Array:
+    """Check one share per class, at least 0, and scale them to sum 1, in the kind of `ref`.
+
+    >>> check_class_prior([1, 3], 2, np.zeros(1))
+    array([0.25, 0.75])
+    """
+    prior = as_matrix(prior, "class_prior", 1)
+    if prior.shape[0] != k:
+        raise InputError(f"'class_prior' must have one share for each of the {k} classes. Got {prior.shape[0]}.")
+    xp = namespace(prior)
+    if not (float(xp.min(prior)) >= 0 and float(xp.sum(prior)) > 0):
+        raise InputError(
+            "'class_prior' must be shares of at least 0, not all of them 0. Got a negative one, or only 0."
+        )
+    return like(prior / xp.sum(prior), ref)
+
+
+def check_negatives(negatives: Any, ref: Array) -> Array:
+    """Check embeddings (M, d) of names that none of the images should be, and return unit rows of the kind of `ref`.
+
+    >>> check_negatives([[0, 2]], np.zeros((1, 2)))
+    array([[0., 1.]])
+    """
+    negatives = as_real(negatives, "negatives")
+    if negatives.shape[1] != ref.shape[1]:
+        raise InputError(
+            f"'negatives' must have the dimension of the text features, {ref.shape[1]}. "
+            f"Got {negatives.shape[1]} instead; were they made by one model?"
+        )
+    return like(unit_rows(negatives, "negatives"), ref)
 
 
 @dataclass(frozen=True)
