@@ -22,7 +22,7 @@ pytest.importorskip("fastapi", reason="the extra 'serve' is not installed")
 
 from moontide.encoders import Encoder
 from moontide.serve.auth import Gate
-from moontide.serve.journal import open_store
+from moontide.serve.databases import open_store
 from moontide.serve.server import Server as InThread
 from moontide.serve.server import listen
 from moontide.serve.service import Service
@@ -116,7 +116,10 @@ class Colour(Encoder):
 @contextlib.contextmanager
 def serving(data, tokens=None, **options):
     gate = Gate(tokens or {}, **{k: options.pop(k) for k in ("max_body", "body_seconds") if k in options})
-    service = Service(open_store(data, "never"), gate=gate, **options)
+    store = open_store(data, options.pop("fsync", "never"))
+    for name, token in (tokens or {}).items():
+        store.put_token(name, token.write())
+    service = Service(store, gate=gate, **options)
     server, listening = InThread(service), listen("127.0.0.1", 0)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
     thread.start()

@@ -68,12 +68,12 @@ def json_nested_too_deep(client):
     return embeddings(client, b"[" * 50_000, JSON)
 
 
-@case(422, "JSON object with 'embeddings'")
+@case(422, "JSON object with some of the fields embeddings, known")
 def json_of_another_shape(client):
     return embeddings(client, b"[1, 2]", JSON)
 
 
-@case(422, "and nothing else")
+@case(422, "'label': Extra inputs", "known are embeddings, known")
 def json_with_more_than_is_known(client):
     return client.post("/streams/a/embeddings", json={"embeddings": [[1] * D], "label": 1})
 

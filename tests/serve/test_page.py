@@ -177,8 +177,8 @@ def test_it_fits_the_screen(browser, app, sqlite, width):
 
 
 def test_a_token_is_asked_for(browser, app, sqlite):
-    token, digest = new_token()
-    page = Driver(browser, app(sqlite, tokens={"me": digest}))
+    token, kept = new_token()
+    page = Driver(browser, app(sqlite, tokens={"me": kept}))
     page.go()
     page.wait("!document.querySelector('#login').hidden")
     page.run(f"document.querySelector('#token').value = {token!r}")

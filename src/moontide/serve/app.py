@@ -1,7 +1,8 @@
 """The application: the routes behind their guard, the pages, and how errors are said.
 
 An error is a JSON object with one sentence, `detail`. Statuses: 400 unreadable, 401 and 403 not let in, 404 not there,
-408 too slow, 409 taken, 413 too large, 415 of another kind, 422 readable but wrong, 429 too busy (with Retry-After).
+408 too slow, 409 taken, 413 too large, 415 of another kind, 422 readable but wrong, 429 too busy, 503 not now (the last
+two with Retry-After).
 """
 
 from __future__ import annotations
@@ -19,19 +20,21 @@ from moontide.errors import FileError, MoontideError, ResourceError
 from moontide.serve.auth import Guard
 from moontide.serve.batching import BusyError
 from moontide.serve.images import KindError, TooLargeError
-from moontide.serve.journal import DamagedError, StoreError
+from moontide.serve.journal import StoreError
+from moontide.serve.models import in_words
+from moontide.serve.parsing import JSONError
 from moontide.serve.routes import router
 from moontide.serve.service import Service
 from moontide.serve.state import GoneError, TakenError
 
 STATUS: dict[type[BaseException], int] = {
+    JSONError: 400,
     GoneError: 404,
     TakenError: 409,
     ResourceError: 413,
     TooLargeError: 413,
     KindError: 415,
     BusyError: 429,
-    DamagedError: 500,
     StoreError: 503,
     FileError: 503,
     MoontideError: 422,
@@ -88,8 +91,7 @@ async def _say_invalid(_: Request, error: Exception) -> JSONResponse:
     found = error.errors() if isinstance(error, RequestValidationError) else []
     if any(each["type"] == "json_invalid" for each in found):
         return JSONResponse({"detail": "The body is not JSON."}, 400)
-    said = [f"'{'.'.join(map(str, each['loc'][1:])) or each['loc'][0]}': {each['msg']}" for each in found[:3]]
-    return JSONResponse({"detail": "; ".join(said)[:500] + "."}, 422)
+    return JSONResponse({"detail": in_words([{**each, "loc": each["loc"][1:] or each["loc"]} for each in found])}, 422)
 
 
 async def _say_bug(_: Request, error: Exception) -> JSONResponse:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from http import HTTPStatus
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 MAX_PUSH = 4096  # samples
+DEFAULT_METHOD = "moon"
 Value = bool | int | float | str  # of an option
 
 
@@ -23,12 +25,14 @@ class NewStream(BaseModel):
     template: str | None = Field(
         None, max_length=200, description="What the encoder reads, {} the class; else its own."
     )
-    method: str = Field("moon", max_length=100, description="A method of GET /server.")
+    method: str = Field(DEFAULT_METHOD, max_length=100, description="A method of GET /server.")
     preset: str | None = Field(None, max_length=100)
-    options: dict[str, Value] = Field({}, description="Options of the method.")
-    logit_scale: float | None = Field(None, gt=0, le=1e6, description="1 / temperature; else the encoder's, or 100.")
+    options: dict[str, Value] = Field({}, description="Options of the method; 'inf' for infinity.")
+    logit_scale: float | None = Field(None, ge=1e-6, le=1e6, description="1 / temperature; else the encoder's, or 100.")
     max_batch: int = Field(64, ge=1, le=MAX_PUSH, description="Samples that make a micro-batch at once.")
-    max_wait_ms: float = Field(10.0, ge=0, le=10_000, description="How long a sample waits for others.")
+    max_wait_ms: float = Field(
+        10.0, ge=0, le=10_000, description="How long a push waits for others, where several came together before."
+    )
     window: int = Field(512, ge=1, le=MAX_PUSH, description="Last samples that can be predicted again.")
 
 
@@ -80,6 +84,15 @@ class Predictions(BaseModel):
     zero_shot_labels: list[int]
     zero_shot_class_names: list[str]
     zero_shot_confidence: list[float]
+    known: list[int | None] = Field(description="True classes that were told, null where none was.")
+
+
+class Corrections(BaseModel):
+    """What is known now of samples; lists are by sample, null where a label was taken back."""
+
+    samples: list[int]
+    known: list[int | None]
+    class_names: list[str | None]
 
 
 class Revision(Predictions):
@@ -118,6 +131,8 @@ class ServerInfo(BaseModel):
     version: str
     encoder: str | None
     methods: list[str]
+    default_method: str
+    accept_known: list[str] = Field(description="Methods that can use known labels.")
     sample_images: int
     max_push: int
     max_images: int
@@ -135,6 +150,16 @@ def status_words(*statuses: int) -> dict[int | str, dict[str, Any]]:
     return {status: {"description": HTTPStatus(status).phrase, "content": content} for status in statuses}
 
 
+def in_words(found: Sequence[Any]) -> str:
+    """Name the first things that are wrong in a request, without repeating what was sent.
+
+    >>> in_words([{"loc": ("window",), "msg": "Input should be greater than 0"}])
+    "'window': Input should be greater than 0."
+    """
+    said = [f"'{'.'.join(map(str, each['loc']))}': {each['msg']}" for each in found[:3]]
+    return "; ".join(said)[:500] + "."
+
+
 def body(**kinds: dict[str, Any]) -> dict[str, Any]:
     """Describe a request body by its media types, `_` for `/`."""
     content = {kind.replace("_", "/", 1).replace("_", "-"): {"schema": schema} for kind, schema in kinds.items()}
@@ -143,11 +168,28 @@ def body(**kinds: dict[str, Any]) -> dict[str, Any]:
 
 BINARY = {"type": "string", "format": "binary"}
 NUMBERS = {"type": "array", "items": {"type": "number"}}
+LABELS = {"type": "array", "items": {"type": ["string", "integer", "null"]}}
+KNOWN = body(
+    application_json={
+        "type": "object",
+        "properties": {
+            "samples": {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1},
+            "labels": {**LABELS, "minItems": 1},
+        },
+        "required": ["samples", "labels"],
+        "additionalProperties": False,
+    },
+)
+NEW_STREAM = body(application_json=NewStream.model_json_schema())
 EMBEDDINGS = body(
     application_json={
         "type": "object",
-        "properties": {"embeddings": {"type": "array", "items": NUMBERS}},
+        "properties": {
+            "embeddings": {"type": "array", "items": NUMBERS},
+            "known": {**LABELS, "description": "True classes that are known already, by name or number, or null."},
+        },
         "required": ["embeddings"],
+        "additionalProperties": False,
     },
     application_octet_stream=BINARY,
 )

@@ -4,24 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import re
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Annotated, Any
 
 import numpy as np
-from fastapi import APIRouter, Depends, Header, HTTPException, Path, Query, Request
+from fastapi import APIRouter, Depends, Header, Path, Query, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from fastapi.routing import APIRoute
+from pydantic import ValidationError
 from starlette.datastructures import UploadFile
 
 import moontide
 from moontide.errors import InputError
-from moontide.serve.batching import Event, Line
+from moontide.registry import method_type
+from moontide.serve.batching import BusyError, Line, Listener, known_of
 from moontide.serve.images import MAX_IMAGES, KindError, sniff
 from moontide.serve.models import (
+    DEFAULT_METHOD,
     EMBEDDINGS,
     IMAGES,
+    KNOWN,
     MAX_PUSH,
+    NEW_STREAM,
+    Corrections,
     Description,
     FlatMap,
     NewStream,
@@ -31,17 +38,21 @@ from moontide.serve.models import (
     ServerInfo,
     SnapshotInfo,
     Summary,
+    in_words,
     status_words,
 )
-from moontide.serve.service import Service, check_rows, sample_set, usable_methods
-from moontide.serve.state import Answer, Answers, Floats, GoneError
+from moontide.serve.parsing import INLINE, check_rows, parse
+from moontide.serve.records import Answer, Labels, columns, numbers
+from moontide.serve.service import Service, class_numbers, sample_set, usable_methods
+from moontide.serve.state import GoneError
 
 MAX_PREDICTIONS = 10_000  # of one request
+HOLD_SECONDS = 2.0  # that a push to a full line is held back before it is refused, so that refusing costs little
 HEARTBEAT = 15.0  # seconds after which an idle event stream gives a sign of life
 KEY, SHAPE = r"^[!-~]{1,128}$", r"^\d{1,6},\d{1,6}$"  # forms of headers
 MISSING = status_words(404)
 
-router = APIRouter(responses=status_words(400, 401, 403, 408, 413, 422, 429))
+router = APIRouter(responses=status_words(400, 401, 403, 408, 413, 422, 429, 503))
 
 
 Name = Annotated[str, Path(description="The name of the stream.")]
@@ -83,31 +94,6 @@ def reply(value: Any, status: int = 200, headers: dict[str, str] | None = None) 
     return Response(content, status, headers, "application/json")
 
 
-def columns(first: int, rows: Answers, names: Sequence[str]) -> dict[str, Any]:
-    """Return predictions as lists by sample.
-
-    >>> from moontide.serve.state import ANSWER
-    >>> columns(7, np.asarray([(1, 0.75, 0, 0.5)], ANSWER), ("cat", "dog"))["class_names"]
-    ['dog']
-    """
-    told: dict[str, Any] = {"first": first, "size": len(rows)}
-    for prefix in ("", "zero_shot_"):
-        labels = rows[f"{prefix}label"].tolist()
-        told[f"{prefix}labels"] = labels
-        told[f"{prefix}class_names"] = [names[label] for label in labels]
-        told[f"{prefix}confidence"] = rows[f"{prefix}confidence"].astype(np.float64).round(6).tolist()
-    return told
-
-
-def numbers(values: Any) -> list[float] | None:
-    """Return an array as a list, or None where there is none.
-
-    >>> numbers(np.asarray([0.5], np.float32))
-    [0.5]
-    """
-    return None if values is None else np.asarray(values, np.float64).round(6).tolist()
-
-
 # Samples, first: routes are tried in order
 
 
@@ -138,14 +124,82 @@ async def push_embeddings(request: Request, stream: Name, key: Key = None, shape
     """Push embeddings as JSON or as raw float32, and get their predictions when they are safe in the journal."""
     service: Service = request.app.state.service
     line = service.line(stream)
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind == "application/json":
-        x = from_json(await request.body())
-    elif kind == "application/octet-stream":
-        x = from_raw(await request.body(), shape)
-    else:
+    kind = media_type(request)
+    if kind not in ("application/json", "application/octet-stream"):
         raise KindError(f"Embeddings must be application/json or application/octet-stream. Got {kind[:50]!r} instead.")
-    return answered(line, await service.push(line, x, key))
+    await admit(request, line, 1 if shape is None else int(shape.partition(",")[0]))
+    body, known = await request.body(), None
+    if kind == "application/octet-stream":
+        large = len(body) > INLINE
+        x = await service.aside(lambda: from_raw(body, shape)) if large else from_raw(body, shape)
+    else:
+        rest, x = await parsed(service, body, "embeddings", ("known",))
+        if x is None:
+            raise InputError("The body must be a JSON object with 'embeddings', one row per sample.")
+        if rest.get("known") is not None:
+            known = check_known(rest["known"], line)
+    return answered(line, await service.push(line, x, key, known))
+
+
+def media_type(request: Request) -> str:
+    """Return the media type of a body, without its parameters."""
+    return request.headers.get("content-type", "").partition(";")[0].strip().lower()
+
+
+async def parsed(service: Service, body: bytes, field: str, others: tuple[str, ...]) -> Any:
+    """Read a JSON body; a large one on a thread, which waits for a process."""
+    if len(body) <= INLINE:
+        return parse(body, field, others)
+    async with service.parsing:
+        return await service.aside(lambda: parse(body, field, others))
+
+
+async def admit(request: Request, line: Line, samples: int) -> None:
+    """Hold back a push that the line has no room for; refuse it where there is none after that either."""
+    try:
+        line.admit(samples)
+    except BusyError as busy:
+        await asyncio.sleep(min(HOLD_SECONDS, busy.retry_after))
+        try:
+            line.admit(samples)
+        except BusyError:
+            async for _ in request.stream():  # so that the connection can be used again
+                pass
+            raise
+
+
+def check_known(known: Any, line: Line) -> Labels:
+    """Check the list of known labels of a push."""
+    good = isinstance(known, list) and all(
+        label is None or isinstance(label, str) or type(label) is int for label in known
+    )
+    if not good:
+        raise InputError("'known' must be a list of class names, class numbers, or null where a label is not known.")
+    return class_numbers(known, line.stream.config.class_names, "known")
+
+
+@router.post(
+    "/streams/{stream}/known", response_model=Corrections, responses=status_words(404, 415), openapi_extra=KNOWN
+)
+async def correct(request: Request, service: TheService, line: TheLine, key: Key = None) -> Response:
+    """Tell the true labels of samples that were answered before; the next micro-batch makes use of them.
+
+    Samples are numbered along the stream, and must be in the window; a label is a class name or number, or null to
+    take one back. The method must be one that can use known labels.
+    """
+    if media_type(request) != "application/json":
+        raise KindError("Corrections must be application/json.")
+    rest, _ = parse(await request.body(), "", ("samples", "labels"))
+    samples, labels = rest.get("samples", []), rest.get("labels")
+    good = isinstance(samples, list) and samples and all(type(n) is int and 0 <= n < 2**53 for n in samples)
+    if not good or not isinstance(labels, list):
+        raise InputError("The body must have 'samples', a list of sample numbers, and 'labels', one for each.")
+    check_known(labels, line)
+    done = await service.correct(line, samples, labels, key)
+    told = {"samples": done.samples.tolist(), "known": known_of(done.labels)}
+    names = line.stream.config.class_names
+    told["class_names"] = [None if label is None else names[label] for label in told["known"]]
+    return reply(told, headers={"Idempotency-Replayed": "true"} if done.repeated else None)
 
 
 @router.post(
@@ -153,8 +207,9 @@ async def push_embeddings(request: Request, stream: Name, key: Key = None, shape
 )
 async def push_images(request: Request, service: TheService, line: TheLine, key: Key = None) -> Response:
     """Push JPEG, PNG or WebP images as the parts `images` of a form, where the server has an encoder."""
-    if not request.headers.get("content-type", "").startswith("multipart/form-data"):
+    if media_type(request) != "multipart/form-data":
         raise KindError("Images must be sent as multipart/form-data.")
+    await admit(request, line, 1)
     async with request.form(max_files=MAX_IMAGES, max_fields=1) as form:
         parts = form.getlist("images")
         if set(form) - {"images"} or not all(isinstance(part, UploadFile) for part in parts):
@@ -180,22 +235,7 @@ def answered(line: Line, answer: Answer) -> Response:
     return reply(told, headers={"Idempotency-Replayed": "true"} if answer.repeated else None)
 
 
-def from_json(body: bytes) -> Floats:
-    """Read {"embeddings": [[...], ...]}.
-
-    >>> from_json(b'{"embeddings": [[1, 2]]}')
-    array([[1., 2.]], dtype=float32)
-    """
-    try:
-        value = json.loads(body)
-    except (ValueError, RecursionError):
-        raise HTTPException(400, "The body is not JSON.") from None
-    if not isinstance(value, dict) or set(value) != {"embeddings"}:
-        raise InputError("The body must be a JSON object with 'embeddings' and nothing else.")
-    return check_rows(value["embeddings"], "embeddings")
-
-
-def from_raw(body: bytes, shape: str | None) -> Floats:
+def from_raw(body: bytes, shape: str | None) -> Any:
     """Read little-endian float32 of a shape that is said.
 
     >>> from_raw(bytes(4) + b"\\0\\0\\x80?", "1,2")
@@ -235,38 +275,35 @@ async def revise(service: TheService, line: TheLine) -> Response:
 @router.get("/streams/{stream}/map", response_model=FlatMap, responses=MISSING)
 async def flat_map(service: TheService, line: TheLine) -> Response:
     """Return the window's samples in the plane in which they differ most, their first two principal components."""
-    moment = await line.moment()
-    first, places, rows = await service.aside(lambda: line.stream.flat_map(moment))
+    first, places, rows = await service.flat_map(line)
     x, y = places.T.round(5).tolist()
     return reply({**columns(first, rows, line.stream.config.class_names), "x": x, "y": y})
 
 
 @router.get("/streams/{stream}/events", responses=MISSING, response_class=StreamingResponse)
 async def events(line: TheLine) -> StreamingResponse:
-    """Follow a stream by server-sent events: `batch` with the predictions of each micro-batch, as JSON.
+    """Follow a stream by server-sent events, as JSON: `batch` with the predictions of each micro-batch, and `known`
+    with the labels of each correction.
 
     A listener that falls too far behind is cut off; it gets what it missed from `predictions`, by numbers.
     """
     return StreamingResponse(_events(line, line.listen()), media_type="text/event-stream")
 
 
-async def _events(line: Line, queue: asyncio.Queue[Event | None]) -> AsyncIterator[bytes]:
+async def _events(line: Line, listener: Listener) -> AsyncIterator[bytes]:
     try:
         yield b": welcome\n\n"
         while True:
             try:
-                event = await asyncio.wait_for(queue.get(), HEARTBEAT)
+                event = await asyncio.wait_for(listener.next(), HEARTBEAT)
             except asyncio.TimeoutError:
                 yield b": still here\n\n"
                 continue
             if event is None:
                 return
-            answer, moment = event
-            told = columns(answer.first, answer.rows, line.stream.config.class_names)
-            told |= {"seen": moment.state.seen, "total": moment.total, "beta": numbers(moment.tally.beta)}
-            yield f"id: {moment.total}\nevent: batch\ndata: {json.dumps(told, separators=(',', ':'))}\n\n".encode()
+            yield event
     finally:
-        line.listeners.discard(queue)
+        line.listeners.discard(listener)
 
 
 # The server
@@ -279,6 +316,8 @@ async def server(service: TheService) -> ServerInfo:
         version=moontide.__version__,
         encoder=None if service.encoder is None else service.encoder.id,
         methods=usable_methods(),
+        default_method=DEFAULT_METHOD,
+        accept_known=[name for name in usable_methods() if "known" in method_type(name).accepts],
         sample_images=len(service.samples),
         max_push=MAX_PUSH,
         max_images=MAX_IMAGES,
@@ -312,8 +351,9 @@ async def sample_image(service: TheService, number: Number) -> Response:
 
 
 @router.get("/streams")
-async def streams(service: TheService) -> list[Summary]:
-    """List the streams."""
+async def streams(request: Request, service: TheService) -> list[Summary]:
+    """List the streams; a token of one stream sees that."""
+    only = request.scope.get("moontide.stream")
     return [
         Summary(
             name=name, method=line.stream.config.method, source=line.stream.config.source,
@@ -321,14 +361,29 @@ async def streams(service: TheService) -> list[Summary]:
             created=line.stream.config.created, seen=line.stream.moment.state.seen if line.stream.moment else None,
         )
         for name, line in sorted(service.lines.items())
+        if only in (None, name)
     ]  # fmt: skip
 
 
-@router.post("/streams", status_code=201, response_model=Description, responses=status_words(409))
-async def create(service: TheService, new: NewStream) -> Response:
+@router.post(
+    "/streams", status_code=201, response_model=Description, responses=status_words(409, 415), openapi_extra=NEW_STREAM
+)
+async def create(request: Request, service: TheService) -> Response:
     """Make a stream."""
+    if media_type(request) != "application/json":
+        raise KindError("A new stream must be application/json.")
+    fields = tuple(name for name in NewStream.model_fields if name != "prototypes")
+    rest, prototypes = await parsed(service, await request.body(), "prototypes", fields)
+    if isinstance(rest.get("options"), dict) and len(rest["options"]) > 100:
+        raise InputError("'options' may have 100 entries, and has more.")
+    if isinstance(rest.get("classes"), list) and not all(isinstance(name, str) for name in rest["classes"]):
+        raise InputError("'classes' must be a list of names.")
+    try:
+        new = NewStream.model_validate(rest)
+    except ValidationError as error:
+        raise InputError(in_words(error.errors(include_url=False, include_input=False))) from None
     values = new.model_dump(exclude={"method", "prototypes"})
-    line = await service.create(method_name=new.method, prototypes=new.prototypes, **values)
+    line = await service.create(method_name=new.method, prototypes=prototypes, **values)
     return reply(await description(line), 201)
 
 
@@ -341,10 +396,11 @@ async def describe(line: TheLine) -> Response:
 async def description(line: Line) -> dict[str, Any]:
     """Return what is told of a stream."""
     config, moment = line.stream.config, await line.moment()
-    told = ("method", "options", "source", "dim", "logit_scale", "max_batch", "max_wait_ms", "window", "created")
+    told = ("method", "source", "dim", "logit_scale", "max_batch", "max_wait_ms", "window", "created")
     counts = moment.tally.counts.tolist()
+    options = {key: "inf" if value == math.inf else value for key, value in config.options.items()}
     return {
-        "name": line.stream.name, **{key: getattr(config, key) for key in told},
+        "name": line.stream.name, **{key: getattr(config, key) for key in told}, "options": options,
         "class_names": list(config.class_names), "seen": moment.state.seen, "total": moment.total,
         "kept": min(moment.kept, config.window), "waiting": line.samples, "batches": moment.seq,
         "changed": moment.tally.changed, "counts": counts[0], "zero_shot_counts": counts[1],
@@ -416,20 +472,26 @@ async def healthy() -> dict[str, str]:
     return {"status": "ok"}
 
 
-@router.get("/readyz", responses={503: {"description": "Not yet, or no longer"}})
+@router.get("/readyz", responses={503: {"description": "Not yet, no longer, or not now"}})
 async def ready(service: TheService) -> JSONResponse:
-    """Say whether all streams are read and the server is not going down; `failed` names streams that cannot be read."""
-    status = "closing" if service.closing else "loading" if service.loading else "ready"
-    return JSONResponse({"status": status, "failed": service.failed}, 200 if status == "ready" else 503)
+    """Say whether pushes are taken, and why not: `status` is ready, loading, closing or failing.
+
+    `failed` names streams that cannot be read, `problems` what else is wrong; a busy stream does not stop the others.
+    """
+    states = {"closing": service.closing, "loading": service.loading, "failing": service.trouble}
+    status = next((name for name, there in states.items() if there), "ready")
+    told = {"status": status, "failed": service.failed, "problems": service.problems()}
+    return JSONResponse(told, 200 if status == "ready" else 503)
 
 
 @router.get("/metrics", response_class=Response)
 async def metrics(service: TheService) -> Response:
     """Return counters in Prometheus' text format."""
     lines = service.lines.items()
-    gauges = {
+    gauges: dict[str, dict[str, float]] = {
         "moontide_waiting_samples": {name: line.samples for name, line in lines},
         "moontide_seen_samples": {name: line.stream.moment.state.seen for name, line in lines if line.stream.moment},
         "moontide_listeners": {name: len(line.listeners) for name, line in lines},
+        "moontide_busy": {name: float(line.busy is not None) for name, line in lines},
     }
     return Response(service.metrics.text(gauges), media_type="text/plain; version=0.0.4; charset=utf-8")

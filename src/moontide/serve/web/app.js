@@ -481,7 +481,7 @@ async function start() {
   $("login").hidden = true;
   $("by-classes").hidden = !page.info.encoder;
   $("method").replaceChildren(...page.info.methods.map((name) => element("option", {}, name)));
-  $("method").value = "moon";
+  $("method").value = page.info.default_method;
   const streams = await getJson("streams");
   $("streams").replaceChildren(element("option", { value: "" }, streams.length ? "…" : "none yet"),
     ...streams.map(({ name, method, seen }) => element("option", { value: name }, `${name} (${method}, ${seen ?? "?"} samples)`)));
