@@ -2,13 +2,18 @@
 
 import subprocess
 import sys
+from collections.abc import Callable
 from importlib.metadata import EntryPoint
 
+import numpy as np
 import pytest
 
 import moontide
 from moontide import registry
+from moontide.bench.suites import load_suite
+from moontide.cli.common import Choice
 from moontide.errors import OptionError, UnknownNameError
+from moontide.evaluate import compare_methods
 from moontide.protocols import Method
 
 
@@ -32,6 +37,22 @@ def test_an_unknown_name_is_answered_with_the_nearest() -> None:
         moontide.MOON.from_preset("papers")
     with pytest.raises(OptionError, match=r"'iterations' option of moon must be an integer of at least 1 and .* Got 0"):
         moontide.method("moon", iterations=0)
+
+
+@pytest.mark.parametrize("name", ["moon_auto", "moon_stream"])
+def test_a_replaced_name_is_answered_with_the_one_that_replaces_it(name: str) -> None:
+    sentence = f"There is no method '{name}' any more; use 'tide', which replaces it."
+    made: list[Callable[[], object]] = [
+        lambda: moontide.method(name),
+        lambda: moontide.Stream(name, np.eye(2)),
+        lambda: compare_methods("features.npz", ["moon", name]),
+        lambda: load_suite("batch-64").choose([name]),
+        lambda: Choice(method=name).make(),
+    ]
+    for make in made:
+        with pytest.raises(UnknownNameError) as raised:
+            make()
+        assert str(raised.value) == sentence
 
 
 def test_a_method_of_another_package_is_found_by_its_entry_point(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -100,7 +100,7 @@ def test_every_sample_is_answered_once_and_in_order(cuts: list[int], size: int) 
 
 
 def test_a_push_that_fails_leaves_the_stream_as_it_was(data: Task) -> None:
-    stream, twin = (Stream("moon_stream", data.text, batch_size=4) for _ in range(2))
+    stream, twin = (Stream("tda", data.text, batch_size=4) for _ in range(2))
     for s in (stream, twin):
         s.push(data.features[:6])
     for bad in (np.zeros((1, 32)), np.full((2, 32), np.nan), np.ones((1, 31)), np.ones(32), [["a"]]):
@@ -191,7 +191,7 @@ def test_a_stream_goes_on_from_its_file_to_the_last_bit(name: str, data: Task, t
 
 def test_a_stream_of_torch_comes_back_as_torch(data: Task, tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
-    stream = Stream("moon_stream", torch.asarray(data.text), batch_size=8)
+    stream = Stream("tda", torch.asarray(data.text), batch_size=8)
     stream.push(torch.asarray(data.features[:20]))
     stream.save(tmp_path / "a")
     again = Stream.load(tmp_path / "a", torch.zeros(1))

@@ -200,11 +200,15 @@ def saved(path: Path, **changes: Any) -> Path:
         ({"method": None}, "is not a state that moontide wrote"),
         ({"seen": None}, r"a state of tda by moontide 9.9.9, lacks \['seen'\]; this is moontide"),
         ({"age": np.zeros(1)}, r"has the unknown \['age'\].* Start the stream anew, or use that version"),
-        ({"method": "tdda"}, "with options that cannot be used here: There is no method 'tdda'. Did you mean 'tda'"),
+        ({"method": "tdda"}, "which cannot be used here: There is no method 'tdda'. Did you mean 'tda'"),
+        (
+            {"method": "moon_stream"},
+            "which cannot be used here: There is no method 'moon_stream' any more; use 'tide', which replaces it",
+        ),
         ({"options": json.dumps({"mood": 3})}, "There is no option of tda 'mood'"),
         ({"options": json.dumps({"access": "none"})}, "The 'access' option of tda must be"),
-        ({"options": "{"}, "with options that cannot be used here"),
-        ({"options": "[1]"}, "with options that cannot be used here"),
+        ({"options": "{"}, "which cannot be used here"),
+        ({"options": "[1]"}, "which cannot be used here"),
     ],
 )
 def test_files_of_other_versions_and_programs(changes: dict[str, Any], sentence: str, tmp_path: Path) -> None:

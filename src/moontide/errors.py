@@ -51,7 +51,7 @@ class OptionError(MoontideError, ValueError):
 
 
 class UnknownNameError(OptionError):
-    """A name that is not registered; the message offers the nearest one."""
+    """A name that is not registered; the message offers the nearest one, or the one that replaces it."""
 
 
 class MissingExtraError(MoontideError, ImportError):
@@ -72,6 +72,15 @@ def unknown_name(kind: str, name: str, known: Iterable[str]) -> UnknownNameError
     near = difflib.get_close_matches(name, known, n=1)
     hint = f" Did you mean {near[0]!r}?" if near else ""
     return UnknownNameError(f"There is no {kind} {name!r}.{hint} Known: {', '.join(known)}.")
+
+
+def replaced_name(kind: str, name: str, by: str) -> UnknownNameError:
+    """Make the error for the name of a `kind` (method, ...) that is gone, with the one that replaces it.
+
+    >>> str(replaced_name("method", "old", "new"))
+    "There is no method 'old' any more; use 'new', which replaces it."
+    """
+    return UnknownNameError(f"There is no {kind} {name!r} any more; use {by!r}, which replaces it.")
 
 
 def missing_extra(package: str, extra: str, purpose: str) -> MissingExtraError:

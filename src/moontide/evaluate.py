@@ -17,10 +17,10 @@ import numpy as np
 
 from moontide.core.arrays import is_torch_array, to_numpy
 from moontide.core.memory import require_memory
-from moontide.errors import MissingInputError, MoontideError, OptionError, unknown_name
+from moontide.errors import MissingInputError, MoontideError, OptionError
 from moontide.metrics import IntArray, accuracy
 from moontide.protocols import Method
-from moontide.registry import method, method_names
+from moontide.registry import check_name, method
 from moontide.store.files import read_task
 from moontide.types import PER_SAMPLE, Result, Task
 
@@ -153,8 +153,7 @@ def compare_methods(
     """
     names = list(dict.fromkeys(names))
     for name in names:
-        if name not in method_names():
-            raise unknown_name("method", name, method_names())
+        check_name(name)
     read_task(features, **source)  # refuses a bad file once, here
     outcomes = []
     for done, name in enumerate(names, 1):

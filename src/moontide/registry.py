@@ -10,8 +10,11 @@ from importlib.metadata import entry_points
 from typing import Any
 
 from moontide import methods as builtin
-from moontide.errors import unknown_name
+from moontide.errors import replaced_name, unknown_name
 from moontide.protocols import Method
+
+# The names of methods that are gone, and what replaces them
+REPLACED = {"moon_auto": "tide", "moon_stream": "tide"}
 
 
 @cache
@@ -25,6 +28,18 @@ def method_names() -> tuple[str, ...]:
     return tuple(sorted({*files, *(point.name for point in entry_points(group="moontide.methods"))}))
 
 
+def check_name(name: str) -> None:
+    """Refuse a name that no method has.
+
+    >>> check_name("moon")
+    """
+    if name in method_names():
+        return
+    if name in REPLACED:
+        raise replaced_name("method", name, REPLACED[name])
+    raise unknown_name("method", name, method_names())
+
+
 @cache
 def method_type(name: str) -> type[Method]:
     """Find the class of a method.
@@ -32,8 +47,7 @@ def method_type(name: str) -> type[Method]:
     >>> method_type("zero_shot").__name__
     'ZeroShot'
     """
-    if name not in method_names():
-        raise unknown_name("method", name, method_names())
+    check_name(name)
     for point in entry_points(group="moontide.methods", name=name):
         loaded: type[Method] = point.load()
         return loaded

@@ -1,6 +1,6 @@
 """A stream of samples that come one by one or in small batches, labelled by any method as they come.
 
-    stream = Stream("moon_stream", text, class_names=names, batch_size=16, max_wait=0.5)
+    stream = Stream("tda", text, class_names=names, batch_size=16, max_wait=0.5)
     result = stream.push(x)            # what was completed by it: maybe nothing, maybe samples that waited
     result = stream.poll()             # what has waited long enough; call it now and then where pushes may stop
     stream.add_classes(more, ["owl"])  # and stream.remove_classes(["cat"])
@@ -212,7 +212,7 @@ class Stream:
         """Read a stream that `save` wrote; what waits begins to wait again. `ref` and `live` are as in `load_state`.
 
         >>> import tempfile, numpy as np
-        >>> stream = Stream("moon_stream", np.eye(3), batch_size=2)
+        >>> stream = Stream("tda", np.eye(3), batch_size=2)
         >>> _ = stream.push(np.eye(3))
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     stream.save(f"{folder}/a.safetensors")

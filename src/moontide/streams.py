@@ -208,7 +208,7 @@ def read_state(
         method = as_online(make_method(metadata["method"], **json.loads(metadata["options"])))
     except (OptionError, ValueError, TypeError) as error:
         raise FileError(
-            f"{source} is a state of the method {metadata['method']!r} with options that cannot be used here: {error}"
+            f"{source} is a state of the method {metadata['method']!r}, which cannot be used here: {error}"
         ) from error
     missing, unknown = saved_fields(method) - arrays.keys(), arrays.keys() - saved_fields(method)
     if missing or unknown:

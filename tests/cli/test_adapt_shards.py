@@ -97,7 +97,7 @@ def test_bad_rows_are_named_or_skipped_and_counted(adapt: Any, shards: Path) -> 
         (["--labels", "labels.npy"], "do not go with shards"),
         (["--workers", 2], "no effect without '--engine ray'"),
         (["--engine", "ray", "--workers", 0], "must be 1 or more"),
-        (["--method", "zlap"], "Only moon, moon_auto, stata and zero_shot run on shards"),
+        (["--method", "zlap"], "Only moon, stata and zero_shot run on shards"),
     ],
 )
 def test_options_that_do_not_go_with_shards(adapt: Any, options: list[Any], sentence: str) -> None:

@@ -116,7 +116,7 @@ def test_logits_are_prior_and_likelihood(seed: int) -> None:
         wanted = scale * f @ t.T + density / temper
         found = f @ ple.prototypes(t, centre, kappa, scale, temper).T + ple.log_c(5, kappa, "accurate") / temper
         np.testing.assert_allclose(found, wanted, rtol=1e-9, atol=1e-9)
-    at_anchor = ple.anchor_logits(f @ t.T, kappa, 5, "accurate", scale, temper)
+    at_anchor = ple.at_anchor(f @ t.T, kappa, 5, "accurate", scale, temper)[:]
     np.testing.assert_allclose(at_anchor, wanted, rtol=1e-9, atol=1e-9)
 
 

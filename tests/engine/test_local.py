@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import fsspec
@@ -17,10 +18,12 @@ import pytest
 
 from moontide import method
 from moontide.core.graph import Graph, nearest_neighbours
-from moontide.engine import files, run
+from moontide.engine import files, run, worker
 from moontide.engine.files import expand, look, read_tensors, relative_names, writing
 from moontide.engine.partition import balanced_groups
+from moontide.engine.rows import Rows
 from moontide.engine.run import adapt_shards
+from moontide.engine.solvers import zero_shot
 from moontide.errors import FileError, OptionError, ResourceError
 from moontide.simulate import simulate
 
@@ -37,7 +40,7 @@ def joined_graph(shards: int) -> Graph:
     return Graph(np.concatenate(neighbours), np.concatenate([graph.weights for graph in found]))
 
 
-@pytest.mark.parametrize("name", ["moon", "moon_auto", "stata", "zero_shot"])
+@pytest.mark.parametrize("name", ["moon", "stata", "zero_shot"])
 @pytest.mark.parametrize("resident", [True, False])
 def test_shards_give_what_all_rows_give(
     name: str, resident: bool, tmp_path: Path, cut: Any, answers: Any, monkeypatch: pytest.MonkeyPatch
@@ -54,13 +57,33 @@ def test_shards_give_what_all_rows_give(
     np.testing.assert_array_equal(got["label"], whole.labels)
     np.testing.assert_array_equal(got["zero_shot_label"], whole.zero_shot_labels)
     np.testing.assert_allclose(got["confidence"], whole.confidence, atol=1e-4)
-    assert ("unknown" in got) == (whole.unknown is not None)
-    if whole.unknown is not None:
-        np.testing.assert_allclose(got["unknown"], whole.unknown, atol=1e-4)
+    assert "unknown" not in got
     assert (found.n, found.changed) == (N, int(whole.changed.sum()))
     np.testing.assert_array_equal(found.counts, np.bincount(whole.labels, minlength=K))
     assert found.converged == whole.converged
     assert not (tmp_path / "out" / "checkpoint").exists()
+
+
+class Scored(Rows):
+    """Zero-shot on shards with a score for samples of none of the classes."""
+
+    COLUMNS = (*Rows.COLUMNS, "unknown")
+
+    def predictions(self) -> dict[str, Any]:
+        return {**super().predictions(), "unknown": -(self.f @ self.text.T).max(axis=1)}
+
+
+@pytest.mark.parametrize("graph", ["local", "global"])
+def test_a_score_for_the_unknown_comes_with_its_row(
+    graph: str, tmp_path: Path, cut: Any, answers: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scored = SimpleNamespace(Shard=Scored, solve=zero_shot.solve, plan=zero_shot.plan)
+    for module in (run, worker):
+        monkeypatch.setattr(module, "solver", lambda name: scored)
+    pattern = cut(tmp_path / "in", DATA.features, 4)
+    adapt_shards(pattern, DATA.text, method("zero_shot"), str(tmp_path / "out"), graph=graph)
+    found = answers(tmp_path / "out")["unknown"]
+    np.testing.assert_allclose(found, -(DATA.features @ DATA.text.T).max(axis=1), atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["moon", "stata"])

@@ -119,7 +119,7 @@ adapt_shards(pattern, np.load(text), moon, out, engine="ray", workers=2, address
 """
 
 
-@pytest.mark.parametrize(("name", "graph"), [("moon_auto", "global"), ("stata", "global"), ("zero_shot", "local")])
+@pytest.mark.parametrize(("name", "graph"), [("stata", "global"), ("zero_shot", "local")])
 def test_the_other_methods_and_the_global_graph(name: str, graph: str, tmp_path: Path, cut: Any, answers: Any) -> None:
     data = simulate(600, 20, dim=32, effective_classes=6, seed=1)
     pattern = cut(tmp_path / "in", data.features, 5)

@@ -38,25 +38,6 @@ def test_blocks_give_what_the_whole_gives(options: dict[str, Any], monkeypatch: 
     assert blocks.converged == whole.converged
 
 
-@pytest.mark.parametrize("options", [{}, {"iterations": 1}, {"sharpness": 3.0, "pseudo_count": 2.0, "neighbours": 1}])
-def test_blocks_of_moon_auto_give_what_the_whole_gives(
-    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    chosen = method("moon_auto", **options)
-    whole = chosen.fit_predict(DATA.features, DATA.text)
-    monkeypatch.setattr("moontide.methods.moon_auto.LARGE", 0)
-    monkeypatch.setattr("moontide.engine.rows.BLOCK_ENTRIES", 40 * 70)  # blocks of 70 rows
-    blocks = chosen.fit_predict(DATA.features, DATA.text)
-    np.testing.assert_array_equal(blocks.labels, whole.labels)
-    for name in ("probs", "zero_shot", "scores", "confidence", "beta"):
-        np.testing.assert_allclose(getattr(blocks, name), getattr(whole, name), atol=5e-4)  # stored in 16 bits
-    np.testing.assert_allclose(blocks.unknown, whole.unknown, atol=1e-4)
-    np.testing.assert_allclose(blocks.details["presence"], whole.details["presence"], atol=1e-3)
-    for name in ("share", "agreement"):
-        assert blocks.details[name] == pytest.approx(float(whole.details[name]), rel=1e-4)
-    assert blocks.converged == whole.converged
-
-
 def test_shards_with_their_own_graphs_add_up_to_one() -> None:
     method, cut = MOON(), 130
     parts = [DATA.features[:cut], DATA.features[cut:]]
@@ -78,7 +59,7 @@ def test_shards_with_their_own_graphs_add_up_to_one() -> None:
     np.testing.assert_allclose(apart.energy, together.objective, rtol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["moon", "moon_auto", "stata"])
+@pytest.mark.parametrize("name", ["moon", "stata"])
 def test_torch_gives_what_numpy_gives(name: str) -> None:
     torch = pytest.importorskip("torch")
     chosen, on_shards = method(name), solver(name)

@@ -18,8 +18,8 @@ from numba.extending import intrinsic
 from moontide.core.progress import report
 
 LOOPS = {"nogil": True, "error_model": "numpy", "fastmath": {"reassoc", "contract", "nnan", "nsz"}}
-ZERO, HALF, ONE, SMALLEST = np.float32(0), np.float32(0.5), np.float32(1), np.finfo(np.float32).smallest_normal
-EPS, TINY = 1e-12, np.float32(1e-12)
+ZERO, ONE, SMALLEST = np.float32(0), np.float32(1), np.finfo(np.float32).smallest_normal
+EPS = 1e-12
 CHUNK = 64  # numbers that a vectorised loop takes at a time, or a multiple of that
 
 LOWEST = np.float32(-87)  # exp of less is taken as 0, near the end of float32
@@ -27,7 +27,6 @@ BIAS = np.float32(127.5)
 LOG2_E = np.float32(1 / math.log(2))
 LOG2_HIGH = np.float32(0.693359375)  # log 2 in two parts, the first with few bits so that n times it is exact
 LOG2_LOW = np.float32(math.log(2) - 0.693359375)
-ROOT_2, MANTISSA, ONES = np.float32(math.sqrt(2)), np.int32(2**23 - 1), np.int32(127 << 23)
 
 
 def polynomial(function: Any, degree: int, low: float, high: float) -> tuple[np.float32, ...]:
@@ -38,9 +37,6 @@ def polynomial(function: Any, degree: int, low: float, high: float) -> tuple[np.
 
 E0, E1, E2, E3, E4, E5 = polynomial(  # exp(r) = 1 + r + r^2 (...)
     lambda r: (np.expm1(r) - r) / r**2, 5, -math.log(2) / 2, math.log(2) / 2
-)
-L0, L1, L2, L3, L4, L5, L6, L7 = polynomial(  # log(1 + r) = r - r^2 / 2 + r^3 (...)
-    lambda r: (np.log1p(r) - r + r**2 / 2) / r**3, 7, math.sqrt(0.5) - 1, math.sqrt(2) - 1
 )
 
 
@@ -83,16 +79,6 @@ def float_of_bits(typing: Any, bits: Any) -> Any:
     return types.float32(types.int32), code
 
 
-@intrinsic
-def bits_of_float(typing: Any, x: Any) -> Any:
-    """Read a float as an integer of 32 bits."""
-
-    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.bitcast(arguments[0], context.get_value_type(types.int32))
-
-    return types.int32(types.float32), code
-
-
 @njit(inline="always")
 def exp(x: Any) -> Any:
     """exp(x) for x < 88: 2^n exp(r) with |r| <= log(2) / 2; vectorised where a loop is."""
@@ -103,19 +89,6 @@ def exp(x: Any) -> Any:
     q = ((((E5 * r + E4) * r + E3) * r + E2) * r + E1) * r + E0
     value = (q * r * r + r + ONE) * float_of_bits(np.int32(biased << np.int32(23)))
     return value if x > LOWEST else ZERO
-
-
-@njit(inline="always")
-def log(x: Any) -> Any:
-    """log(x) for normal x > 0: n log 2 + log(1 + r) with x = 2^n (1 + r) near 2^n; vectorised where a loop is."""
-    bits = bits_of_float(np.float32(x))
-    n = np.float32((bits >> np.int32(23)) - np.int32(127))
-    y = float_of_bits(np.int32((bits & MANTISSA) | ONES))  # from 1 to 2
-    above = y > ROOT_2
-    r = (y * HALF if above else y) - ONE
-    n += ONE if above else ZERO
-    q = ((((((L7 * r + L6) * r + L5) * r + L4) * r + L3) * r + L2) * r + L1) * r + L0
-    return (q * r - HALF) * r * r + n * LOG2_LOW + r + n * LOG2_HIGH
 
 
 @loops
@@ -441,65 +414,3 @@ def echo(pointer: Any, neighbour: Any, weight: Any, z: Any) -> Any:
             add += own[c] * votes[c]
         found[i] = add
     return found
-
-
-@loops
-def evidence(z: Any, k: Any, share: Any, low: Any, high: Any, live: Any, sure: Any, certain: Any, steps: Any) -> Any:
-    """moon_auto's evidence: z without classes at rest (N, L), t (L,), E (L,) and rho."""
-    n, few = z.shape
-    total, most = np.zeros(few, np.float32), np.zeros(few, np.float32)
-    for i in range(n):
-        row = z[i]
-        for l in range(few):
-            total[l] += row[l]
-            most[l] = max(most[l], row[l])
-    alive, t, proof = np.empty(few, np.float32), np.empty(few, np.float32), np.zeros(few, np.float32)
-    expected = np.float32(n / (k * share))
-    for l in range(few):
-        alive[l] = ONE if most[l] > live else ZERO
-        t[l] = (ONE + total[l]) / (ONE + expected)
-    part = np.empty_like(z)
-    for i in range(n):
-        row, out = z[i], part[i]
-        for l in range(few):
-            out[l] = row[l] * alive[l]
-            p = min(out[l], sure)
-            proof[l] += log((ONE + (t[l] - ONE) * p) / (ONE - p)) - p
-    likelier = np.empty(few, np.float32)
-    for l in range(few):
-        proof[l] += alive[l] * log(ONE + total[l]) * HALF
-        likelier[l] = exp(min(proof[l], certain))
-    best, highest = low, -np.inf
-    for j in range(steps):
-        rho = low * (high / low) ** (j / (steps - 1))
-        seen = rho / (1 + n / (k * rho))
-        absent, there, found = np.float32(1 - rho), np.float32(seen), ZERO
-        for l in range(few):
-            found += log(absent + there * likelier[l])
-        score = found + (k - few) * math.log(1 - rho + seen)
-        if score > highest:
-            best, highest = rho, score
-    return part, t, proof, best
-
-
-@loops
-def presence_logits(dots: Any, z: Any, gamma: Any, text_logits: Any, image: Any, t: Any, proof: Any, square: Any,
-                    k: Any, low: Any, share: Any, sharpness: Any, sure: Any, certain: Any) -> None:  # fmt: skip
-    """moon_auto's logits, of classes less of those at rest, written over dots = f_i . T_k; |T_k|^2 is `square`.
-
-    `image` is f_i . c. The formulas are those of `cosine_to_others`, `sample_evidence` and `log_presence`.
-    """
-    n, few = dots.shape
-    odds = (1 - share) / share * (1 + (n - 1) / (k * share))
-    against = np.empty(few, np.float32)
-    for l in range(few):
-        against[l] = odds * exp(min(-proof[l], certain))
-    for i in range(n):
-        own, dot, text = z[i], dots[i], text_logits[i]
-        weight, base = np.float32(1 - low) * gamma[i], np.float32(math.log(1 + odds)) - sharpness * image[i]
-        for l in range(few):
-            left_out, p = weight * own[l], min(own[l], sure)
-            others = dot[l] - left_out
-            length = max(square[l] - left_out * (others + dot[l]), TINY)
-            absence = log(ONE + against[l] * exp(-p) * (ONE + (t[l] - ONE) * p) / (ONE - p))
-            dot[l] = text[l] + sharpness * others / math.sqrt(length) + base - absence

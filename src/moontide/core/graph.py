@@ -100,11 +100,6 @@ class Affinity:
 
         return csr_array((self.weight, self.neighbour, self.pointer), shape=(n, width))
 
-    @cached_property
-    def transposed(self) -> Any:
-        """The matrix with hearers and voters exchanged."""
-        return self.matrix if self.symmetric else self.matrix.T.tocsr()
-
     def __call__(self, z: Array) -> Array:
         """Return the votes of the neighbours, (N, K)."""
         return self.matrix @ z

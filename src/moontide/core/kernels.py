@@ -4,8 +4,6 @@
 `e_step`  one program a sample: gathers the neighbours' votes, adds the logits, softmax, entropy, label and the two
           products that L_PLE needs, reading every row once.
 `m_step`  one program a class: shrinkage, mean direction, concentration, prototype and KL from the sums.
-`evidence`, `pull` and `presence_logits`  the steps of `methods.moon_auto` between two E-steps: z is read three times,
-          sums over samples are made of sums of chunks of them, so that they come out the same in every run.
 
 With TRITON_INTERPRET=1 they run on the CPU, which is how they are tested where there is no GPU.
 """
@@ -20,8 +18,6 @@ from types import ModuleType
 from moontide.core.arrays import Array, is_torch_array
 
 MAX_CLASSES = 16384  # a row of K logits is held in registers
-CHUNKS = 32  # parts that the samples are added up in, at most
-CHUNK = 256  # samples in one of them, at least
 SLOTS = 8  # candidates kept for a sample: at most this many neighbours
 
 
@@ -93,48 +89,6 @@ def m_step(
         d, exact, epsilon, min(r_cap, 1 - torch.finfo(torch.float32).eps), min(kappa_cap, 3e38), scale, temper,
     )  # fmt: skip
     return beta, mu, kappa, prototypes, offset, kl
-
-
-def evidence(
-    z: Array, share: Array, low: Array, high: Array, live: float, sure: float, certain: float, steps: int
-) -> tuple[Array, Array, Array]:
-    """Return (t, E, rho), (K,), (K,) and (), of moon_auto's evidence: t is 0 at rest, `steps` a power of 2."""
-    import torch
-
-    n, k = z.shape
-    t, proof = (torch.empty(k, dtype=torch.float32, device=z.device) for _ in range(2))
-    scratch = torch.empty((3, min(-(-n // CHUNK), CHUNKS), k), dtype=torch.float32, device=z.device)
-    rho = torch.empty_like(share)
-    _compiled().launch_evidence(z, share, low, high, t, proof, rho, scratch, live, sure, certain, steps)
-    return t, proof, rho
-
-
-def pull(sums: Array, soft: Array, t: Array, centre: Array, pseudo_count: float) -> tuple[Array, Array, Array]:
-    """Return (T, |T|^2, soft), (K, d), (K,) and (K,), where T = sums + pseudo_count centre; at rest, sums count 0."""
-    import torch
-
-    pulled, square, kept = torch.empty_like(sums), torch.empty_like(t), torch.empty_like(t)
-    _compiled().launch_pull(sums, soft, t, centre, pulled, square, kept, pseudo_count)
-    return pulled, square, kept
-
-
-def presence_logits(
-    dots: Array,
-    z: Array,
-    gamma: Array,
-    cosine: Array,
-    t: Array,
-    proof: Array,
-    square: Array,
-    low: Array,
-    share: Array,
-    scale: float,
-    sharpness: float,
-    sure: float,
-) -> Array:
-    """Return the logits of moon_auto but for a constant of the row, (N, K), written over `dots` = f_i . T_k."""
-    _compiled().launch_presence_logits(dots, z, gamma, cosine, t, proof, square, low, share, scale, sharpness, sure)
-    return dots
 
 
 def half_product(a: Array, b: Array) -> Array:

@@ -214,16 +214,6 @@ def at_anchor(cosine: Array, kappa: Array, d: int, form: str, scale: float, temp
     return AnchorLogits(cosine, scale + kappa / temper, log_c(d, kappa, form) / temper)
 
 
-def anchor_logits(cosine: Array, kappa: Array, d: int, form: str, scale: float, temper: float) -> Array:
-    """Return the same at once: (scale + kappa_k / temper) f_i . t_k + log C_d(kappa_k) / temper, (N, K).
-
-    >>> import numpy as np
-    >>> anchor_logits(np.ones((1, 1)), np.ones(1), 3, "asymptotic", 100.0, 1.0)
-    array([[100.]])
-    """
-    return at_anchor(cosine, kappa, d, form, scale, temper)[:]
-
-
 class Assignment(NamedTuple):
     """What an E-step gives of each sample."""
 

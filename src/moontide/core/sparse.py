@@ -133,11 +133,6 @@ class Resting:
         against = most if self.votes_of.weight.min(initial=0) < 0 else 0.0
         return 2 * left * float(np.exp(2 * against) * (np.expm1(most) / most if most else 1))
 
-    @property
-    def largest(self) -> float:
-        """The largest z of a resting class."""
-        return max(float((self.top * self.scale).max()), float(self.hears.max(initial=0)))
-
     def covers(self, counts: Floats) -> bool:
         """Tell whether all classes with samples are among the live ones; `counts` is (K,)."""
         return bool(np.count_nonzero(counts) == np.count_nonzero(counts[self.live]))

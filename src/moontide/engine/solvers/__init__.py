@@ -14,7 +14,7 @@ A file NAME.py, NAME that of the method, has three things:
 A call may be repeated after any failure, so that what `solve` does must follow from what `run` returns.
 
 >>> names()
-('moon', 'moon_auto', 'stata', 'zero_shot')
+('moon', 'stata', 'zero_shot')
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def solver(name: str) -> Solver:
     >>> solver("zlap")
     Traceback (most recent call last):
         ...
-    moontide.errors.OptionError: Only moon, moon_auto, stata and zero_shot run on shards. Got 'zlap'.
+    moontide.errors.OptionError: Only moon, stata and zero_shot run on shards. Got 'zlap'.
     """
     if name not in names():
         raise OptionError(f"Only {', '.join(names()[:-1])} and {names()[-1]} run on shards. Got {name!r}.")
