@@ -31,7 +31,7 @@ from moontide.serve.state import GoneError, Moment, Stream
 MAX_LISTENERS = 64  # of a stream
 LISTENER_EVENTS, LISTENER_BYTES = 256, 2**20  # how far one may fall behind before it is cut off
 GROWTH, MAX_BATCH = 8, 4096  # several pushes make a micro-batch of at most so many times `max_batch`, and so many
-STEP_SECONDS = 10.0
+STEP_SECONDS = 5.0
 
 T = TypeVar("T")
 log = logging.getLogger("moontide.serve")

@@ -58,12 +58,13 @@ class Protocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
     def data_received(self, data: bytes) -> None:
         """Start the clock for a further request, and stop it when the headers are in."""
         before = self.cycle
+        behind = before is not None and not before.more_body  # a further request, while this one is answered
         if self.timer is None and (before is None or before.response_complete):
             self.timer = self.loop.call_later(HEADER_SECONDS, self.too_slow)
         super().data_received(data)
         if self.cycle is not before:  # uvicorn has begun with the request
             self.stop_clock()
-        elif self.timer is not None or not before.more_body:  # headers, of this request or of one behind it
+        elif self.timer is not None or behind:
             self.header_bytes += len(data)
             if self.header_bytes > MAX_HEADER_BYTES and not self.transport.is_closing():
                 if self.timer is None:  # an answer is under way

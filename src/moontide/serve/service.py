@@ -37,6 +37,7 @@ from moontide.simulate import Simulated, simulate
 
 TICK = 1.0  # seconds between two syncs of the policy "interval", and two looks for changed tokens
 MAX_MAKING = 4  # streams that are being made at a time
+MAKE_SECONDS = 20.0  # for the first step of a new stream, which may have to compile its loops
 CLOSE_SECONDS = 30.0  # for the lines to finish when the server is stopped
 
 T = TypeVar("T")
@@ -272,13 +273,13 @@ class Service:
         return self.lines[stream]
 
     async def _in_time(self, thread: ThreadPoolExecutor, function: Callable[[], T]) -> T:
-        """Run a function on a thread, and wait for it no longer than a step may take."""
+        """Run a function on a thread, and wait for it no longer than it may take."""
         work = asyncio.get_running_loop().run_in_executor(thread, function)
-        done, _ = await asyncio.wait({work}, timeout=batching.STEP_SECONDS)
+        done, _ = await asyncio.wait({work}, timeout=MAKE_SECONDS)
         if not done:
             work.add_done_callback(lambda late: late.cancelled() or late.exception())
             raise ResourceError(
-                f"A step over one sample takes longer than {batching.STEP_SECONDS:g} s with these options; use others."
+                f"A step over one sample takes longer than {MAKE_SECONDS:g} s with these options; use others."
             )
         return work.result()
 
