@@ -50,7 +50,8 @@ class Some(Options):
         ("free", math.inf, "a number of at least -1000000 and of at most 1000000"),
         ("idle", 10**30, "an integer of at least 0 and of at most 1000"),
         ("width", 1e-320, "a number of at least 1e-06 and of at most 1000000"),
-        ("limit", math.nan, "a number of at least 1e-06 and of at most inf"),
+        ("limit", math.nan, "a number of at least 1e-06 and of at most 1000000, or inf"),
+        ("limit", 1e308, "a number of at least 1e-06 and of at most 1000000, or inf"),
     ],
 )
 def test_a_value_outside_the_range_is_refused_with_the_rule(name: str, value: object, rule: str) -> None:

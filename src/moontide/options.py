@@ -72,7 +72,8 @@ class Spec:
         words = [" or ".join(repr(c) for c in self.choices)] if self.choices else []
         if self.low is not None:
             number = "an integer" if isinstance(self.default, int) else "a number"
-            words.append(f"{number} of at least {self.low:.15g} and of at most {self.high:.15g}")
+            most = f"{MOST[float]:.15g}, or inf" if self.high == math.inf else f"{self.high:.15g}"
+            words.append(f"{number} of at least {self.low:.15g} and of at most {most}")
         return ", or ".join(words)
 
     def allows(self, value: Any) -> bool:
@@ -85,7 +86,7 @@ class Spec:
             return False
         if isinstance(self.default, int) and not isinstance(value, int):
             return False
-        return self.low <= value <= self.high
+        return self.low <= value <= (MOST[float] if self.high == math.inf else self.high) or value == self.high
 
     def parse(self, text: str) -> Any:
         """Read a value from the command line; what cannot be read is returned as it is, for the check to refuse."""

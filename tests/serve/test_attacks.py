@@ -218,7 +218,7 @@ def test_the_process_that_reads_a_body_has_a_bound_on_time_and_memory(monkeypatc
     with pytest.raises(MemoryError, match=r"over 0\.2 s"):
         parsing.parse(body, "embeddings", ())
     monkeypatch.setattr(parsing, "PARSE_SECONDS", 20)
-    code = "import sys; from moontide.serve import parsing; parsing.PARSE_BYTES = 2**28; parsing.main('embeddings')"
+    code = "import sys; from moontide.serve import parsing; parsing.PARSE_BYTES = 2**20; parsing.main('embeddings')"
     run = parsing.subprocess.run
     monkeypatch.setattr(parsing.subprocess, "run", lambda command, **options: run([command[0], "-c", code], **options))
     with pytest.raises(MemoryError, match="too much memory"):
@@ -235,7 +235,7 @@ def test_small_requests_have_a_small_limit(app, sqlite, text):
 # Maps and memory
 
 
-@pytest.mark.parametrize("shape", [(2, 4096), (300, 40_000), (600, 700)])
+@pytest.mark.parametrize("shape", [(2, 4096), (300, 40_000), (600, 700), (4096, 4096)])
 def test_a_map_costs_by_the_smaller_side(shape):
     x = np.random.default_rng(0).normal(size=shape).astype(np.float32)
     x[: len(x) // 2, :3] += 30
@@ -253,7 +253,7 @@ def test_a_map_is_the_first_two_principal_components_either_way():
         unit = x / np.linalg.norm(x, axis=1, keepdims=True)
         values = np.linalg.svd(unit - unit.mean(axis=0), compute_uv=False)[:2]
         spread = np.linalg.norm(flat_map(x.astype(np.float32)), axis=0)
-        np.testing.assert_allclose(spread[: len(values)], values, rtol=1e-3, atol=1e-5)
+        np.testing.assert_allclose(spread[: len(values)], values, rtol=0.01, atol=1e-5)
 
 
 def test_a_push_that_does_not_fit_into_memory_is_refused_beforehand(app, sqlite, text, samples, push, monkeypatch):
@@ -325,15 +325,18 @@ def resident():
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def connect(client):
-    return socket.create_connection((client.base_url.host, client.base_url.port))
-
-
 @pytest.fixture
 def connected():
-    """Return a function that connects to a server; the connections end with the test."""
+    """Return a function that connects to a server, with room for few bytes; the connections end with the test."""
     with contextlib.ExitStack() as stack:
-        yield lambda client: stack.enter_context(connect(client))
+
+        def connect(client, room=2**20):
+            made = stack.enter_context(socket.socket())
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, room)
+            made.connect((client.base_url.host, client.base_url.port))
+            return made
+
+        yield connect
 
 
 def test_clients_that_never_read_make_room_for_others(connected, app, sqlite, text, samples, push, monkeypatch, caplog):
@@ -341,12 +344,11 @@ def test_clients_that_never_read_make_room_for_others(connected, app, sqlite, te
     monkeypatch.setattr(server, "MAX_UNREAD", 2**23)
     client = app(sqlite)
     make(client, text)
-    push(client, "a", samples(4096))
-    push(client, "a", samples(4096))
+    client.get("/samples/simulated")
     before, held = resident(), []
     for _ in range(100):
-        held.append(connected(client))
-        held[-1].sendall(b"GET /streams/a/predictions?size=10000 HTTP/1.1\r\nHost: localhost\r\n\r\n" * 3)
+        held.append(connected(client, 4096))
+        held[-1].sendall(b"GET /samples/simulated HTTP/1.1\r\nHost: localhost\r\n\r\n")
     time.sleep(0.5)
     for _ in range(3):
         with httpx.Client(base_url=client.base_url, timeout=5) as other:
@@ -356,24 +358,33 @@ def test_clients_that_never_read_make_room_for_others(connected, app, sqlite, te
     assert not [record for record in caplog.records if record.levelname == "ERROR"]
 
 
-def test_an_answer_that_is_not_read_is_given_up(app, sqlite, text, samples, push, monkeypatch):
+def test_a_request_that_does_not_wait_for_the_answer_before_it_is_not_read(app, sqlite, connected):
+    one = connected(app(sqlite))
+    one.sendall(b"GET /samples/simulated HTTP/1.1\r\nHost: localhost\r\n\r\n" * 3)
+    received = b""
+    while some := one.recv(2**20):
+        received += some
+    assert received.count(b"HTTP/1.1 200 OK") == 1
+
+
+def test_an_answer_that_is_not_read_is_given_up(connected, app, sqlite, text, samples, push, monkeypatch):
     monkeypatch.setattr(server, "WRITE_SECONDS", 0.3)
     client = app(sqlite)
     make(client, text)
     push(client, "a", samples(4096))
-    with connect(client) as lazy:
-        lazy.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        lazy.sendall(b"GET /streams/a/predictions?size=10000 HTTP/1.1\r\nHost: localhost\r\n\r\n" * 20)
-        deadline = time.monotonic() + 10
-        while len(client.server.server_state.connections) > 1:  # that of `client`
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+    push(client, "a", samples(4096))
+    lazy = connected(client, 4096)
+    lazy.sendall(b"GET /streams/a/predictions?size=10000 HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    deadline = time.monotonic() + 10
+    while len(client.server.server_state.connections) > 1:  # that of `client`
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
 
 
-def test_an_endless_header_behind_an_open_event_stream_is_cut_off(app, sqlite, text):
+def test_an_endless_header_behind_an_open_event_stream_is_cut_off(connected, app, sqlite, text):
     client = app(sqlite)
     make(client, text)
-    with connect(client) as greedy:
+    with connected(client) as greedy:
         greedy.sendall(b"GET /streams/a/events HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert b"200 OK" in greedy.recv(1000)
         sent = greedy.send(b"GET / HTTP/1.1\r\nX: ")

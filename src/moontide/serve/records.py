@@ -29,7 +29,7 @@ ANSWER = np.dtype([
     ("known", "<i4"),  # the true class, -1 where it is not known
 ])  # fmt: skip
 PUSH = np.dtype([("key", "V16"), ("first", "<i8"), ("size", "<i4"), ("digest", "V32")])  # size 0: a correction
-DENSE = 256  # rows or columns up to which the map is made from all axes
+DENSE = 512  # rows or columns up to which the map is made from all axes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -220,11 +220,11 @@ def flat_map(x: Floats) -> npt.NDArray[np.float64]:
     require_memory(4 * 8 * n * d, f"The map of {n} samples", x)
     x = unit_rows(x).astype(np.float64)
     x = x - x.mean(axis=0)
-    if min(n, d) > DENSE:  # two axes, by products with vectors
-        from scipy.sparse.linalg import svds
-
-        _, _, rows = svds(x, 2, v0=np.linspace(1, 2, min(n, d)), random_state=0)
-        axes = rows[::-1].T  # (d, 2)
+    if min(n, d) > DENSE:  # by products with a few vectors (randomised subspace iteration)
+        axes = np.random.default_rng(0).normal(size=(d, 16))
+        for _ in range(8):
+            axes = np.linalg.qr(x.T @ np.linalg.qr(x @ axes)[0])[0]  # (d, 16)
+        axes = axes @ np.linalg.svd(x @ axes, full_matrices=False)[2].T
     elif d <= n:
         axes = np.linalg.eigh(x.T @ x)[1][:, ::-1]
     else:

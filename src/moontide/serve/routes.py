@@ -259,8 +259,10 @@ async def predictions(
     size: Annotated[int, Query(ge=1, le=MAX_PREDICTIONS)] = 1000,
 ) -> Response:
     """Return what was answered for samples by their numbers; those that are no longer kept are left out."""
-    start, rows = await service.aside(lambda: line.stream.predictions(first, size))
-    return reply(columns(start, rows, line.stream.config.class_names))
+    def told() -> Response:
+        return reply(columns(*line.stream.predictions(first, size), line.stream.config.class_names))
+
+    return await service.aside(told)
 
 
 @router.post("/streams/{stream}/revise", response_model=Revision, responses=MISSING)

@@ -39,6 +39,7 @@ class Protocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
     timer: asyncio.TimerHandle | None = None  # on headers that come in
     writing: asyncio.TimerHandle | None = None  # on an answer that is not read
     header_bytes = unread = 0
+    deaf = False  # whether what comes is not read
     since = 0.0
 
     def connection_made(self, transport: asyncio.Transport) -> None:
@@ -51,12 +52,14 @@ class Protocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
             stuck = [each for each in others if each.unread]
             idle = [each for each in others if each.cycle is None or each.cycle.response_complete]
             if stuck or idle:
-                min(stuck or idle, key=lambda each: each.since).transport.abort()
+                min(stuck or idle, key=lambda each: each.since).drop()
             else:
                 self.refuse(503, f"The server has {MAX_CONNECTIONS} connections, as many as may be; come again.")
 
     def data_received(self, data: bytes) -> None:
         """Start the clock for a further request, and stop it when the headers are in."""
+        if self.deaf:
+            return
         before = self.cycle
         behind = before is not None and not before.more_body  # a further request, while this one is answered
         if self.timer is None and (before is None or before.response_complete):
@@ -68,27 +71,40 @@ class Protocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
             self.header_bytes += len(data)
             if self.header_bytes > MAX_HEADER_BYTES and not self.transport.is_closing():
                 if self.timer is None:  # an answer is under way
-                    self.transport.abort()
+                    self.drop()
                 else:
                     self.refuse(431, f"The headers of a request may have {MAX_HEADER_BYTES} bytes.")
+
+    def on_headers_complete(self) -> None:
+        """Begin with a request; one that does not wait for the answer to the one before it is not read."""
+        if self.cycle is None or self.cycle.response_complete:
+            return super().on_headers_complete()  # type: ignore[no-any-return]
+        self.cycle.keep_alive, self.deaf = False, True  # the connection ends with this answer
+        self.flow.pause_reading()
 
     def pause_writing(self) -> None:
         """Wait for the client to read, for some time, and not for too many bytes of all."""
         super().pause_writing()
         self.unread = self.transport.get_write_buffer_size()
-        self.writing = self.loop.call_later(WRITE_SECONDS, self.transport.abort)
+        self.writing = self.loop.call_later(WRITE_SECONDS, self.drop)
         waiting = sorted((each for each in self.connections if each.unread), key=lambda each: each.since)
         excess = sum(each.unread for each in waiting) - MAX_UNREAD
         for each in waiting:
             if excess <= 0:
                 break
             excess -= each.unread
-            each.transport.abort()
+            each.drop()
 
     def resume_writing(self) -> None:
         """Stop waiting."""
         super().resume_writing()
         self.stop_waiting()
+
+    def drop(self) -> None:
+        """End the connection at once; nothing more is written to it."""
+        if self.cycle is not None:
+            self.cycle.disconnected = True
+        self.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop the clocks."""
