@@ -20,6 +20,7 @@ import pytest
 
 pytest.importorskip("fastapi", reason="the extra 'serve' is not installed")
 
+from moontide import registry
 from moontide.encoders import Encoder
 from moontide.serve.auth import Gate
 from moontide.serve.databases import open_store
@@ -194,6 +195,19 @@ def serve():
     for server in started:
         if server.process.poll() is None:
             server.kill()
+
+
+@pytest.fixture
+def learner(monkeypatch):
+    """Install the method of `plugin`, which makes use of known labels, as another package would."""
+    folder = str(Path(__file__).parent / "plugin")
+    monkeypatch.syspath_prepend(folder)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([folder, os.environ.get("PYTHONPATH", "")]))
+    for cached in (registry.method_names, registry.method_type):
+        cached.cache_clear()
+    yield
+    for cached in (registry.method_names, registry.method_type):
+        cached.cache_clear()
 
 
 @pytest.fixture

@@ -40,7 +40,7 @@ STATUS: dict[type[BaseException], int] = {
     MoontideError: 422,
 }
 PAGES = {"/": "index.html", "/docs": "docs.html"} | {
-    f"/{name}": name for name in ("app.js", "docs.js", "style.css", "icon.svg")
+    f"/{name}": name for name in ("app.js", "known.js", "docs.js", "style.css", "icon.svg")
 }
 KINDS = {"html": "text/html", "js": "text/javascript", "css": "text/css", "svg": "image/svg+xml"}
 

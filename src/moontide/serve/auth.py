@@ -28,7 +28,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from moontide.errors import OptionError
 from moontide.serve.metrics import Metrics
 
-PAGES = frozenset({"/", "/docs", "/app.js", "/docs.js", "/style.css", "/icon.svg"})
+PAGES = frozenset({"/", "/docs", "/app.js", "/known.js", "/docs.js", "/style.css", "/icon.svg"})
 PUBLIC = PAGES | {"/openapi.json", "/healthz", "/readyz"}
 SCOPES = ("read", "push", "admin")  # each opens what the ones before it do, and more
 PUSHES = frozenset({"embeddings", "images", "known"})  # what else than GET does not need the scope "admin"
