@@ -244,7 +244,7 @@ def test_a_label_is_corrected_by_keyboard_and_by_click(browser, app, sqlite, lea
     page.wait("document.querySelectorAll('#offered [role=option]').length === 4")
     assert page.run("document.querySelectorAll('#offered img').length") == 0  # names are text
     press(page, "ArrowDown", "Escape")
-    page.wait("!document.querySelector('.picker')")
+    page.wait("!document.querySelector('.picker') && !!document.querySelector('tr[data-number=\"0\"] .truth button')")
     page.click("tr[data-number='0'] .truth button")
     page.run("document.querySelector('#offered li').dispatchEvent(new MouseEvent('mousedown', {bubbles: true}))")
     page.wait("document.querySelector('tr[data-number=\"0\"]').innerText.includes('confirmed')")
