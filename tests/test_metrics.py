@@ -6,7 +6,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moontide.errors import InputError
-from moontide.metrics import accuracy, bootstrap_interval, check_labels, expected_calibration_error, tail_accuracy
+from moontide.metrics import (
+    accuracy,
+    bootstrap_interval,
+    check_labels,
+    expected_calibration_error,
+    reliability,
+    tail_accuracy,
+)
 
 shares = st.lists(st.floats(0, 1), min_size=1, max_size=60)
 
@@ -82,3 +89,16 @@ def test_what_cannot_be_scored_is_refused_in_words(call, words):
     with pytest.raises(InputError, match=r".*") as caught:
         call()
     assert words in str(caught.value)
+
+
+@given(st.lists(st.tuples(st.booleans(), st.floats(0, 1)), min_size=1, max_size=30), st.integers(1, 20))
+def test_reliability_has_every_sample_once_in_a_bin_that_holds_its_confidence(samples, bins):
+    right, confidence = (np.asarray(column) for column in zip(*samples, strict=True))
+    table = reliability(np.ones(len(right)), right.astype(int), confidence, bins)
+    sure, shares, counts = table.T
+    assert counts.sum() == len(samples)
+    assert shares @ counts == pytest.approx(right.sum())
+    assert sure @ counts == pytest.approx(confidence.sum())
+    full = np.flatnonzero(counts)
+    assert np.all(sure[full] >= full / bins - 1e-9)
+    assert np.all(sure[full] <= (full + 1) / bins + 1e-9)

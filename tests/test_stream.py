@@ -275,3 +275,11 @@ def test_the_example_of_the_page_runs(capsys: pytest.CaptureFixture[str]) -> Non
     exec(compile(block, "streams.md", "exec"), names)
     assert names["stream"].seen == 200
     assert len(capsys.readouterr().out.splitlines()) == 192  # the last 8 came by flush
+
+
+def test_the_default_method_is_tide_and_needs_only_the_text(data: Task) -> None:
+    stream = Stream(text=data.text)
+    assert stream.method.name == "tide"
+    assert np.array_equal(stream.push(data.features).probs, Stream("tide", data.text).push(data.features).probs)
+    with pytest.raises(InputError, match=r"'text' is missing.*Stream\(text=anchors\)"):
+        Stream(data.text)  # type: ignore[arg-type]

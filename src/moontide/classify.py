@@ -7,27 +7,37 @@ import json
 import os
 import re
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
 import numpy as np
 
-from moontide.core.arrays import to_numpy
+from moontide.core.arrays import Array, to_numpy
 from moontide.encoders.base import BATCH, Encoder, FloatArray
 from moontide.encoders.loading import TINY
 from moontide.encoders.pipeline import encode_files
 from moontide.encoders.prompts import Classes
 from moontide.encoders.sources import ImageFile, Listing, Skip, list_images
 from moontide.errors import FileError, ImageError, InputError, MoontideError
-from moontide.evaluate import Comparison, Progress, compare_predictions, run_batches
-from moontide.methods.moon import MOON
+from moontide.evaluate import (
+    Comparison,
+    Progress,
+    compare_groups,
+    compare_predictions,
+    run_groups,
+    scored_rows,
+    split_rows,
+)
 from moontide.metrics import IntArray
 from moontide.protocols import Method
+from moontide.registry import DEFAULT
+from moontide.registry import method as make_method
 from moontide.report.gallery import leading, write_gallery
 from moontide.store.features import FeatureStore
 from moontide.store.files import check_output, place, replacing, write_table
+from moontide.store.predictions import more_columns, rounded
 from moontide.types import Result, Task
 
 TABLES = (".csv", ".jsonl", ".parquet")
@@ -41,7 +51,7 @@ class Classified:
 
     >>> task = Task(np.eye(2), np.eye(2), class_names=("cat", "dog"))
     >>> images = [ImageFile("a.jpg", Path("a.jpg")), ImageFile("b.jpg", Path("b.jpg"))]
-    >>> found = Classified(images, task, MOON().fit_predict(task), [], None, "a-model", "moon")
+    >>> found = Classified(images, task, make_method("tide").fit_predict(task), [], None, "a-model", "tide")
     >>> found.columns()["label"], found.comparison.changed
     (['cat', 'dog'], 0)
     """
@@ -54,18 +64,24 @@ class Classified:
     encoder: str  # its id
     method: str
     batch_size: int | None = None
+    groups: Sequence[str] | None = None  # of each image, where groups were labelled on their own
 
     @property
     def comparison(self) -> Comparison:
-        """What changed against zero-shot, and whether it is right where the truth is known."""
-        return compare_predictions(self.truth, self.result)
+        """What changed against zero-shot, and whether it is right, in the images whose label the method did not get."""
+        return compare_predictions(self.truth, self.result, scored_rows(self.task))
+
+    @property
+    def group_comparisons(self) -> dict[str, Comparison]:
+        """The same for each group."""
+        return compare_groups(self.truth, self.result, self.groups or (), scored_rows(self.task))
 
     def columns(self) -> dict[str, list[Any]]:
         """Return the table of labels by column."""
         names, probs = self.task.class_names or (), to_numpy(self.result.probs)
         top = leading(to_numpy(self.result.scores), TOP)  # (N, m)
         shares = np.take_along_axis(probs, top, axis=1).astype(np.float64).round(6).tolist()
-        return {
+        columns = {
             "id": [image.id for image in self.images],
             "path": [os.path.abspath(image.path) for image in self.images],
             "label": [names[k] for k in to_numpy(self.result.labels)],
@@ -76,6 +92,9 @@ class Classified:
             ],
             "zero_shot_label": [names[k] for k in to_numpy(self.result.zero_shot_labels)],
         }
+        if self.result.unknown is not None:
+            columns["unknown"] = rounded(to_numpy(self.result.unknown)).tolist()
+        return columns | more_columns(self.task, self.groups)
 
     def write_table(self, handle: BinaryIO, kind: str) -> None:
         """Write the table of labels as .csv (with top5 as JSON in its cell), .jsonl or .parquet."""
@@ -101,12 +120,17 @@ class Classified:
         about = {"encoder": encoder, "method": self.method}
         if self.batch_size is not None:
             about["in batches of"] = str(self.batch_size)
+        if self.groups is not None:
+            about["groups"] = str(len(set(self.groups)))
+        parts = None
+        if self.batch_size is not None or self.groups is not None:
+            parts = split_rows(self.task.n, self.groups, self.batch_size)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", module=r"PIL\.")  # of odd metadata
             write_gallery(
                 path, self.task, self.result, [image.id for image in self.images],
                 lambda i, side: thumbnail(self.images[i], side),
-                truth=self.truth, skipped=self.skipped, batch_size=self.batch_size, about=about,
+                truth=self.truth, skipped=self.skipped, parts=parts, about=about,
             )  # fmt: skip
 
 
@@ -117,6 +141,10 @@ def classify(
     *,
     method: Method | None = None,
     batch_size: int | None = None,
+    groups: Mapping[str, str] | None = None,
+    known: Mapping[str, int] | None = None,
+    class_prior: Array | None = None,
+    negatives: Array | None = None,
     encode_batch: int = BATCH,
     workers: int | None = None,
     device: str = "cpu",
@@ -124,8 +152,10 @@ def classify(
 ) -> Classified:
     """Label images with the class names that fit best, all of them together, or in batches of `batch_size`.
 
-    listing: what `list_images` found. classes: what `embed_classes` made with the encoder. method: None is MOON.
-    encode_batch, workers: as for `encode_files`. device: where the method runs.
+    listing: what `list_images` found. classes: what `embed_classes` made with the encoder. method: None is the default.
+    groups: the group of each image by its id; each is labelled on its own. known: the class numbers of images whose
+    label is known, by id. class_prior, negatives: as in `fit_predict`. encode_batch, workers: as for `encode_files`.
+    device: where the method runs.
 
     >>> import tempfile
     >>> from PIL import Image
@@ -154,8 +184,10 @@ def classify(
             progress(len(images) + len(skipped) - len(listing.skipped), len(listing.images))
     if not images:
         raise FileError(f"None of the {len(skipped)} images can be used; {skipped[0].id}: {skipped[0].reason}.")
-    task = Task(place(np.concatenate(parts), None, device), classes.text, encoder.logit_scale, classes.names)
-    return label_images(images, task, encoder.id, method, batch_size, skipped)
+    features = place(np.concatenate(parts), None, device)
+    given = {"known": by_image(known, images, -1), "class_prior": class_prior, "negatives": negatives}
+    task = Task(features, classes.text, encoder.logit_scale, classes.names, **given)
+    return label_images(images, task, encoder.id, method, batch_size, skipped, groups=by_image(groups, images, ""))
 
 
 def classify_store(
@@ -164,9 +196,15 @@ def classify_store(
     *,
     method: Method | None = None,
     batch_size: int | None = None,
+    groups: Mapping[str, str] | None = None,
+    known: Mapping[str, int] | None = None,
+    class_prior: Array | None = None,
+    negatives: Array | None = None,
     device: str = "cpu",
 ) -> Classified:
     """Label the images of a store of features with its own classes, or with others that its encoder embedded.
+
+    The other arguments are those of `classify`.
 
     >>> import tempfile
     >>> from moontide.store.features import Origin
@@ -180,9 +218,21 @@ def classify_store(
         raise InputError(f"The store {store.folder} holds no images; encode some first.")
     features = place(np.asarray(store.take(np.arange(store.n)), dtype=np.float32), None, device)
     names, text = (store.class_names, store.text) if classes is None else (classes.names, classes.text)
-    task = Task(features, text, store.origin.logit_scale, names)
+    images = located(store.ids)
+    given = {"known": by_image(known, images, -1), "class_prior": class_prior, "negatives": negatives}
+    task = Task(features, text, store.origin.logit_scale, names, **given)
     truth = store.labels if classes is None else None
-    return label_images(located(store.ids), task, store.origin.encoder, method, batch_size, [], truth)
+    groups_of = by_image(groups, images, "")
+    return label_images(images, task, store.origin.encoder, method, batch_size, [], truth, groups_of)
+
+
+def by_image(values: Mapping[str, Any] | None, images: Sequence[ImageFile], default: Any) -> Any:
+    """Return the values of images by their ids as a list in their order, or None where there are no values.
+
+    >>> by_image({"b.jpg": 1}, [ImageFile("a.jpg", Path("a.jpg")), ImageFile("b.jpg", Path("b.jpg"))], -1)
+    [-1, 1]
+    """
+    return None if values is None else [values.get(image.id, default) for image in images]
 
 
 def check_maker(store: FeatureStore, encoder: Encoder) -> None:
@@ -208,6 +258,7 @@ def label_images(
     batch_size: int | None = None,
     skipped: Sequence[Skip] = (),
     truth: IntArray | None = None,
+    groups: Sequence[str] | None = None,
 ) -> Classified:
     """Run a method on the features of images; folder names are the truth where there is no other.
 
@@ -216,11 +267,11 @@ def label_images(
     >>> label_images(images, task, "a-model").comparison.accuracy
     0.5
     """
-    solver = method or MOON()
-    result = run_batches(solver, task, batch_size)
+    solver = method or make_method(DEFAULT)
+    result = run_groups(solver, task, groups, batch_size)
     if truth is None:
         truth = folder_labels([image.id for image in images], task.class_names or ())
-    return Classified(images, task, result, skipped, truth, encoder, solver.name, batch_size)
+    return Classified(images, task, result, skipped, truth, encoder, solver.name, batch_size, groups)
 
 
 def folder_labels(ids: Iterable[str], names: Sequence[str]) -> IntArray | None:

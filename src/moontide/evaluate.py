@@ -8,23 +8,24 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from moontide.core.arrays import is_torch_array, to_numpy
 from moontide.core.memory import require_memory
-from moontide.errors import MissingInputError, MoontideError, OptionError
+from moontide.errors import InputError, MissingInputError, MoontideError, OptionError
 from moontide.metrics import IntArray, accuracy
 from moontide.protocols import Method
 from moontide.registry import check_name, method
 from moontide.store.files import read_task
-from moontide.types import PER_SAMPLE, Result, Task
+from moontide.types import Result, Task
 
-Progress = Callable[[int, int], None]  # (done, of how many)
+Progress = Callable[..., None]  # (done, of how many), and the group that was done where there are groups
 
 WARM_UP = 8  # samples of an unmeasured first run, which loads what a method imports when it is used
 
@@ -45,33 +46,72 @@ def run_batches(
     >>> run_batches(method("moon"), task, 2, shuffle_seed=0).labels
     array([0, 1, 2])
     """
-    if batch_size is None:
-        if shuffle_seed is not None:
-            raise OptionError("'shuffle' has no effect without 'batch_size': the whole file is one batch.")
+    return run_groups(solver, task, None, batch_size, shuffle_seed=shuffle_seed, progress=progress)
+
+
+def run_groups(
+    solver: Method,
+    task: Task,
+    groups: Sequence[str] | None,
+    batch_size: int | None = None,
+    *,
+    shuffle_seed: int | None = None,
+    progress: Progress | None = None,
+) -> Result:
+    """Label every group of samples on its own, at once or in batches; `groups` (N,) names the group of each sample.
+
+    The rows of the result are in file order. None is one group of all.
+
+    >>> task = Task(np.eye(3), np.eye(3))
+    >>> run_groups(method("moon"), task, ["a", "b", "a"]).labels
+    array([0, 1, 2])
+    """
+    parts = split_rows(task.n, groups, batch_size, shuffle_seed)
+    if len(parts) == 1 and shuffle_seed is None:
         return solver.fit_predict(task)
-    if batch_size < 1:
-        raise OptionError(f"'batch_size' must be at least 1. Got {batch_size} instead.")
-    need = 3 * task.n * task.k * task.features.dtype.itemsize  # probs, zero-shot and native scores of all batches
+    need = 3 * task.n * task.k * task.features.dtype.itemsize  # probs, zero-shot and native scores of all parts
     require_memory(need, f"The answer of {solver.name} on {task.n} x {task.k}", task.features)
-    order = np.arange(task.n) if shuffle_seed is None else np.random.default_rng(shuffle_seed).permutation(task.n)
-    if shuffle_seed is not None:
-        extras = {name: value[order] if name in PER_SAMPLE else value for name, value in task.extras.items()}
-        task = replace(task, features=task.features[order], graph=None, extras=extras)
     results: list[Result] = []
     done = 0
-    for batch in task.batches(batch_size):
-        result = solver.fit_predict(batch)
+    for rows in parts:
+        first, last = int(rows[0]), int(rows[-1]) + 1
+        consecutive = np.array_equal(rows, np.arange(first, last))
+        result = solver.fit_predict(task.rows(first, last) if consecutive else task.take(rows))
         results.append(replace(result, objective=(), kappa=None, beta=None, details={}))
-        done += batch.n
+        done += len(rows)
         if progress:
-            progress(done, task.n)
-    joined = Result.concatenate(results)
-    if shuffle_seed is None:
+            progress(done, task.n, *(() if groups is None else (groups[first],)))
+    joined, order = Result.concatenate(results), np.concatenate(parts)
+    if np.array_equal(order, np.arange(task.n)):
         return joined
     back = np.argsort(order)
     native, unknown = (None if x is None else x[back] for x in (joined.native_scores, joined.unknown))
     probs, zero_shot = joined.probs[back], joined.zero_shot[back]
     return replace(joined, probs=probs, zero_shot=zero_shot, native_scores=native, unknown=unknown)
+
+
+def split_rows(
+    n: int, groups: Sequence[str] | None = None, batch_size: int | None = None, shuffle_seed: int | None = None
+) -> list[IntArray]:
+    """Return which of n rows are labelled together: those of a group, in file order or shuffled, cut into batches.
+
+    >>> [part.tolist() for part in split_rows(5, ["b", "a", "b", "b", "a"], 2)]
+    [[0, 2], [3], [1, 4]]
+    """
+    if batch_size is None and shuffle_seed is not None:
+        raise OptionError("'shuffle' has no effect without 'batch_size': all that goes together is one batch.")
+    if batch_size is not None and batch_size < 1:
+        raise OptionError(f"'batch_size' must be at least 1. Got {batch_size} instead.")
+    order: IntArray = np.arange(n) if shuffle_seed is None else np.random.default_rng(shuffle_seed).permutation(n)
+    members = [order]
+    if groups is not None:
+        number = {name: i for i, name in enumerate(dict.fromkeys(groups))}  # in the order in which they come
+        which = np.asarray([number[name] for name in groups])
+        if which.shape != (n,):
+            raise InputError(f"'groups' must have one name for each of the {n} samples. Got {which.size} instead.")
+        grouped = order[np.argsort(which[order], kind="stable")]
+        members = np.split(grouped, np.cumsum(np.bincount(which))[:-1])
+    return [rows[i : i + (batch_size or n)] for rows in members for i in range(0, len(rows), batch_size or n)]
 
 
 @dataclass(frozen=True)
@@ -95,21 +135,51 @@ class Comparison:
         return None if self.better is None or self.worse is None else self.changed - self.better - self.worse
 
 
-def compare_predictions(labels: IntArray | None, result: Result) -> Comparison:
-    """Count what adaptation changed, for better and for worse.
+def compare_predictions(labels: IntArray | None, result: Result, rows: npt.ArrayLike | None = None) -> Comparison:
+    """Count what adaptation changed, for better and for worse, in all samples or in some rows.
 
     >>> result = Result(probs=np.asarray([[0.0, 1.0], [0.0, 1.0]]), zero_shot=np.asarray([[1.0, 0.0], [0.0, 1.0]]))
     >>> compare_predictions(np.asarray([1, 1]), result)
     Comparison(samples=2, changed=1, zero_shot_accuracy=0.5, accuracy=1.0, better=1, worse=0)
+    >>> compare_predictions(None, result, [1])
+    Comparison(samples=1, changed=0, zero_shot_accuracy=None, accuracy=None, better=None, worse=None)
     """
     now, before = to_numpy(result.labels), to_numpy(result.zero_shot_labels)
+    if rows is not None:
+        some: IntArray = np.asarray(rows, dtype=np.int64)
+        now, before, labels = now[some], before[some], None if labels is None else labels[some]
     changed = int(np.sum(now != before))
-    if labels is None:
+    if labels is None or not labels.size:
         return Comparison(now.size, changed)
     better, worse = (before != labels) & (now == labels), (before == labels) & (now != labels)
     return Comparison(
         now.size, changed, accuracy(labels, before), accuracy(labels, now), int(better.sum()), int(worse.sum())
     )
+
+
+def scored_rows(task: Task, n: int | None = None) -> IntArray:
+    """Return which of the first n samples are scored: those whose label the method was not given.
+
+    >>> scored_rows(Task(np.eye(2), np.eye(2), known=[-1, 1]))
+    array([0])
+    """
+    return np.arange(task.n)[:n] if task.known is None else np.flatnonzero(to_numpy(task.known)[:n] < 0)
+
+
+def compare_groups(
+    labels: IntArray | None, result: Result, groups: Sequence[str], rows: npt.ArrayLike | None = None
+) -> dict[str, Comparison]:
+    """Compare every group with zero-shot on its own, or some of its rows; the groups in the order in which they come.
+
+    >>> result = Result(probs=np.eye(2), zero_shot=np.eye(2)[::-1])
+    >>> {name: found.changed for name, found in compare_groups(None, result, ["b", "a"]).items()}
+    {'b': 1, 'a': 1}
+    """
+    counted = np.ones(len(groups), dtype=bool)
+    if rows is not None:
+        counted = np.isin(np.arange(len(groups)), rows)
+    parts = split_rows(len(groups), groups)
+    return {groups[part[0]]: compare_predictions(labels, result, part[counted[part]]) for part in parts}
 
 
 @dataclass(frozen=True)

@@ -50,13 +50,16 @@ def accuracy(labels: npt.ArrayLike, predictions: npt.ArrayLike) -> float:
     return float(np.mean(labels == predictions))
 
 
-def expected_calibration_error(
+def reliability(
     labels: npt.ArrayLike, predictions: npt.ArrayLike, confidence: npt.ArrayLike, bins: int = 15
-) -> float:
-    """Return the top-label ECE: sum over equal-width bins (b/B, (b+1)/B] of |accuracy - mean confidence| n_bin / N.
+) -> npt.NDArray[np.float64]:
+    """Return mean confidence, accuracy and number of samples, (B, 3), of the equal-width bins (b/B, (b+1)/B].
 
-    >>> round(expected_calibration_error([0, 1, 1, 1], [0, 1, 0, 1], [0.9, 0.9, 0.9, 0.9]), 9)
-    0.15
+    The first two are 0 in a bin without samples.
+
+    >>> reliability([0, 1, 1, 1], [0, 1, 0, 1], [0.4, 0.8, 0.8, 1.0], bins=2).round(9)
+    array([[0.4       , 1.        , 1.        ],
+           [0.86666667, 0.66666667, 3.        ]])
     """
     confidence = np.asarray(confidence, dtype=np.float64)
     hit = np.equal(labels, predictions).astype(np.float64)
@@ -66,8 +69,21 @@ def expected_calibration_error(
             f"Got {hit.shape} labels and {confidence.shape} confidences instead."
         )
     where = np.searchsorted(np.arange(1, bins) / bins, confidence)  # the bin of each sample
-    gap = np.bincount(where, hit - confidence, minlength=bins)  # n_bin (accuracy - confidence)
-    return float(np.abs(gap).sum() / hit.size)
+    counts = np.bincount(where, minlength=bins)
+    sums = [np.bincount(where, values, minlength=bins) for values in (confidence, hit)]
+    return np.stack([*(total / np.maximum(counts, 1) for total in sums), counts.astype(np.float64)], axis=1)
+
+
+def expected_calibration_error(
+    labels: npt.ArrayLike, predictions: npt.ArrayLike, confidence: npt.ArrayLike, bins: int = 15
+) -> float:
+    """Return the top-label ECE: sum over equal-width bins (b/B, (b+1)/B] of |accuracy - mean confidence| n_bin / N.
+
+    >>> round(expected_calibration_error([0, 1, 1, 1], [0, 1, 0, 1], [0.9, 0.9, 0.9, 0.9]), 9)
+    0.15
+    """
+    sure, right, counts = reliability(labels, predictions, confidence, bins).T
+    return float(np.abs(right - sure) @ counts / counts.sum())
 
 
 def tail_accuracy(accuracies: npt.ArrayLike, share: float = 0.1) -> float:

@@ -13,6 +13,7 @@ from moontide import methods as builtin
 from moontide.errors import replaced_name, unknown_name
 from moontide.protocols import Method
 
+DEFAULT = "tide"  # the method where none is named
 # The names of methods that are gone, and what replaces them
 REPLACED = {"moon_auto": "tide", "moon_stream": "tide"}
 

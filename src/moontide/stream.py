@@ -22,6 +22,7 @@ from typing import Any
 from moontide.core.arrays import Array, as_real, device, is_torch_array, like, namespace, unit_rows
 from moontide.errors import FileError, InputError, MissingInputError, OptionError, unknown_name
 from moontide.protocols import Method, OnlineMethod, State, as_online, copy_array
+from moontide.registry import DEFAULT
 from moontide.registry import method as make_method
 from moontide.store.files import replacing
 from moontide.streams import read_file, read_state, restore, state_bytes, unpack
@@ -49,8 +50,8 @@ class Stream:
 
     def __init__(
         self,
-        method: Method | str,
-        text: Array,
+        method: Method | str = DEFAULT,
+        text: Array | None = None,
         *,
         class_names: Sequence[str] | None = None,
         logit_scale: float = 100.0,
@@ -63,8 +64,14 @@ class Stream:
     ) -> None:
         """Begin a stream over the classes of `text` (K, d); `extras` is what a method needs once, such as `encoder`.
 
-        `class_prior` (K,) and `negatives` (M, d) are as in `fit_predict`.
+        `Stream(text=anchors)` runs the default method, `Stream("tda", anchors)` another one. `class_prior` (K,) and
+        `negatives` (M, d) are as in `fit_predict`.
         """
+        if text is None:
+            raise InputError(
+                "'text' is missing: pass the embeddings of the class names, as in Stream(text=anchors) or, with "
+                "another method, Stream('tda', anchors)."
+            )
         chosen = make_method(method) if isinstance(method, str) else method
         missing = sorted(chosen.needs - {"views", "images"} - extras.keys())
         if missing:

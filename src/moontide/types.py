@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from moontide.core.arrays import Array, as_matrix, as_real, device, is_torch_array, like, namespace, to_numpy, unit_rows
 from moontide.core.graph import Graph, adapt_graph
@@ -92,9 +93,22 @@ class Task:
 
     def rows(self, start: int, stop: int) -> Task:
         """Return the task of some consecutive samples (without the graph, which joins all of them)."""
-        extras = {k: v[start:stop] if k in PER_SAMPLE else v for k, v in self.extras.items()}
-        known = None if self.known is None else self.known[start:stop]
-        return replace(self, features=self.features[start:stop, :], graph=None, extras=extras, known=known)
+        return self._where(lambda x: x[start:stop])
+
+    def take(self, rows: npt.ArrayLike) -> Task:
+        """Return the task of some samples, in the order of `rows` (without the graph, which joins all of them).
+
+        >>> Task(np.eye(3), np.eye(3)).take([2, 0]).features
+        array([[0., 0., 1.],
+               [1., 0., 0.]])
+        """
+        index: npt.NDArray[np.int64] = np.asarray(rows, dtype=np.int64)
+        return self._where(lambda x: x[index] if hasattr(x, "dtype") else [x[i] for i in index])
+
+    def _where(self, some: Callable[[Any], Any]) -> Task:
+        extras = {k: some(v) if k in PER_SAMPLE else v for k, v in self.extras.items()}
+        known = None if self.known is None else some(self.known)
+        return replace(self, features=some(self.features), graph=None, extras=extras, known=known)
 
     def batches(self, size: int) -> Iterator[Task]:
         """Split the samples in file order into independent tasks of `size`, the last one possibly smaller."""

@@ -21,7 +21,7 @@ def labels_of(path):
 
 def test_accuracy_before_and_after(moontide, features, arrays):
     task, labels, _ = read_task(features)
-    result = library.MOON().fit_predict(task)
+    result = library.TIDE().fit_predict(task)
     before, after = result.zero_shot_labels == labels, result.labels == labels
     assert before.any()
     assert result.changed.any()
@@ -38,7 +38,7 @@ def test_accuracy_before_and_after(moontide, features, arrays):
 def test_without_labels_the_largest_classes(moontide, tmp_path, arrays):
     del arrays["labels"]
     np.savez(tmp_path / "f.npz", **arrays)
-    result = library.MOON().fit_predict(arrays["image_features"], arrays["text_features"])
+    result = library.TIDE().fit_predict(arrays["image_features"], arrays["text_features"])
     status, out, _ = moontide("adapt", tmp_path / "f.npz")
     share = np.bincount(result.labels, minlength=4) / 40
     assert status == 0
@@ -51,9 +51,12 @@ def test_without_labels_the_largest_classes(moontide, tmp_path, arrays):
     ("flags", "solver"),
     [
         (["--method", "zero_shot"], library.method("zero_shot")),
-        (["--preset", "paper"], library.MOON.from_preset("paper")),
-        (["--set", "beta=soft", "--set", "neighbours=5"], library.MOON(beta="soft", neighbours=5)),
-        (["--preset", "paper", "--set", "temper=20"], library.MOON.from_preset("paper", temper=20.0)),
+        (["--method", "moon", "--preset", "paper"], library.MOON.from_preset("paper")),
+        (["--method", "moon", "--set", "beta=soft", "--set", "neighbours=5"], library.MOON(beta="soft", neighbours=5)),
+        (
+            ["--method", "moon", "--preset", "paper", "--set", "temper=20"],
+            library.MOON.from_preset("paper", temper=20.0),
+        ),
     ],
 )
 def test_methods_presets_and_options_reach_the_library(moontide, features, tmp_path, flags, solver):
@@ -74,9 +77,9 @@ def test_other_outputs(moontide, features, tmp_path, kind):
 def test_batches_are_independent_and_end_with_one_line(moontide, features, tmp_path):
     status, _, err = moontide("adapt", features, "--batch-size", "16", "--out", tmp_path / "p.npz")
     task = read_task(features).task
-    expected = [library.MOON().fit_predict(task.rows(a, b)).labels for a, b in ((0, 16), (16, 32), (32, 40))]
+    expected = [library.TIDE().fit_predict(task.rows(a, b)).labels for a, b in ((0, 16), (16, 32), (32, 40))]
     assert status == 0
-    assert err.startswith("moon: 40 samples in 3 batches, ")
+    assert err.startswith("tide: 40 samples in 3 batches, ")
     assert len(err.splitlines()) == 2
     np.testing.assert_array_equal(labels_of(tmp_path / "p.npz"), np.concatenate(expected))
 
@@ -88,11 +91,11 @@ def test_shuffled_batches_are_written_in_file_order(moontide, features, tmp_path
     for start in (0, 16, 32):
         rows = order[start : start + 16]
         batch = library.Task(task.features[rows], task.text, task.logit_scale)
-        expected[rows] = library.MOON().fit_predict(batch).labels
+        expected[rows] = library.TIDE().fit_predict(batch).labels
     arguments = ["--batch-size", "16", "--shuffle", "--seed", "3", "--out", tmp_path / "p.npz"]
     assert moontide("adapt", features, *arguments)[0] == 0
     np.testing.assert_array_equal(labels_of(tmp_path / "p.npz"), expected)
-    unshuffled = run_batches(library.MOON(), task, 16).labels
+    unshuffled = run_batches(library.TIDE(), task, 16).labels
     assert (unshuffled != expected).any()
 
 
@@ -155,7 +158,7 @@ def test_a_terminal_sees_a_bar(features):
     os.close(leader)
     assert running.wait() == 0, shown
     assert b"40/40" in shown
-    assert b"moon: 40 samples in 10 batches" in shown
+    assert b"tide: 40 samples in 10 batches" in shown
 
 
 def test_an_approximate_graph_says_how_good_it_is(moontide, tmp_path, arrays, monkeypatch):
@@ -164,7 +167,7 @@ def test_an_approximate_graph_says_how_good_it_is(moontide, tmp_path, arrays, mo
     monkeypatch.setattr("moontide.core.ann.PROBES", 1)
     np.save(tmp_path / "f.npy", arrays["image_features"])
     np.save(tmp_path / "t.npy", arrays["text_features"])
-    status, _, err = moontide("adapt", tmp_path / "f.npy", "--text", tmp_path / "t.npy")
+    status, _, err = moontide("adapt", tmp_path / "f.npy", "--text", tmp_path / "t.npy", "--method", "moon")
     result = library.MOON().fit_predict(arrays["image_features"], arrays["text_features"])
     recall = result.details["graph"].recall
     assert status == 0

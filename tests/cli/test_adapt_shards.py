@@ -40,7 +40,7 @@ def adapt(moontide: Any, shards: Path) -> Any:
 
 
 def test_three_kinds_of_shards_are_one_task(adapt: Any, shards: Path, arrays: Any, moontide: Any) -> None:
-    options = ("--set", "laplacian_weight=0", "--classes", "ant,bee,cat,dog")
+    options = ("--method", "moon", "--set", "laplacian_weight=0", "--classes", "ant,bee,cat,dog")
     status, out, err = adapt(*options)
     assert status == 0, err
     assert "3 shards, 40 rows; workers: 1, each with up to" in err

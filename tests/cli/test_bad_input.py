@@ -334,27 +334,27 @@ def unknown_method(folder, arrays):
 
 @case("option of moon 'betta'", "Did you mean 'beta'?")
 def unknown_option(folder, arrays):
-    return [npz(folder, **arrays), "--set", "betta=soft"]
+    return [npz(folder, **arrays), "--method", "moon", "--set", "betta=soft"]
 
 
 @case("preset of moon 'papper'", "Did you mean 'paper'?")
 def unknown_preset(folder, arrays):
-    return [npz(folder, **arrays), "--preset", "papper"]
+    return [npz(folder, **arrays), "--method", "moon", "--preset", "papper"]
 
 
 @case("'neighbours' option of moon", "at least 1", "Got 0")
 def option_out_of_range(folder, arrays):
-    return [npz(folder, **arrays), "--set", "neighbours=0"]
+    return [npz(folder, **arrays), "--method", "moon", "--set", "neighbours=0"]
 
 
 @case("'neighbours' option of moon", "'many'")
 def option_that_is_no_number(folder, arrays):
-    return [npz(folder, **arrays), "--set", "neighbours=many"]
+    return [npz(folder, **arrays), "--method", "moon", "--set", "neighbours=many"]
 
 
 @case("no effect", "'gamma_in_counts'")
 def option_without_effect(folder, arrays):
-    return [npz(folder, **arrays), "--set", "beta=soft", "--set", "gamma_in_counts=true"]
+    return [npz(folder, **arrays), "--method", "moon", "--set", "beta=soft", "--set", "gamma_in_counts=true"]
 
 
 @case("form option=value", "'beta'")
@@ -498,7 +498,7 @@ def test_running_out_of_memory_all_the_same(moontide, features, monkeypatch):
     def fail(*arguments, **options):
         raise MemoryError
 
-    monkeypatch.setattr("moontide.evaluate.run_batches", fail)
+    monkeypatch.setattr("moontide.evaluate.run_groups", fail)
     status, _, err = moontide("adapt", features)
     assert status == 2
     assert "not enough memory" in err
@@ -538,7 +538,7 @@ def test_interrupt_stops_with_one_line(moontide, features, monkeypatch):
     def interrupt(*arguments, **options):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("moontide.evaluate.run_batches", interrupt)
+    monkeypatch.setattr("moontide.evaluate.run_groups", interrupt)
     assert moontide("adapt", features, "--out", features.with_name("p.csv")) == (130, "", "error: interrupted\n")
     assert not features.with_name("p.csv").exists()
 

@@ -30,7 +30,7 @@ def test_drop_last_leaves_out_the_remainder(moontide, features, tmp_path):
     arguments = ["--batch-size", "16", "--drop-last", "--out", tmp_path / "p.npz"]
     status, out, err = moontide("stream", features, *arguments)
     assert status == 0
-    assert err.startswith("moon: 32 samples in 2 batches, ")
+    assert err.startswith("tide: 32 samples in 2 batches, ")
     assert " of 32: " in out
     assert scores_of(tmp_path / "p.npz").shape == (32, 4)
 

@@ -10,6 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import moontide
+from moontide.evaluate import split_rows
+from moontide.metrics import expected_calibration_error
 from moontide.report import gallery, layout
 from moontide.report.gallery import gallery_data, leading, neighbours, pack, page, pictured, shares, write_gallery
 from moontide.simulate import simulate
@@ -112,10 +114,10 @@ def test_changed_images_and_their_neighbours_are_pictured_first():
 
 def test_neighbours_stay_in_their_batch(labelled):
     task, result, _ = labelled
-    found = neighbours(task, result, batch_size=25)  # the last batch has 10
+    found = neighbours(task, result, split_rows(60, None, 25))  # the last batch has 10
     assert found.neighbours.shape == (60, 3)
     assert (found.neighbours // 25 == np.arange(60)[:, None] // 25).all()
-    last = neighbours(task, result, batch_size=59).neighbours[59]
+    last = neighbours(task, result, split_rows(60, None, 59)).neighbours[59]
     assert last.tolist() == [59, 59, 59]  # alone in its batch
 
 
@@ -196,3 +198,31 @@ def test_the_step_of_the_map_is_the_gradient_of_the_divergence():
 
 def test_shares_are_clipped_and_rounded():
     assert shares(np.asarray([1.00004, 0.12345])).tolist() == [10000, 1234]
+
+
+def test_calibration_is_pooled_over_what_the_method_was_not_given(labelled):
+    task, _, _ = labelled
+    rng = np.random.default_rng(0)
+    truth = rng.integers(task.k, size=task.n)
+    known = np.where(np.arange(task.n) < 20, truth, -1)
+    given = Task(task.features, task.text, task.logit_scale, task.class_names, known=known)
+    result = moontide.TIDE().fit_predict(given)
+    found = gallery_data(given, result, ["x"] * task.n, truth)["calibration"]
+    rest = slice(20, None)
+    error = expected_calibration_error(truth[rest], result.labels[rest], result.confidence[rest])
+    assert found["ece"][1] == pytest.approx(error, abs=1e-4)
+    assert found["samples"] == sum(count for _, _, count in found["now"]) == task.n - 20
+    right = sum(accuracy * count for _, accuracy, count in found["now"])
+    assert right == pytest.approx((result.labels == truth)[rest].sum(), abs=0.01)
+    everything = Task(task.features, task.text, task.logit_scale, task.class_names, known=truth)
+    data = gallery_data(everything, moontide.TIDE().fit_predict(everything), ["x"] * task.n, truth)
+    assert data["calibration"] is None
+
+
+def test_a_report_is_known_by_its_images_classes_and_labels(labelled):
+    task, result, _ = labelled
+    names = [str(i) for i in range(task.n)]
+    same = gallery_data(task, result, names)["report"]
+    assert gallery_data(task, result, names)["report"] == same
+    assert gallery_data(task, result, names[::-1])["report"] != same
+    assert gallery_data(task, moontide.method("zero_shot").fit_predict(task), names)["report"] != same

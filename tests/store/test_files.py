@@ -15,7 +15,8 @@ import moontide
 from moontide.errors import FileError
 from moontide.evaluate import run_batches
 from moontide.protocols import Method
-from moontide.store.files import PREDICTIONS, check_output, read_task, replacing, write_predictions
+from moontide.store.files import PREDICTIONS, check_output, read_task, replacing
+from moontide.store.predictions import write_predictions
 
 N, K, D = 7, 3, 8
 NAMES = ["cat", "dog", "émeu"]

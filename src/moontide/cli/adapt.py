@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
@@ -19,11 +20,17 @@ from moontide.cli.common import (
     Source,
     check_not_input,
     note,
+    print_groups,
     print_summary,
     progress_bar,
 )
+from moontide.cli.given import NO_GIVEN, GivenFiles, GroupBy
 from moontide.cli.shards import NO_CLUSTER, Cluster, adapt_many, is_many
 from moontide.errors import OptionError
+
+if TYPE_CHECKING:
+    from moontide.protocols import Method
+    from moontide.types import Result, Task
 
 
 def adapt(
@@ -49,50 +56,81 @@ def adapt(
         ),
     ] = False,
     seed: Annotated[int | None, Parameter(help="Seed of --shuffle (else 0).")] = None,
+    group_by: GroupBy = None,
     out: Annotated[
         str | None,
         Parameter(help="Where to write the predictions: an .npz, .csv, .jsonl or .parquet; of shards, a folder."),
     ] = None,
+    given: GivenFiles = NO_GIVEN,
     cluster: Cluster = NO_CLUSTER,
     source: Source = NO_SOURCE,
 ) -> None:
-    """Label embeddings, all samples together, or in independent batches with --batch-size.
+    """Label embeddings, all samples together, or in independent batches with --batch-size, or groups with --group-by.
 
-    Prints what changed against zero-shot and, where there are labels, the accuracy before and after. For example:
+    Prints what changed against zero-shot and, where there are labels, the accuracy before and after.
+
+    For example:
 
         moontide adapt features.npz --out predictions.csv
+        moontide adapt features.npz --known labels.csv --class-prior shares.csv
+        moontide adapt images.parquet --text classes.npy --group-by camera --out predictions.csv
         moontide adapt images.parquet --text classes.npy --classes names.txt
         moontide adapt features.npz --method moon --preset paper --set neighbours=5
         moontide adapt 'shards/*.parquet' --text classes.npy --engine ray --out predictions/
     """
-    from moontide.core.progress import reporting
-    from moontide.evaluate import compare_predictions, run_batches
-    from moontide.store.files import check_output, read_task, write_predictions
+    from moontide.evaluate import compare_groups, compare_predictions, scored_rows
+    from moontide.store.files import check_output, read_task
+    from moontide.store.inputs import read_groups
+    from moontide.store.predictions import more_columns, write_predictions
 
     if seed is not None and not shuffle:
         raise OptionError("'--seed' has no effect without '--shuffle'; leave it out, or add '--shuffle'.")
-    solver = choice.make()
-    if is_many(features, cluster):
-        if batch_size is not None or shuffle:
-            raise OptionError("All shards are one task: '--batch-size' and '--shuffle' do not go with them.")
+    many = is_many(features, cluster)
+    solver = choice.make("moon" if many else None)
+    if many:
+        if batch_size is not None or shuffle or group_by is not None:
+            raise OptionError(
+                "All shards are one task: '--batch-size', '--shuffle' and '--group-by' do not go with it."
+            )
+        if given != NO_GIVEN:
+            raise OptionError("'--known', '--class-prior' and '--negatives' do not go with shards; use one file.")
         adapt_many(features, solver, out, cluster, source)
         return
+    given.require(solver)
     if out is not None:
         check_output(out)
-        check_not_input(Path(out), Path(features), source.text, source.labels)
+        check_not_input(Path(out), Path(features), source.text, source.labels, *given.paths)
     task, labels, ids = read_task(features, **asdict(source))
+    task = given.add(task, ids)
+    groups = None if group_by is None else read_groups(features, group_by, ids, task.n)
+    result = _run(solver, task, groups, batch_size, (seed or 0) if shuffle else None)
+    if out is not None:
+        write_predictions(out, result, ids, task.class_names, more_columns(task, groups))
+        note(f"wrote {out}")
+    rows = scored_rows(task)
+    if groups is not None:
+        print_groups(compare_groups(labels, result, groups, rows))
+    print_summary(compare_predictions(labels, result, rows), result, task)
+
+
+def _run(
+    solver: Method, task: Task, groups: Sequence[str] | None, batch_size: int | None, shuffle_seed: int | None
+) -> Result:
+    """Label the task and say how it went."""
+    from moontide.core.progress import reporting
+    from moontide.evaluate import run_groups, split_rows
+
+    parts = len(split_rows(task.n, groups, batch_size, shuffle_seed))
     start = time.perf_counter()
     with progress_bar(solver.name) as progress, ExitStack() as stack:
-        if batch_size is None:  # one long run tells of its parts
+        if parts == 1:  # one long run tells of its parts
             stack.enter_context(reporting(lambda what, done, total: progress(done, total, what)))
-        result = run_batches(solver, task, batch_size, shuffle_seed=(seed or 0) if shuffle else None, progress=progress)
-    if batch_size is not None:
-        batches = -(-task.n // batch_size)
-        note(f"{solver.name}: {task.n} samples in {batches} batches, {time.perf_counter() - start:.2f} s")
+        result = run_groups(solver, task, groups, batch_size, shuffle_seed=shuffle_seed, progress=progress)
+    if batch_size is not None or groups is not None:
+        how = [] if groups is None else [f"{len(set(groups))} groups"]
+        how += [] if batch_size is None else [f"{parts} batches"]
+        note(f"{solver.name}: {task.n} samples in {' and '.join(how)}, {time.perf_counter() - start:.2f} s")
     graph = result.details.get("graph")
     if graph is not None and graph.recall < 1:
         note(f"neighbours: searched approximately, {100 * graph.recall:.1f} % of the true ones found on a sample")
-    if out is not None:
-        write_predictions(out, result, ids, task.class_names)
-        note(f"wrote {out}")
-    print_summary(compare_predictions(labels, result), result, task)
+    return result

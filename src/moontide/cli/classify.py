@@ -5,12 +5,22 @@ from __future__ import annotations
 import sys
 from contextlib import redirect_stdout
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from moontide.cli.common import NO_CHOICE, BatchSize, Choice, note, print_summary, progress_bar
+from moontide.cli.common import (
+    NO_CHOICE,
+    BatchSize,
+    Choice,
+    check_not_input,
+    note,
+    print_groups,
+    print_summary,
+    progress_bar,
+)
 from moontide.cli.encode import (
     NO_ENCODER_CHOICE,
     NO_PROMPT_CHOICE,
@@ -20,13 +30,15 @@ from moontide.cli.encode import (
     Root,
     Strict,
 )
+from moontide.cli.given import GIVEN, NOTHING_GIVEN, Given, GroupBy
 from moontide.errors import OptionError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from moontide.classify import Classified
-    from moontide.encoders.sources import Listing
+    from moontide.encoders.base import Encoder
+    from moontide.encoders.sources import ImageFile, Listing
     from moontide.store.features import FeatureStore
 
 
@@ -52,6 +64,16 @@ def classify(
     encoder: EncoderChoice = NO_ENCODER_CHOICE,
     choice: Choice = NO_CHOICE,
     batch_size: BatchSize = None,
+    group_by: GroupBy = None,
+    given: Given = NOTHING_GIVEN,
+    negatives: Annotated[
+        str | None,
+        Parameter(
+            help="Names that none of the images has, which sharpen the column unknown: a comma-separated list, or a "
+            "text file with one name a line.",
+            group=GIVEN,
+        ),
+    ] = None,
     root: Root = None,
     out: Annotated[
         Path | None,
@@ -68,30 +90,145 @@ def classify(
     as the truth, to score the labels and for nothing else. For example:
 
         moontide classify photos/ --classes "tabby cat, golden retriever, espresso" --report report.html
+        moontide classify photos/ --classes names.txt --known corrections.csv --report report.html
+        moontide classify photos/ --classes names.txt --group-by folder --out labels.csv
         moontide classify 'photos/**/*.jpg' --classes names.txt --template "a sketch of a {}" --out labels.csv
         moontide classify store/ --method stata --out labels.parquet
     """
-    from moontide.classify import TABLES
+    from moontide.classify import TABLES, located
     from moontide.encoders.sources import list_images
     from moontide.store.features import MANIFEST, FeatureStore
     from moontide.store.files import check_output, read_class_names
 
     solver = choice.make()
+    given.require(solver)
+    if negatives is not None:
+        solver.require_accepted("negatives")
     if batch_size is not None and batch_size < 1:
         raise OptionError(f"'--batch-size' must be at least 1. Got {batch_size} instead.")
     for path, kinds in ((out, TABLES), (report, (".html",))):
         if path is not None:
             check_output(path, kinds)
+            check_not_input(path, given.known, given.class_prior)
     names = None if classes is None else read_class_names(classes)
+    words = None if negatives is None else read_class_names(negatives)
     run = {"method": solver, "batch_size": batch_size, "device": encoder.device}
     if any((Path(path) / MANIFEST).is_file() for path in paths):
         if len(paths) > 1 or root is not None:
             raise OptionError("A store must be the only path, without '--root'; classify stores and images one by one.")
-        found = _from_store(FeatureStore.open(paths[0]), names, prompts, encoder, run)
+        store = FeatureStore.open(paths[0])
+        run |= _inputs(given, group_by, located(store.ids), names or store.class_names)
+        found = _from_store(store, names, words, prompts, encoder, run)
     elif names is None:
         raise OptionError("'--classes' must say which names the images can get: a comma-separated list, or a file.")
     else:
-        found = _from_images(list_images(paths, root), names, prompts, encoder, run)
+        listing = list_images(paths, root)
+        run |= _inputs(given, group_by, listing.images, names, paths, root)
+        found = _from_images(listing, names, words, prompts, encoder, run)
+    _show(found, out, report)
+    return 1 if strict and found.skipped else 0
+
+
+def _inputs(
+    given: Given,
+    group_by: str | None,
+    images: Sequence[ImageFile],
+    names: Sequence[str],
+    paths: Sequence[str] = (),
+    root: Path | None = None,
+) -> dict[str, Any]:
+    """Return known labels, class balance and groups as the library takes them, before any image is encoded."""
+    from moontide.encoders.sources import column_of, other_names
+    from moontide.store.inputs import FOLDER, folders, read_class_prior, read_known
+
+    ids: list[str] = [image.id for image in images]
+    found: dict[str, Any] = {}
+    if given.known is not None:
+        known = read_known(given.known, ids, names, len(names), other_names(images, paths, root))
+        found["known"] = {one: int(k) for one, k in zip(ids, known, strict=True) if k >= 0}
+    if given.class_prior is not None:
+        found["class_prior"] = read_class_prior(given.class_prior, names, len(names))
+    if group_by == FOLDER:
+        found["groups"] = dict(zip(ids, folders(ids), strict=True))
+    elif group_by is not None and not paths:
+        raise OptionError(f"The images of a store have folders and no columns: '--group-by folder'. Got {group_by!r}.")
+    elif group_by is not None:
+        found["groups"] = column_of(paths, group_by, root)
+    return found
+
+
+def _negatives(words: Sequence[str] | None, names: Sequence[str]) -> list[str] | None:
+    """Return the negative names that are no class, and say which are."""
+    from moontide.encoders.negatives import drop_classes
+
+    if words is None:
+        return None
+    kept, classes = drop_classes(words, names)
+    if classes:
+        note(f"negatives: left out what is a class: {', '.join(classes)}")
+    return kept
+
+
+def _from_images(
+    listing: Listing,
+    names: Sequence[str],
+    words: Sequence[str] | None,
+    prompts: PromptChoice,
+    choice: EncoderChoice,
+    run: dict[str, Any],
+) -> Classified:
+    from moontide.classify import classify as classify_images
+    from moontide.encoders.negatives import embed_negatives
+
+    words = _negatives(words, names)
+    encoder = choice.make()
+    text = prompts.embed(encoder, names)
+    if words is not None:
+        run["negatives"] = embed_negatives(encoder, words, text.templates)
+    with progress_bar("encoding", "images") as progress:
+        return classify_images(
+            listing, text, encoder, encode_batch=choice.encode_batch, workers=choice.workers, progress=progress, **run
+        )
+
+
+def _from_store(
+    store: FeatureStore,
+    names: Sequence[str] | None,
+    words: Sequence[str] | None,
+    prompts: PromptChoice,
+    choice: EncoderChoice,
+    run: dict[str, Any],
+) -> Classified:
+    from moontide.classify import check_maker, classify_store
+    from moontide.encoders.negatives import stored_negatives
+    from moontide.store.files import check_device
+
+    check_device(choice.device)
+    if names is None and (prompts != NO_PROMPT_CHOICE or (words is None and not _is_default(choice))):
+        raise OptionError("Options of prompts and encoder have no effect on a store without '--classes'; add it.")
+    words = _negatives(words, names or store.class_names)
+    if choice.encoder == NO_ENCODER_CHOICE.encoder:
+        choice = replace(choice, encoder=store.origin.encoder)
+
+    @cache
+    def encoder() -> Encoder:
+        made = choice.make()
+        check_maker(store, made)
+        return made
+
+    classes = None if names is None else prompts.embed(encoder(), names)
+    if words is not None:
+        templates = store.origin.prompts if classes is None else classes.templates
+        run["negatives"] = stored_negatives(store, encoder, words, templates)
+    return classify_store(store, classes, **run)
+
+
+def _is_default(choice: EncoderChoice) -> bool:
+    return replace(choice, device="cpu") == NO_ENCODER_CHOICE
+
+
+def _show(found: Classified, out: Path | None, report: Path | None) -> None:
+    """Write what was asked for and print the summary, which leaves standard output to the table where that is there."""
     for one in found.skipped:
         note(f"skipped {one.id}: {one.reason}")
     if out is None:
@@ -104,36 +241,6 @@ def classify(
         note(f"wrote {report}")
     with redirect_stdout(sys.stderr if out is None else sys.stdout):
         print(f"images     {len(found.images)} labelled, {len(found.skipped)} skipped")
+        if found.groups is not None:
+            print_groups(found.group_comparisons)
         print_summary(found.comparison, found.result, found.task)
-    return 1 if strict and found.skipped else 0
-
-
-def _from_images(
-    listing: Listing, names: Sequence[str], prompts: PromptChoice, choice: EncoderChoice, run: dict[str, Any]
-) -> Classified:
-    from moontide.classify import classify as classify_images
-
-    encoder = choice.make()
-    text = prompts.embed(encoder, names)
-    with progress_bar("encoding", "images") as progress:
-        return classify_images(
-            listing, text, encoder, encode_batch=choice.encode_batch, workers=choice.workers, progress=progress, **run
-        )
-
-
-def _from_store(
-    store: FeatureStore, names: Sequence[str] | None, prompts: PromptChoice, choice: EncoderChoice, run: dict[str, Any]
-) -> Classified:
-    from moontide.classify import check_maker, classify_store
-    from moontide.store.files import check_device
-
-    check_device(choice.device)
-    if names is None:
-        if (prompts, replace(choice, device="cpu")) != (NO_PROMPT_CHOICE, NO_ENCODER_CHOICE):
-            raise OptionError("Options of prompts and encoder have no effect on a store without '--classes'; add it.")
-        return classify_store(store, **run)
-    if choice.encoder == NO_ENCODER_CHOICE.encoder:
-        choice = replace(choice, encoder=store.origin.encoder)
-    encoder = choice.make()
-    check_maker(store, encoder)
-    return classify_store(store, prompts.embed(encoder, names), **run)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from moontide.types import Result, Task
 
 INPUT = Group("Input")
-SHOWN_CLASSES = 5
+SHOWN_CLASSES, SHOWN_GROUPS = 5, 20
 
 Features = Annotated[
     Path,
@@ -80,7 +80,9 @@ class Choice:
     5
     """
 
-    method: Annotated[str | None, Parameter(help="The method (else moon); 'moontide methods' lists them.")] = None
+    method: Annotated[
+        str | None, Parameter(help="The method (else tide, on shards moon); 'moontide methods' lists them.")
+    ] = None
     preset: Annotated[str | None, Parameter(help="A named set of options of the method.")] = None
     settings: Annotated[
         tuple[str, ...],
@@ -93,9 +95,9 @@ class Choice:
         ),
     ] = ()
 
-    def make(self, default: str = "moon") -> Method:
-        """Make the method; `default` is the one where none is named."""
-        from moontide.registry import method_type
+    def make(self, default: str | None = None) -> Method:
+        """Make the method; `default` is the one where none is named, itself tide where that is None."""
+        from moontide.registry import DEFAULT, method_type
 
         given = {}
         for setting in self.settings:
@@ -105,7 +107,7 @@ class Choice:
             if option in given:
                 raise OptionError(f"'--set' gives the option {option!r} more than once; keep one.")
             given[option] = value
-        cls = method_type(self.method or default)
+        cls = method_type(self.method or default or DEFAULT)
         options = cls.parse(given)
         return cls(**options) if self.preset is None else cls.from_preset(self.preset, **options)
 
@@ -199,6 +201,9 @@ def print_summary(found: Comparison, result: Result, task: Task) -> None:
 
     from moontide.core.arrays import to_numpy
 
+    if task.known is not None:
+        n = len(result.labels)
+        print(f"known      {n - found.samples} of {n} labels, which are not counted below")
     if found.accuracy is not None and found.zero_shot_accuracy is not None:
         gain = 100 * (found.accuracy - found.zero_shot_accuracy)
         print(f"zero-shot  {percent(found.zero_shot_accuracy)}")
@@ -208,6 +213,22 @@ def print_summary(found: Comparison, result: Result, task: Task) -> None:
         return
     print(f"changed    {found.changed} of {found.samples}")
     print_classes(np.bincount(to_numpy(result.labels), minlength=task.k), task.class_names)
+
+
+def print_groups(found: Mapping[str, Comparison]) -> None:
+    """Print a line for each group, up to SHOWN_GROUPS of them.
+
+    >>> from moontide.evaluate import Comparison
+    >>> print_groups({"north": Comparison(9, 2), "south": Comparison(4, 1, 0.5, 0.75, 1, 0)})
+    group north: 9 samples, 2 changed
+    group south: 4 samples, 1 changed, 50.00 % to 75.00 %
+    """
+    for name, one in list(found.items())[:SHOWN_GROUPS]:
+        scores = (one.zero_shot_accuracy, one.accuracy)
+        change = "" if None in scores else f", {' to '.join(percent(share) for share in scores if share is not None)}"
+        print(f"group {name}: {one.samples} samples, {one.changed} changed{change}")
+    if len(found) > SHOWN_GROUPS:
+        print(f"and {len(found) - SHOWN_GROUPS} more groups")
 
 
 def print_classes(counts: Any, class_names: Sequence[str] | None) -> None:

@@ -80,7 +80,7 @@ def _photographs(folder: Path, report: Path, runs: int) -> tuple[int, Sequence[B
     names = sorted({image.path.parent.name.replace("_", " ") for image in listing.images})
     tiny = encoder("tiny")
     with progress_bar("encoding", "images") as progress:
-        found = classify(listing, embed_classes(tiny, names), tiny, progress=progress)
+        found = classify(listing, embed_classes(tiny, names), tiny, method=MOON(), progress=progress)
     if found.truth is None:
         raise FileError(f"{folder} must have one sub-folder of photographs a class.")
     found.report(report)

@@ -20,6 +20,7 @@ from moontide.cli.common import (
     print_summary,
     progress_bar,
 )
+from moontide.cli.given import NO_GIVEN, GivenFiles
 from moontide.errors import OptionError
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ def stream(
     out: Annotated[
         Path | None, Parameter(help="Where to write the predictions: an .npz, .csv, .jsonl or .parquet.")
     ] = None,
+    given: GivenFiles = NO_GIVEN,
     source: Source = NO_SOURCE,
 ) -> None:
     """Label a file in its order, as if it came in batch after batch; online methods remember what they saw.
@@ -56,32 +58,38 @@ def stream(
 
         moontide stream monday.npz --method tda --save-state tda.safetensors
         moontide stream tuesday.npz --resume tda.safetensors --out tuesday.csv
+        moontide stream monday.npz --known labels.csv --class-prior shares.csv
     """
-    from moontide.evaluate import compare_predictions
-    from moontide.store.files import PREDICTIONS, check_output, read_task, write_predictions
+    from moontide.evaluate import compare_predictions, scored_rows
+    from moontide.store.files import PREDICTIONS, check_output, read_task
+    from moontide.store.predictions import more_columns, write_predictions
     from moontide.streams import load_state, run_stream
     from moontide.streams import save_state as write_state
 
     for path, kinds in ((out, PREDICTIONS), (save_state, (".safetensors",))):
         if path is not None:
             check_output(path, kinds)
-            check_not_input(path, features, source.text, source.labels)
+            check_not_input(path, features, source.text, source.labels, *given.paths)
     task, labels, ids = read_task(features, **asdict(source))
     solver, state = (choice.make(), None) if resume is None else load_state(resume, task.features)
     if resume is not None:
         check_same_method(choice, solver, resume)
+        if given.class_prior is not None or given.negatives is not None:
+            raise OptionError("'--class-prior' and '--negatives' are part of a state; leave them out with '--resume'.")
+    given.require(solver)
+    task = given.add(task, ids)
     start = time.perf_counter()
     with progress_bar(solver.name) as progress:
         state, result = run_stream(solver, task, batch_size, state=state, drop_last=drop_last, progress=progress)
     n = len(result.labels)
     note(f"{solver.name}: {n} samples in {-(-n // batch_size)} batches, {time.perf_counter() - start:.2f} s")
     if out is not None:
-        write_predictions(out, result, ids and ids[:n], task.class_names)
+        write_predictions(out, result, ids and ids[:n], task.class_names, more_columns(task, n=n))
         note(f"wrote {out}")
     if save_state is not None:
         write_state(save_state, solver, state)
         note(f"wrote {save_state}, the state after {state.seen} samples")
-    print_summary(compare_predictions(None if labels is None else labels[:n], result), result, task)
+    print_summary(compare_predictions(labels, result, scored_rows(task, n)), result, task)
 
 
 def check_same_method(choice: Choice, saved: Method, path: Path) -> None:

@@ -128,7 +128,7 @@ def _found(given: str, root: str | Path | None) -> Iterator[ImageFile | Skip]:
     elif not path.exists():
         raise FileError(f"There is no file or folder {given}.")
     elif kind in _LISTS:
-        yield from _listed(path, _LISTS[kind](path), Path(root or path.parent))
+        yield from _listed(path, [row[0] for row in _LISTS[kind](path, ("path",))], Path(root or path.parent))
     elif kind == ".tar":
         yield from _archive(path)
     elif path.name.lower().endswith((".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst", ".zip")):
@@ -191,23 +191,70 @@ def _archive(file: Path) -> Iterator[ImageFile | Skip]:
         raise FileError(f"{file} cannot be read; it is damaged, cut short or no plain .tar ({error}).") from error
 
 
-def _text_lines(file: Path) -> list[str]:
+def column_of(paths: Iterable[str | Path], column: str, root: str | Path | None = None) -> dict[str, str]:
+    """Return what a column of the user's lists (.csv, .parquet) says of each image, by its id.
+
+    >>> column_of(["photos"], "camera")
+    Traceback (most recent call last):
+        ...
+    moontide.errors.FileError: The column 'camera' must be in a list of images, a .csv or .parquet. Got photos instead.
+    """
+    found: dict[str, str] = {}
+    for file in map(Path, paths):
+        kind = file.suffix.lower()
+        if kind not in (".csv", ".parquet"):
+            raise FileError(
+                f"The column {column!r} must be in a list of images, a .csv or .parquet. Got {file} instead."
+            )
+        for path, value in _LISTS[kind](file, ("path", column)):
+            found.setdefault(path_id(Path(root or file.parent) / path), value)
+    return found
+
+
+def other_names(images: Sequence[ImageFile], paths: Iterable[str | Path], root: str | Path | None) -> dict[str, int]:
+    """Return what images are called besides their ids, and where they are in `images`; -1: several are called so.
+
+    That is the absolute path of a file, and the rest of the id after the folder, archive or pattern that was given.
+
+    >>> other_names([ImageFile("in/a/b.jpg", Path("/in/a/b.jpg"))], ["in"], None)
+    {'/in/a/b.jpg': 0, 'a/b.jpg': 0}
+    """
+    starts = {path_id(base) + "/" for base in (_base(Path(given), root) for given in paths)}
+    found: dict[str, int] = {}
+    for i, image in enumerate(images):
+        names = {image.id[len(start) :] for start in starts if image.id.startswith(start)}
+        if image.offset is None:
+            names.add(path_id(Path(os.path.abspath(image.path))))
+        for name in sorted(names):
+            found[name] = i if found.setdefault(name, i) == i else -1
+    return found
+
+
+def _base(given: Path, root: str | Path | None) -> Path:
+    """Return what the names of the images of a path start from."""
+    if given.suffix.lower() in _LISTS:
+        return Path(root or given.parent)
+    return Path(*takewhile(lambda part: not glob.has_magic(part), given.parts))
+
+
+def _text_lines(file: Path, columns: Sequence[str]) -> list[tuple[str, ...]]:
     lines = [line.strip() for line in _text(file).splitlines()]
-    return [line for line in lines if line and not line.startswith("#")]
+    return [(line,) for line in lines if line and not line.startswith("#")]
 
 
-def _csv_column(file: Path) -> list[str]:
+def _csv_rows(file: Path, columns: Sequence[str]) -> list[tuple[str, ...]]:
     try:
         rows = csv.DictReader(io.StringIO(_text(file), newline=""), strict=True)
         names = rows.fieldnames or []
-        if "path" not in names:
-            raise _no_column(file, names)
-        return [row["path"] for row in rows if row["path"]]
+        for column in columns:
+            if column not in names:
+                raise _no_column(file, column, names)
+        return [tuple(row[column] or "" for column in columns) for row in rows if row["path"]]
     except csv.Error as error:
         raise FileError(f"{file} cannot be read as .csv ({error}).") from error
 
 
-def _parquet_column(file: Path) -> list[str]:
+def _parquet_rows(file: Path, columns: Sequence[str]) -> list[tuple[str, ...]]:
     try:
         import pyarrow as arrow
         from pyarrow import parquet
@@ -215,16 +262,19 @@ def _parquet_column(file: Path) -> list[str]:
         raise missing_extra("pyarrow", "parquet", "Reading .parquet files") from None
     try:
         names = parquet.read_schema(file).names
-        if "path" not in names:
-            raise _no_column(file, names)
-        return [str(path) for path in parquet.read_table(file, columns=["path"])["path"].to_pylist() if path]
+        for column in columns:
+            if column not in names:
+                raise _no_column(file, column, names)
+        held = parquet.read_table(file, columns=list(columns)).select(list(columns)).to_pydict()
+        rows = zip(*held.values(), strict=True)
+        return [tuple("" if value is None else str(value) for value in row) for row in rows if row[0]]
     except (arrow.ArrowException, OSError) as error:
         if isinstance(error, FileError):
             raise
         raise FileError(f"{file} cannot be read as .parquet ({error}).") from error
 
 
-_LISTS = {".txt": _text_lines, ".csv": _csv_column, ".parquet": _parquet_column}
+_LISTS = {".txt": _text_lines, ".csv": _csv_rows, ".parquet": _parquet_rows}
 
 
 def _text(file: Path) -> str:
@@ -234,8 +284,9 @@ def _text(file: Path) -> str:
         raise FileError(f"{file} cannot be read as UTF-8 text ({error}).") from error
 
 
-def _no_column(file: Path, names: Sequence[str]) -> FileError:
-    return FileError(f"{file} must have a column 'path'. It has {', '.join(map(repr, names)) or 'none'}; rename one.")
+def _no_column(file: Path, column: str, names: Sequence[str]) -> FileError:
+    has = ", ".join(map(repr, names)) or "none"
+    return FileError(f"{file} must have a column {column!r}. It has {has}; rename one.")
 
 
 def path_id(path: Path) -> str:

@@ -41,7 +41,8 @@ from moontide.engine.sums import TOGETHER, Doubles, Sums, unpack
 from moontide.errors import InputError, MoontideError
 from moontide.protocols import Method
 from moontide.store import parquet
-from moontide.store.files import place, rounded
+from moontide.store.files import place
+from moontide.store.predictions import rounded
 
 SHOWN = 8
 PROCESS = 2**27  # bytes of an interpreter with numpy, scipy and pyarrow

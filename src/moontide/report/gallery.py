@@ -1,8 +1,11 @@
 """What became of a set of images, as one HTML page that needs nothing else and asks nothing of any network.
 
-The page is `gallery.html` with `gallery.css` and `gallery.js` inside it. All that is known of the images goes in as one
-JSON text, numbers packed as little-endian integers in base64; the script writes names into the page as text and never
-as markup, and the page's own policy lets no other script run. Names of files and classes are nobody's code there.
+The page is `gallery.html` with `gallery.css` and the `SCRIPTS` inside it. All that is known of the images goes in as
+one JSON text, numbers packed as little-endian integers in base64; the script writes names into the page as text and
+never as markup, and the page's own policy lets no other script run. Names of files and classes are nobody's code there.
+
+A person can correct labels in the page. The browser keeps them under the page's `identity`, and the page writes them as
+a table of known labels, with those that the method was given.
 
 The page is bounded: at most `THUMBNAILS` pictures, the changed images and their neighbours first; the script draws one
 page of them at a time.
@@ -26,7 +29,8 @@ import numpy.typing as npt
 import moontide
 from moontide.core.arrays import to_numpy
 from moontide.core.graph import Graph, nearest_neighbours
-from moontide.metrics import IntArray
+from moontide.evaluate import scored_rows
+from moontide.metrics import IntArray, expected_calibration_error, reliability
 from moontide.report.layout import layout
 from moontide.store.files import replacing
 from moontide.types import Result, Task
@@ -39,6 +43,14 @@ EXPLAINED = 400  # changed images whose neighbours come before further changed i
 LARGE, SMALL = 256, 128  # longest side of a picture in pixels, where there are few and where there are THUMBNAILS
 NEIGHBOURS, TOP = 3, 5
 SKIPPED = 1000  # skipped files that are named
+SCRIPTS = (
+    "gallery.js",
+    "gallery_map.js",
+    "gallery_scores.js",
+    "gallery_fix.js",
+    "gallery_start.js",
+)  # one after another
+BINS = 15  # of confidence, in the diagram of accuracy against it
 SHARE = 10_000  # shares and cosines are whole numbers of this part
 
 
@@ -51,14 +63,14 @@ def write_gallery(
     *,
     truth: IntArray | None = None,
     skipped: Sequence[tuple[str, str]] = (),
-    batch_size: int | None = None,
+    parts: Sequence[IntArray] | None = None,
     about: Mapping[str, str] | None = None,
 ) -> None:
     """Write the page of a result to `path`.
 
     names: how the samples are called, mostly their paths. thumbnail: makes the picture of one; called from threads.
     truth: their class numbers where these are known. skipped: files that are not in the task, and why.
-    batch_size: the one that the result was made with. about: what else to say of it, as name and value.
+    parts: which rows were labelled together, None where all were. about: what else to say of it, as name and value.
 
     >>> import tempfile
     >>> task = Task(np.eye(3), np.eye(3), class_names=("cat", "dog", "fox"))
@@ -67,7 +79,7 @@ def write_gallery(
     ...     (Path(folder) / "a.html").read_text().count("</html>")
     1
     """
-    data = gallery_data(task, result, names, truth, batch_size)
+    data = gallery_data(task, result, names, truth, parts)
     chosen = pictured(np.flatnonzero(to_numpy(result.changed)), data.pop("graph").neighbours)
     side = min(LARGE, int(SMALL * (THUMBNAILS / len(chosen)) ** 0.5))
     with ThreadPoolExecutor() as pool:
@@ -80,7 +92,11 @@ def write_gallery(
 
 
 def gallery_data(
-    task: Task, result: Result, names: Sequence[str], truth: IntArray | None = None, batch_size: int | None = None
+    task: Task,
+    result: Result,
+    names: Sequence[str],
+    truth: IntArray | None = None,
+    parts: Sequence[IntArray] | None = None,
 ) -> dict[str, Any]:
     """Return what the page knows of the samples (not their pictures), ready for JSON but for `graph`.
 
@@ -92,7 +108,7 @@ def gallery_data(
     probs, before = to_numpy(result.probs), to_numpy(result.zero_shot)
     labels, first = to_numpy(result.labels), to_numpy(result.zero_shot_labels)
     top = leading(to_numpy(result.scores), TOP)  # (N, m)
-    graph = neighbours(task, result, batch_size)
+    graph = neighbours(task, result, parts)
     xy = layout(to_numpy(task.features))
     shared = os.path.commonprefix(list(names))  # noqa: RUF071 - cut at a slash, below
     prefix = shared[: shared.rfind("/") + 1]
@@ -113,8 +129,44 @@ def gallery_data(
         "y": pack(xy[:, 1] * 65535),
         "beta": None if result.beta is None else [round(float(b), 4) for b in to_numpy(result.beta)],
         "truth": None if truth is None else pack(truth),
+        "known": None if task.known is None else pack(to_numpy(task.known) + 1),  # 0: not known
+        "unknown": None if result.unknown is None else pack(np.argsort(np.argsort(to_numpy(result.unknown)))),  # ranks
+        "calibration": None if truth is None else calibration(truth, result, scored_rows(task)),
+        "report": identity(names, task.class_names, labels),
         "graph": graph,
     }
+
+
+def calibration(truth: IntArray, result: Result, rows: IntArray) -> dict[str, Any] | None:
+    """Return accuracy against confidence in some rows, by zero-shot and now, with the expected calibration errors.
+
+    >>> result = Result(probs=np.asarray([[0.9, 0.1], [0.2, 0.8]]), zero_shot=np.asarray([[0.6, 0.4], [0.6, 0.4]]))
+    >>> found = calibration(np.asarray([0, 1]), result, np.arange(2))
+    >>> found["before"], found["now"], found["ece"]
+    ([[0.6, 0.5, 2]], [[0.8, 1.0, 1], [0.9, 1.0, 1]], [0.1, 0.15])
+    """
+    if not rows.size:
+        return None
+    found: dict[str, Any] = {"samples": int(rows.size), "bins": BINS, "ece": []}
+    before = to_numpy(result.zero_shot).max(axis=1)
+    for name, labels, confidence in (
+        ("before", to_numpy(result.zero_shot_labels), before),
+        ("now", to_numpy(result.labels), to_numpy(result.confidence)),
+    ):
+        given = (truth[rows], labels[rows], confidence[rows])
+        found[name] = [[round(x, 4), round(y, 4), int(n)] for x, y, n in reliability(*given, BINS).tolist() if n]
+        found["ece"].append(round(expected_calibration_error(*given, BINS), 4))
+    return found
+
+
+def identity(names: Sequence[str], class_names: Sequence[str] | None, labels: AnyArray) -> str:
+    """Return what tells a report from others, under which a browser keeps the corrections that are made in it.
+
+    >>> identity(["a.jpg"], ["cat"], np.asarray([0])) == identity(["a.jpg"], ["cat"], np.asarray([0]))
+    True
+    """
+    said = json.dumps([list(names), list(class_names or ()), labels.tolist()])
+    return hashlib.sha256(said.encode()).hexdigest()[:16]
 
 
 def page(data: Mapping[str, Any]) -> str:
@@ -124,7 +176,8 @@ def page(data: Mapping[str, Any]) -> str:
     False
     """
     here = files("moontide.report")
-    html, css, js = ((here / f"gallery.{kind}").read_text(encoding="utf-8") for kind in ("html", "css", "js"))
+    html, css = ((here / f"gallery.{kind}").read_text(encoding="utf-8") for kind in ("html", "css"))
+    js = "".join((here / script).read_text(encoding="utf-8") for script in SCRIPTS)
     digest = base64.b64encode(hashlib.sha256(js.encode()).digest()).decode()
     text = json.dumps(data, separators=(",", ":"))  # ASCII
     for character in "<>&":  # nothing in it can end the script element or begin a comment
@@ -172,24 +225,25 @@ def leading(scores: AnyArray, m: int) -> AnyArray:
     return found
 
 
-def neighbours(task: Task, result: Result, batch_size: int | None = None) -> Graph:
-    """Return the nearest neighbours of each sample in its batch, as numpy arrays: those the method used, or found now.
+def neighbours(task: Task, result: Result, parts: Sequence[IntArray] | None = None) -> Graph:
+    """Return the nearest neighbours of each sample in its part, as numpy arrays: those the method used, or found now.
 
     >>> task = Task(np.eye(4), np.eye(4))
-    >>> neighbours(task, moontide.MOON().fit_predict(task), batch_size=2).neighbours.tolist()
-    [[1], [0], [3], [2]]
+    >>> parts = [np.asarray([0, 2]), np.asarray([1, 3])]
+    >>> neighbours(task, moontide.MOON().fit_predict(task), parts).neighbours.tolist()
+    [[2], [3], [0], [1]]
     """
-    if batch_size is None and isinstance(result.details.get("graph"), Graph):
+    if parts is None and isinstance(result.details.get("graph"), Graph):
         graph = result.details["graph"]
         return Graph(to_numpy(graph.neighbours)[:, :NEIGHBOURS], to_numpy(graph.weights)[:, :NEIGHBOURS])
-    width = max(0, min(NEIGHBOURS, (batch_size or task.n) - 1, task.n - 1))
-    found = np.arange(task.n)[:, None].repeat(width, axis=1)  # (N, m), itself where a last small batch has no more
+    parts = [np.arange(task.n)] if parts is None else parts
+    width = max(0, min(NEIGHBOURS, max(map(len, parts)) - 1))
+    found = np.arange(task.n)[:, None].repeat(width, axis=1)  # (N, m), itself where a small part has no more
     weights = np.zeros((task.n, width))
-    for start in range(0, task.n, batch_size or task.n):
-        batch = task.rows(start, min(start + (batch_size or task.n), task.n))
-        graph = nearest_neighbours(batch.features, width)
-        found[start : start + batch.n, : graph.m] = to_numpy(graph.neighbours) + start
-        weights[start : start + batch.n, : graph.m] = to_numpy(graph.weights)
+    for rows in parts:
+        graph = nearest_neighbours(task.features[rows], width)
+        found[rows, : graph.m] = rows[to_numpy(graph.neighbours)]
+        weights[rows, : graph.m] = to_numpy(graph.weights)
     return Graph(found, weights)
 
 

@@ -3,6 +3,7 @@
     store/
       manifest.json        who made it (encoder, preprocessing, prompts), class names, and every shard with its SHA-256
       text.safetensors     text_features (K, d)
+      negatives.safetensors  of the negative names that were embedded last, if any; the manifest does not name it
       00000.safetensors    image_features (n, d), labels (n,) if there are any; the ids as JSON text in its metadata
       00001.safetensors    ...
 
@@ -32,7 +33,7 @@ from moontide.store.files import replacing
 from moontide.types import check_class_names
 
 FORMAT = 1
-MANIFEST, TEXT = "manifest.json", "text.safetensors"
+MANIFEST, TEXT, NEGATIVES = "manifest.json", "text.safetensors", "negatives.safetensors"
 
 AnyArray = npt.NDArray[Any]
 
@@ -150,6 +151,23 @@ class FeatureStore:
         if TEXT not in self.files:
             raise FileError(f"{self.folder} holds no classes, only images; encode with classes, or give the text.")
         return _mapped(self.folder / TEXT)[0]["text_features"]
+
+    def negatives(self, key: str) -> AnyArray | None:
+        """Return the embeddings of negative names that were kept under `key`, (M, d), or None where there are none."""
+        try:
+            arrays, metadata = _mapped(self.folder / NEGATIVES)
+        except FileError:  # nothing is lost with it: they are embedded again
+            return None
+        found = arrays.get("negatives")
+        same = metadata.get("key") == key and found is not None and found.ndim == 2 and found.shape[1] == self.dim
+        return np.array(found) if same else None
+
+    def keep_negatives(self, key: str, negatives: npt.ArrayLike) -> None:
+        """Keep embeddings of negative names (M, d), instead of those that were kept before."""
+        from safetensors.numpy import save
+
+        array: AnyArray = np.ascontiguousarray(as_matrix(negatives, "negatives"))
+        _write(self.folder / NEGATIVES, save({"negatives": array}, {"key": key}))
 
     @property
     def dim(self) -> int | None:

@@ -1,4 +1,4 @@
-"""Features and class embeddings from .npz, .npy, .safetensors, .parquet; predictions to .npz, .csv, .jsonl, .parquet.
+"""Features and class embeddings from .npz, .npy, .safetensors and .parquet; files that are written whole or not at all.
 
 Nothing is unpickled. A file is written under a temporary name in its own folder and renamed when it is whole.
 
@@ -28,11 +28,11 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from moontide.core.arrays import Array, as_matrix, like, to_numpy
+from moontide.core.arrays import Array, as_matrix, like
 from moontide.core.memory import available_bytes, human
 from moontide.errors import FileError, InputError, MoontideError, ResourceError, missing_extra
 from moontide.metrics import IntArray, check_labels
-from moontide.types import Result, Task
+from moontide.types import Task
 
 ARRAYS = ("image_features", "text_features", "view_features", "labels", "classnames", "logit_scale", "temperature")
 FEATURES = (".npz", ".npy", ".safetensors", ".parquet")
@@ -160,8 +160,15 @@ class Arrays:
 
 
 @contextmanager
-def _reading(path: Path) -> Iterator[None]:
-    """Say in a sentence what is wrong with a file."""
+def reading(path: Path) -> Iterator[None]:
+    """Say in a sentence what is wrong with a file.
+
+    >>> with reading(Path("no.csv")):
+    ...     pass
+    Traceback (most recent call last):
+        ...
+    moontide.errors.FileError: There is no file no.csv.
+    """
     if not path.exists():
         raise FileError(f"There is no file {path}.")
     if path.is_dir():
@@ -177,8 +184,8 @@ def _reading(path: Path) -> Iterator[None]:
         raise FileError(f"{path} cannot be read; it is damaged, cut short or of another kind ({why}).") from error
 
 
-def read_arrays(path: str | Path) -> Arrays:
-    """Read the arrays of a features file.
+def read_arrays(path: str | Path, names: Sequence[str] = ARRAYS) -> Arrays:
+    """Read the arrays of a features file, or those of other `names`.
 
     >>> read_arrays("features.txt")
     Traceback (most recent call last):
@@ -187,11 +194,11 @@ def read_arrays(path: str | Path) -> Arrays:
     """
     path = Path(path)
     readers = dict(zip(FEATURES, (_read_npz, _read_npy, _read_safetensors, _read_parquet), strict=True))
-    with _reading(path):
+    with reading(path):
         if path.suffix not in readers:
             raise FileError(f"{path} must be a file of the kind {', '.join(FEATURES)}. Got '{path.suffix}' instead.")
         _require_memory(path, path.stat().st_size)
-        return readers[path.suffix](path)
+        return readers[path.suffix](path, names)
 
 
 def _require_memory(path: Path, size: int) -> None:
@@ -200,21 +207,21 @@ def _require_memory(path: Path, size: int) -> None:
         raise ResourceError(f"{path} needs {human(size)} of memory, and {human(have)} is available; split the file.")
 
 
-def _read_npz(path: Path) -> Arrays:
+def _read_npz(path: Path, names: Sequence[str]) -> Arrays:
     with zipfile.ZipFile(path) as archive:
-        wanted = {f"{name}.npy" for name in ARRAYS}
+        wanted = {f"{name}.npy" for name in names}
         _require_memory(path, sum(entry.file_size for entry in archive.infolist() if entry.filename in wanted))
     arrays: dict[str, AnyArray | None] = {}
     with np.load(path, allow_pickle=False) as held:
         for name in held.files:
             try:
-                arrays[name] = held[name] if name in ARRAYS else None
+                arrays[name] = held[name] if name in names else None
             except ValueError as error:
                 raise _no_objects(path, name, error) from None
     return Arrays(path, arrays)
 
 
-def _read_npy(path: Path) -> Arrays:
+def _read_npy(path: Path, names: Sequence[str]) -> Arrays:
     try:
         held = np.load(path, mmap_mode="r", allow_pickle=False)
     except ValueError as error:
@@ -234,22 +241,37 @@ def _no_objects(path: Path, name: str, error: ValueError) -> Exception:
     )
 
 
-def _read_safetensors(path: Path) -> Arrays:
+def _read_safetensors(path: Path, names: Sequence[str]) -> Arrays:
     from safetensors import safe_open
 
     with safe_open(path, framework="numpy") as held:
-        names = list(held.keys())
-        arrays = {name: held.get_tensor(name) if name in ARRAYS or len(names) == 1 else None for name in names}
-    only = names[0] if len(names) == 1 else None
-    return Arrays(path, arrays if only is None or only in ARRAYS else {UNNAMED: arrays[only]})
+        found = list(held.keys())
+        arrays = {name: held.get_tensor(name) if name in names or len(found) == 1 else None for name in found}
+    only = found[0] if len(found) == 1 else None
+    return Arrays(path, arrays if only is None or only in names else {UNNAMED: arrays[only]})
 
 
-def _read_parquet(path: Path) -> Arrays:
-    matrix, ids = _parquet("Reading").read_embeddings(path)
+def _read_parquet(path: Path, names: Sequence[str]) -> Arrays:
+    matrix, ids = parquet_module("Reading").read_embeddings(path)
     return Arrays(path, {UNNAMED: matrix}, ids)
 
 
-def _parquet(doing: str) -> ModuleType:
+def read_parquet_column(path: str | Path, name: str) -> list[Any]:
+    """Read one column of a .parquet file, None where a value is missing.
+
+    >>> read_parquet_column("no.parquet", "camera")
+    Traceback (most recent call last):
+        ...
+    moontide.errors.FileError: There is no file no.parquet.
+    """
+    path = Path(path)
+    with reading(path):
+        found: list[Any] = parquet_module("Reading").read_column(path, name)
+    return found
+
+
+def parquet_module(doing: str) -> ModuleType:
+    """Return what reads and writes .parquet files; `doing` says in the error what it is wanted for."""
     try:
         from moontide.store import parquet
     except ImportError:
@@ -286,7 +308,7 @@ def read_labels(path: str | Path) -> AnyArray:
 
 
 def _read_lines(path: Path) -> list[str]:
-    with _reading(path):
+    with reading(path):
         return path.read_text(encoding="utf-8-sig").splitlines()
 
 
@@ -302,7 +324,7 @@ def check_output(path: str | Path, kinds: Sequence[str] = PREDICTIONS) -> None:
     if path.suffix not in kinds:
         raise FileError(f"The output {path} must end in {', '.join(kinds)}. Got '{path.suffix}' instead.")
     if path.suffix == ".parquet":
-        _parquet("Writing")
+        parquet_module("Writing")
     if not path.parent.is_dir():
         raise FileError(f"The folder of the output {path} does not exist; create {path.parent} first.")
     if path.is_dir() or (path.exists() and not os.access(path, os.W_OK)):
@@ -335,57 +357,6 @@ def replacing(path: str | Path) -> Iterator[BinaryIO]:
     finally:
         with suppress(OSError):  # it is gone where all went well
             temporary.unlink()
-
-
-def write_predictions(
-    path: str | Path, result: Result, ids: Sequence[Any] | None = None, class_names: Sequence[str] | None = None
-) -> None:
-    """Write a result as its extension says: arrays to .npz, or one row a sample to .csv, .jsonl or .parquet.
-
-    A method that scores the unknown adds an array, or a last column, `unknown`.
-
-    >>> result = Result(probs=np.asarray([[0.25, 0.75]]), zero_shot=np.asarray([[0.6, 0.4]]))
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     write_predictions(Path(folder) / "p.csv", result, ["a"], ["cat", "dog"])
-    ...     print((Path(folder) / "p.csv").read_text())
-    id,label,class_name,confidence,zero_shot_label,zero_shot_class_name
-    a,1,dog,0.75,0,cat
-    <BLANKLINE>
-    """
-    path = Path(path)
-    check_output(path)
-    names = ("probs", "scores", "labels", "zero_shot_labels", "confidence", "unknown")
-    values = {name: getattr(result, name) for name in names}
-    arrays: dict[str, Any] = {name: to_numpy(x) for name, x in values.items() if x is not None}
-    with replacing(path) as handle:
-        if path.suffix == ".npz":
-            np.savez(handle, **arrays)
-            return
-        named = [None] * arrays["probs"].shape[1] if class_names is None else class_names
-        labels, before = arrays["labels"].tolist(), arrays["zero_shot_labels"].tolist()
-        columns = {
-            "id": range(len(labels)) if ids is None else ids,
-            "label": labels,
-            "class_name": [named[k] for k in labels],
-            "confidence": rounded(arrays["confidence"]).tolist(),
-            "zero_shot_label": before,
-            "zero_shot_class_name": [named[k] for k in before],
-        }
-        if "unknown" in arrays:
-            columns["unknown"] = rounded(arrays["unknown"]).tolist()
-        if path.suffix == ".parquet":
-            _parquet("Writing").write_columns(handle, columns)
-        else:
-            write_table(handle, columns, path.suffix)
-
-
-def rounded(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Return numbers as they are written: without digits that are no part of a float32.
-
-    >>> rounded(np.asarray([0.1], np.float32))
-    array([0.1])
-    """
-    return x.astype(np.float64).round(7)
 
 
 def write_table(handle: BinaryIO, columns: Mapping[str, Sequence[Any]], kind: str) -> None:

@@ -73,6 +73,22 @@ def read_ids(handle: BinaryIO) -> list[Any] | None:
     return ids
 
 
+def read_column(path: str | Path, name: str) -> list[Any]:
+    """Read one column, None where a value is missing.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     pq.write_table(pa.table({"camera": ["a", "b"]}), Path(folder) / "f.parquet")
+    ...     read_column(Path(folder) / "f.parquet", "camera")
+    ['a', 'b']
+    """
+    with pq.ParquetFile(path) as file:
+        if name not in file.schema_arrow.names:
+            raise FileError(f"{path} has no column '{name}'. It has {', '.join(file.schema_arrow.names)}.")
+        values: list[Any] = file.read([name]).column(0).to_pylist()
+    return values
+
+
 def _column(path: str | Path, schema: Any) -> str:
     """Return the name of the column of embeddings."""
     usable: list[str] = [f.name for f in schema if f.name != "id" and (_is_binary(f.type) or _is_numbers(f.type))]

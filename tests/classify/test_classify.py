@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from moontide.classify import classify_store, folder_labels, located, thumbnail
-from moontide.cli import main
 from moontide.encoders import encoder
 from moontide.encoders.sources import list_images
 from moontide.errors import InputError
@@ -19,82 +18,11 @@ from moontide.store.features import FeatureStore
 
 pillow = pytest.importorskip("PIL.Image")
 
-PLUGIN = '''
-import numpy as np
-from PIL import ImageColor
-from moontide.encoders import Encoder
-
-class Colour(Encoder):
-    """The colours of a 4 x 4 grid; names are colours."""
-
-    id, dim, logit_scale, templates = "colour", 48, 40.0, ("{}",)
-
-    def __init__(self, model="", device="cpu", autocast=False):
-        self.preprocessing = f"4 x 4 {model}"
-
-    def prepare(self, image):
-        return {"grid": np.asarray(image.resize((4, 4)), dtype=np.float32).ravel() - 127.5}
-
-    def _images(self, batch):
-        return np.stack([one["grid"] for one in batch])
-
-    def _text(self, prompts):
-        return np.stack([np.tile(ImageColor.getrgb(p.split()[-1]), 16) - 127.5 for p in prompts])
-'''
 COLOURS = ["red", "lime", "blue", "yellow", "cyan", "magenta"]
 GOOD, BAD = 190, 10
 
 
-@pytest.fixture(autouse=True)
-def plugin(tmp_path_factory, monkeypatch):
-    """Install the plug-in, as a package manager would."""
-    folder = tmp_path_factory.mktemp("site")
-    (folder / "colour_encoder.py").write_text(PLUGIN)
-    (folder / "colour_encoder-1.dist-info").mkdir()
-    (folder / "colour_encoder-1.dist-info" / "METADATA").write_text(
-        "Metadata-Version: 2.1\nName: colour-encoder\nVersion: 1\n"
-    )
-    entry = "[moontide.encoders]\ncolour = colour_encoder:Colour\n"
-    (folder / "colour_encoder-1.dist-info" / "entry_points.txt").write_text(entry)
-    monkeypatch.syspath_prepend(folder)
-
-
-@pytest.fixture
-def moontide(capfd, tmp_path, monkeypatch):
-    """Run a command line in an empty folder; returns the exit status, stdout and stderr."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(*arguments):
-        status = main([str(argument) for argument in arguments])
-        captured = capfd.readouterr()
-        return status, captured.out, captured.err
-
-    return run
-
-
-def paint(path, colour, rng, size=(24, 16)):
-    """Save an image that is mostly of one colour."""
-    grid = np.tile(pillow.new("RGB", (1, 1), colour).getpixel((0, 0)), (size[1], size[0], 1))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    noisy = np.clip(0.6 * grid + rng.normal(50, 60, grid.shape), 0, 255)
-    pillow.fromarray(noisy.astype(np.uint8)).save(path)
-
-
-@pytest.fixture
-def photos(tmp_path):
-    """Twelve images, six of them red, three lime and three blue, in folders that are called so."""
-    rng = np.random.default_rng(0)
-    for i, colour in enumerate(["red"] * 6 + ["lime"] * 3 + ["blue"] * 3):
-        paint(tmp_path / "photos" / colour / f"{i:02d}.png", colour, rng)
-    return tmp_path / "photos"
-
-
 ARGUMENTS = ("--classes", ",".join(COLOURS), "--encoder", "colour")
-
-
-def rows_of(path):
-    with open(path, newline="") as handle:
-        return list(csv.DictReader(handle))
 
 
 def add_bad_files(folder):
@@ -115,7 +43,7 @@ def add_bad_files(folder):
     (folder / "bad-link.png").symlink_to(folder / "nothing.png")
 
 
-def test_ten_bad_files_among_two_hundred_are_named_and_skipped(moontide, tmp_path):
+def test_ten_bad_files_among_two_hundred_are_named_and_skipped(moontide, tmp_path, paint, rows_of):
     rng = np.random.default_rng(1)
     for i in range(GOOD):
         paint(tmp_path / "photos" / f"{i:03d}.png", COLOURS[i % 3], rng)
@@ -148,7 +76,7 @@ def test_only_bad_files_are_a_sentence(moontide, tmp_path):
     assert "None of the 1 images can be used; photos/a.jpg: it is no image of a known kind." in err
 
 
-def test_every_kind_of_table_says_the_same(moontide, photos):
+def test_every_kind_of_table_says_the_same(moontide, photos, rows_of):
     arrow = pytest.importorskip("pyarrow.parquet")
     for kind in ("csv", "jsonl", "parquet"):
         assert moontide("classify", "photos", *ARGUMENTS, "--out", f"labels.{kind}")[0] == 0
@@ -158,9 +86,9 @@ def test_every_kind_of_table_says_the_same(moontide, photos):
         arrow.read_table("labels.parquet").to_pylist(),
     ]
     for row in tables[0]:
-        row.update(confidence=float(row["confidence"]), top5=json.loads(row["top5"]))
+        row.update(confidence=float(row["confidence"]), unknown=float(row["unknown"]), top5=json.loads(row["top5"]))
     assert tables[0] == tables[1] == tables[2]
-    assert list(tables[0][0]) == ["id", "path", "label", "confidence", "top5", "zero_shot_label"]
+    assert list(tables[0][0]) == ["id", "path", "label", "confidence", "top5", "zero_shot_label", "unknown"]
     for row in tables[0]:
         assert row["label"] == row["top5"][0]["label"] == row["id"].split("/")[1]
         assert row["confidence"] == row["top5"][0]["confidence"]
@@ -179,7 +107,7 @@ def test_without_out_the_labels_are_printed(moontide, photos):
     assert "12 labelled, 0 skipped" in err
 
 
-def test_every_kind_of_input_gives_the_same_labels(moontide, photos, tmp_path):
+def test_every_kind_of_input_gives_the_same_labels(moontide, photos, tmp_path, rows_of):
     arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     paths = sorted(str(path.relative_to(tmp_path)) for path in photos.glob("*/*"))
     (tmp_path / "list.txt").write_text("\n".join(paths))
@@ -199,7 +127,7 @@ def test_every_kind_of_input_gives_the_same_labels(moontide, photos, tmp_path):
     assert all(one == found["photos"] for one in found.values())
 
 
-def test_folder_names_score_the_labels_where_they_are_classes(moontide, photos, tmp_path):
+def test_folder_names_score_the_labels_where_they_are_classes(moontide, photos, tmp_path, paint):
     _, out, _ = moontide("classify", "photos", *ARGUMENTS, "--out", "labels.csv")
     assert "adapted    100.00 %" in out
     paint(tmp_path / "photos" / "holiday" / "x.png", "red", np.random.default_rng(0))
@@ -215,7 +143,7 @@ def test_folder_names_match_classes_whatever_their_spelling():
     assert folder_labels(["polar bear/1.jpg", "bear/2.jpg"], names) is None
 
 
-def test_a_store_gives_the_labels_of_its_images(moontide, photos, tmp_path):
+def test_a_store_gives_the_labels_of_its_images(moontide, photos, tmp_path, rows_of):
     assert moontide("encode", "photos", "--out", "store", *ARGUMENTS)[0] == 0
     assert moontide("classify", "photos", *ARGUMENTS, "--out", "direct.csv")[0] == 0
     assert moontide("classify", "store", "--out", "labels.csv", "--report", "report.html")[0] == 0
@@ -280,10 +208,10 @@ def test_bad_input_is_one_sentence_and_writes_nothing(moontide, photos, tmp_path
     assert sorted(tmp_path.iterdir()) == before
 
 
-def test_methods_options_batches_and_templates_are_used(moontide, photos, tmp_path):
+def test_methods_options_batches_and_templates_are_used(moontide, photos, tmp_path, rows_of):
     for options in (
         ("--method", "zero_shot"),
-        ("--set", "neighbours=1"),
+        ("--method", "moon", "--set", "neighbours=1"),
         ("--batch-size", "5"),
         ("--template", "plain {}"),
     ):
@@ -347,7 +275,7 @@ def clothes(tmp_path, request):
     return tmp_path / "clothes"
 
 
-def test_photographs_with_the_encoder_that_needs_no_hub(moontide, clothes, tmp_path):
+def test_photographs_with_the_encoder_that_needs_no_hub(moontide, clothes, tmp_path, rows_of):
     files = ("--out", "labels.csv", "--report", "report.html")
     status, _, err = moontide(
         "classify", "clothes", "--classes", "hat, pants, shoes, espresso", "--encoder", "tiny", *files

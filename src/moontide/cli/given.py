@@ -1,0 +1,91 @@
+"""The options of what is known besides the samples: labels of some, the class balance, names that none of them has."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Group, Parameter
+
+if TYPE_CHECKING:
+    from moontide.protocols import Method
+    from moontide.types import Task
+
+GIVEN = Group("What is known")
+
+GroupBy = Annotated[
+    str | None,
+    Parameter(
+        help="Label each group on its own, say each camera: 'folder' for the folder of each id, or the name of a "
+        "column or array of the input."
+    ),
+]
+
+
+@Parameter(name="*", group=GIVEN)
+@dataclass(frozen=True)
+class Given:
+    """The files of what is known besides the samples.
+
+    >>> Given(known=Path("labels.csv")).class_prior is None
+    True
+    """
+
+    known: Annotated[
+        Path | None,
+        Parameter(
+            help="Labels of some samples: a .csv with the columns id (or path, or row) and label, or an .npz with "
+            "known, or with ids and labels; an empty label is unknown."
+        ),
+    ] = None
+    class_prior: Annotated[
+        Path | None,
+        Parameter(help="The class balance: a .csv with the columns class and share, a .json, an .npy or an .npz."),
+    ] = None
+
+    def require(self, solver: Method) -> None:
+        """Refuse what the method cannot use, before anything is read."""
+        for field in fields(self):
+            if getattr(self, field.name) is not None:
+                solver.require_accepted(field.name)
+
+
+@Parameter(name="*", group=GIVEN)
+@dataclass(frozen=True)
+class GivenFiles(Given):
+    """The same for embeddings, with embeddings of negative names.
+
+    >>> GivenFiles() == NO_GIVEN
+    True
+    """
+
+    negatives: Annotated[
+        Path | None,
+        Parameter(
+            help="Embeddings of names that none of the samples has, which sharpen the column unknown: an .npy, "
+            ".safetensors or .npz."
+        ),
+    ] = None
+
+    @property
+    def paths(self) -> list[Path | None]:
+        """The files, for the check that none is written over."""
+        return [getattr(self, field.name) for field in fields(self)]
+
+    def add(self, task: Task, ids: Sequence[Any] | None) -> Task:
+        """Return the task with what the files say; without ids, samples are called by their row numbers."""
+        from moontide.store.inputs import read_class_prior, read_known, read_negatives
+
+        found: dict[str, Any] = {}
+        if self.known is not None:
+            found["known"] = read_known(self.known, range(task.n) if ids is None else ids, task.class_names, task.k)
+        if self.class_prior is not None:
+            found["class_prior"] = read_class_prior(self.class_prior, task.class_names, task.k)
+        if self.negatives is not None:
+            found["negatives"] = read_negatives(self.negatives)
+        return replace(task, **found) if found else task
+
+
+NOTHING_GIVEN, NO_GIVEN = Given(), GivenFiles()  # nothing said on the command line
