@@ -197,17 +197,30 @@ def serve():
             server.kill()
 
 
-@pytest.fixture
-def learner(monkeypatch):
+@contextlib.contextmanager
+def installed():
     """Install the method of `plugin`, which makes use of known labels, as another package would."""
     folder = str(Path(__file__).parent / "plugin")
-    monkeypatch.syspath_prepend(folder)
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([folder, os.environ.get("PYTHONPATH", "")]))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(folder)
+        patch.setenv("PYTHONPATH", os.pathsep.join([folder, os.environ.get("PYTHONPATH", "")]))
+        for cached in (registry.method_names, registry.method_type):
+            cached.cache_clear()
+        yield
     for cached in (registry.method_names, registry.method_type):
         cached.cache_clear()
-    yield
-    for cached in (registry.method_names, registry.method_type):
-        cached.cache_clear()
+
+
+@pytest.fixture
+def learner():
+    with installed():
+        yield
+
+
+@pytest.fixture(scope="module")
+def learner_of_module():
+    with installed():
+        yield
 
 
 @pytest.fixture

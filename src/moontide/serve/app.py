@@ -10,9 +10,11 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from importlib.resources import files
+from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
+from fastapi.openapi.utils import get_openapi
 from fastapi.responses import JSONResponse, Response
 
 import moontide
@@ -25,12 +27,13 @@ from moontide.serve.models import in_words
 from moontide.serve.parsing import JSONError
 from moontide.serve.routes import router
 from moontide.serve.service import Service
-from moontide.serve.state import GoneError, TakenError
+from moontide.serve.state import EmptyError, GoneError, TakenError
 
 STATUS: dict[type[BaseException], int] = {
     JSONError: 400,
     GoneError: 404,
     TakenError: 409,
+    EmptyError: 409,
     ResourceError: 413,
     TooLargeError: 413,
     KindError: 415,
@@ -59,14 +62,34 @@ def create_app(service: Service) -> FastAPI:
         docs_url=None, redoc_url=None, lifespan=lifespan,
     )  # fmt: skip
     app.state.service = service
+    app.openapi = lambda: document(app)  # type: ignore[method-assign]
     app.include_router(router)
     for path, name in PAGES.items():
         app.add_api_route(path, _page(name), include_in_schema=False)
     app.add_middleware(Guard, gate=service.gate, metrics=service.metrics)
+    app.add_exception_handler(405, _say_methods)
     app.add_exception_handler(MoontideError, _say)
     app.add_exception_handler(RequestValidationError, _say_invalid)
     app.add_exception_handler(Exception, _say_bug)
     return app
+
+
+def document(app: FastAPI) -> dict[str, Any]:
+    """Return the OpenAPI document; parameters that may be left out are not null where they are sent.
+
+    >>> document(FastAPI())["openapi"][:2]
+    '3.'
+    """
+    if app.openapi_schema is None:
+        made = get_openapi(title=app.title, version=app.version, summary=app.summary, routes=app.routes)
+        for verbs in made["paths"].values():
+            for parameter in (each for verb in verbs.values() for each in verb.get("parameters", ())):
+                kinds = parameter["schema"].pop("anyOf", [])
+                for kind in kinds:
+                    if kind != {"type": "null"}:
+                        parameter["schema"] |= kind
+        app.openapi_schema = made
+    return app.openapi_schema
 
 
 def _page(name: str) -> Callable[[], Awaitable[Response]]:
@@ -84,6 +107,14 @@ async def _say(_: Request, error: Exception) -> JSONResponse:
     wait = error.retry_after if isinstance(error, BusyError) else 5
     headers = {"Retry-After": str(wait)} if status in (429, 503) else None
     return JSONResponse({"detail": str(error)}, status, headers)
+
+
+async def _say_methods(request: Request, _: Exception) -> JSONResponse:
+    """Name all methods of a path, which several routes may have."""
+    path = request.url.path
+    found = {verb for route in router.routes if route.path_regex.match(path) for verb in route.methods}  # type: ignore[attr-defined]
+    allowed = ", ".join(sorted(found or {"GET"}))
+    return JSONResponse({"detail": f"This path takes {allowed}. Got {request.method[:20]!r}."}, 405, {"Allow": allowed})
 
 
 async def _say_invalid(_: Request, error: Exception) -> JSONResponse:

@@ -4,13 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from http import HTTPStatus
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 MAX_PUSH = 4096  # samples
 DEFAULT_METHOD = "moon"
 Value = bool | int | float | str  # of an option
+
+
+def whole(value: Any) -> Any:
+    """Return a number such as 3.0, which is an integer in JSON, as one; anything else as it is.
+
+    >>> whole(3.0), whole("3")
+    (3, '3')
+    """
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+Whole = Annotated[int, BeforeValidator(whole)]
 
 
 class NewStream(BaseModel):
@@ -29,11 +41,11 @@ class NewStream(BaseModel):
     preset: str | None = Field(None, max_length=100)
     options: dict[str, Value] = Field({}, description="Options of the method; 'inf' for infinity.")
     logit_scale: float | None = Field(None, ge=1e-6, le=1e6, description="1 / temperature; else the encoder's, or 100.")
-    max_batch: int = Field(64, ge=1, le=MAX_PUSH, description="Samples that make a micro-batch at once.")
+    max_batch: Whole = Field(64, ge=1, le=MAX_PUSH, description="Samples that make a micro-batch at once.")
     max_wait_ms: float = Field(
         10.0, ge=0, le=10_000, description="How long a push waits for others, where several came together before."
     )
-    window: int = Field(512, ge=1, le=MAX_PUSH, description="Last samples that can be predicted again.")
+    window: Whole = Field(512, ge=1, le=MAX_PUSH, description="Last samples that can be predicted again.")
 
 
 class Summary(BaseModel):
@@ -122,7 +134,7 @@ class Restore(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    snapshot: int = Field(ge=0, le=2**53)
+    snapshot: Whole = Field(ge=0, le=2**53)
 
 
 class ServerInfo(BaseModel):
@@ -180,7 +192,8 @@ KNOWN = body(
         "additionalProperties": False,
     },
 )
-NEW_STREAM = body(application_json=NewStream.model_json_schema())
+SOURCES = [{"required": [field]} for field in ("prototypes", "classes", "sample")]
+NEW_STREAM = body(application_json={**NewStream.model_json_schema(), "anyOf": SOURCES})
 EMBEDDINGS = body(
     application_json={
         "type": "object",

@@ -40,6 +40,7 @@ from moontide.serve.models import (
     Summary,
     in_words,
     status_words,
+    whole,
 )
 from moontide.serve.parsing import INLINE, check_rows, parse
 from moontide.serve.records import Answer, Labels, columns, numbers
@@ -170,6 +171,7 @@ async def admit(request: Request, line: Line, samples: int) -> None:
 
 def check_known(known: Any, line: Line) -> Labels:
     """Check the list of known labels of a push."""
+    known = [whole(label) for label in known] if isinstance(known, list) else known
     good = isinstance(known, list) and all(
         label is None or isinstance(label, str) or type(label) is int for label in known
     )
@@ -191,9 +193,12 @@ async def correct(request: Request, service: TheService, line: TheLine, key: Key
         raise KindError("Corrections must be application/json.")
     rest, _ = parse(await request.body(), "", ("samples", "labels"))
     samples, labels = rest.get("samples", []), rest.get("labels")
-    good = isinstance(samples, list) and samples and all(type(n) is int and 0 <= n < 2**53 for n in samples)
-    if not good or not isinstance(labels, list):
+    samples = [whole(n) for n in samples] if isinstance(samples, list) else []
+    if not samples or not all(type(n) is int and n >= 0 for n in samples) or not isinstance(labels, list):
         raise InputError("The body must have 'samples', a list of sample numbers, and 'labels', one for each.")
+    if max(samples) >= 2**53:
+        raise GoneError("The stream has no sample of such a number.")
+    labels = [whole(label) for label in labels]
     check_known(labels, line)
     done = await service.correct(line, samples, labels, key)
     told = {"samples": done.samples.tolist(), "known": known_of(done.labels)}
@@ -259,13 +264,14 @@ async def predictions(
     size: Annotated[int, Query(ge=1, le=MAX_PREDICTIONS)] = 1000,
 ) -> Response:
     """Return what was answered for samples by their numbers; those that are no longer kept are left out."""
+
     def told() -> Response:
         return reply(columns(*line.stream.predictions(first, size), line.stream.config.class_names))
 
     return await service.aside(told)
 
 
-@router.post("/streams/{stream}/revise", response_model=Revision, responses=MISSING)
+@router.post("/streams/{stream}/revise", response_model=Revision, responses=status_words(404, 409))
 async def revise(service: TheService, line: TheLine) -> Response:
     """Predict the window's samples again with the state as it is now; nothing is counted again, nothing changes."""
     moment = await line.moment()
@@ -274,7 +280,7 @@ async def revise(service: TheService, line: TheLine) -> Response:
     return reply({**told, "seen": moment.state.seen, "beta": numbers(beta)})
 
 
-@router.get("/streams/{stream}/map", response_model=FlatMap, responses=MISSING)
+@router.get("/streams/{stream}/map", response_model=FlatMap, responses=status_words(404, 409))
 async def flat_map(service: TheService, line: TheLine) -> Response:
     """Return the window's samples in the plane in which they differ most, their first two principal components."""
     first, places, rows = await service.flat_map(line)

@@ -55,6 +55,10 @@ class TakenError(MoontideError):
     """A name is taken."""
 
 
+class EmptyError(InputError):
+    """A stream has no samples to work on yet."""
+
+
 class GoneError(MoontideError):
     """What is asked for is not there, or no more."""
 
@@ -322,7 +326,7 @@ class Stream:
     def window_of(self, moment: Moment) -> Floats:
         """Return the last samples of a moment, (n, d)."""
         if not moment.window:
-            raise InputError("The window is empty; push samples first.")
+            raise EmptyError("The window is empty; push samples first.")
         return np.concatenate(moment.window)[-self.config.window :]
 
     @property

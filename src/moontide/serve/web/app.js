@@ -404,7 +404,7 @@ async function drawMap() {
     try {
       showMap(page.rows.size ? await getJson(at("/map")) : { x: [], y: [], labels: [] });
     } catch (error) {
-      if (error.status !== 422) say(error.message, true); // 422: the window is empty
+      if (error.status !== 409) say(error.message, true); // 409: the window is empty
     }
     await sleep(500);
   }
