@@ -48,7 +48,8 @@ from moontide.store.files import place
 from moontide.streams import read_state, state_bytes, unpack
 from moontide.types import Task
 
-CHECKPOINT_RECORDS, CHECKPOINT_BYTES = 256, 2**26  # a checkpoint is due after so many records, or bytes of them
+# a checkpoint is due after so many records, bytes of them, or seconds of steps, which reading them again takes too
+CHECKPOINT_RECORDS, CHECKPOINT_BYTES, CHECKPOINT_SECONDS = 1024, 2**26, 5.0
 
 
 class TakenError(MoontideError):
@@ -88,6 +89,7 @@ class Stream:
         self.ref = None if device == "cpu" else place(np.zeros(1, np.float32), None, device)
         self.moment: Moment | None = None  # None: to be read from the store
         self.since = [0, 0]  # records and bytes after the checkpoint
+        self.spent = 0.0  # seconds of the steps after it
         self.keys: Known = {}
         self.timing: dict[str, float] = {}  # seconds of the parts of the last micro-batch
 
@@ -225,6 +227,7 @@ class Stream:
         record = Record(after.seq, moment.total, len(x), journalled)
         self.append(after, record, [Answered(moment.total, len(x), data)])
         self.timing = {"step": middle - start, "journal": time.perf_counter() - middle}
+        self.spent += middle - start
         return [
             Answer(int(first), rows[first - moment.total :][: len(item.x)])
             for item, first in zip(items, firsts[:-1], strict=True)
@@ -332,7 +335,8 @@ class Stream:
     @property
     def due(self) -> bool:
         """Whether a checkpoint should be made, so that the journal stays short."""
-        return self.since[0] >= CHECKPOINT_RECORDS or self.since[1] >= CHECKPOINT_BYTES
+        records, size = self.since
+        return records >= CHECKPOINT_RECORDS or size >= CHECKPOINT_BYTES or self.spent >= CHECKPOINT_SECONDS
 
     def checkpoint(self) -> None:
         """Save the state, and drop records outside the window and answers that are no longer kept."""
@@ -344,7 +348,7 @@ class Stream:
         """Make a moment the one to go on from."""
         oldest = moment.total - self.keep
         self.store.checkpoint(self.name, self.saved(moment), x_from=x_from, answers_from=oldest)
-        self.since = [0, 0]
+        self.since, self.spent = [0, 0], 0.0
         while self.keys and sum(next(iter(self.keys.values()))[:2]) <= oldest:
             del self.keys[next(iter(self.keys))]
 
