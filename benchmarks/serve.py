@@ -183,9 +183,8 @@ class Load:
             cells = self.run(4, 1.0, seconds / 10)
             pages = int(Path(f"/proc/{self.process}/statm").read_text().split()[1])
             memory = pages * os.sysconf("SC_PAGE_SIZE") / 2**20
-            print(
-                f"{(part + 1) * seconds / 10:.0f} s: {memory:.0f} MiB, p50 {cells[0]}, p99 {cells[1]}, {cells[2]} pushes/s"
-            )
+            done = f"{(part + 1) * seconds / 10:.0f} s: {memory:.0f} MiB"
+            print(f"{done}, p50 {cells[0]}, p99 {cells[1]}, {cells[2]} pushes/s", flush=True)
 
 
 def row(name, k, batch, pushes, port, fsync, folder):

@@ -17,7 +17,7 @@ from safetensors.numpy import load
 
 from moontide.core import memory
 from moontide.registry import method_type
-from moontide.serve import batching, parsing, routes, server, service
+from moontide.serve import batching, parsing, pushes, server, service
 from moontide.serve.records import DENSE, flat_map
 from moontide.serve.service import TICK, usable_methods
 
@@ -113,7 +113,7 @@ def test_a_push_without_a_finite_answer_fails_alone_and_is_not_counted(app, sqli
 
 def test_a_step_that_takes_too_long_makes_only_its_stream_busy(app, sqlite, text, samples, push, monkeypatch):
     monkeypatch.setattr(batching, "STEP_SECONDS", 0.3)
-    monkeypatch.setattr(routes, "HOLD_SECONDS", 0.05)
+    monkeypatch.setattr(pushes, "HOLD_SECONDS", 0.05)
     client = app(sqlite)
     make(client, text, method="tda")
     make(client, text, "b")

@@ -2,17 +2,21 @@
 
 import json
 import re
+import sqlite3
 import threading
 import time
+from pathlib import Path
 
+import httpx
 import numpy as np
 import pytest
 from safetensors.numpy import load
 
 import moontide
 from moontide.protocols import as_online
-from moontide.serve import routes
+from moontide.serve import pushes
 from moontide.serve.journal import seal
+from moontide.serve.metrics import HELP
 from moontide.serve.service import Limits, sample_set
 from moontide.streams import load_state
 from moontide.types import Task
@@ -183,7 +187,7 @@ def hold(client, monkeypatch, name="a"):
 
 
 def test_a_full_line_is_429_with_a_time_to_wait(app, data, text, samples, push, monkeypatch):
-    monkeypatch.setattr(routes, "HOLD_SECONDS", 0.2)
+    monkeypatch.setattr(pushes, "HOLD_SECONDS", 0.2)
     client = app(data, limits=Limits(max_waiting=8))
     make(client, text, max_batch=4)
     free, waiting = hold(client, monkeypatch), []
@@ -230,8 +234,42 @@ def test_metrics_are_in_prometheus_format(app, data, text, samples, push):
     assert 'moontide_batch_seconds_count{stream="a"} 2' in lines
     assert 'moontide_seen_samples{stream="a"} 7' in lines
     assert any(line.startswith('moontide_http_requests_total{method="POST",status="201"}') for line in lines)
+    for phase, count in (("queue", 2), ("step", 2), ("journal", 2)):
+        assert f'moontide_phase_seconds_count{{stream="a",phase="{phase}"}} {count}' in lines
+        assert f'moontide_phase_seconds_bucket{{stream="a",phase="{phase}",le="+Inf"}} {count}' in lines
     client.delete("/streams/a")
     assert 'stream="a"' not in client.get("/metrics").text
+
+
+def test_the_dashboard_asks_for_what_there_is():
+    board = json.loads(Path(__file__).parents[2].joinpath("docs", "grafana.json").read_text())
+    queries = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
+    asked = {name for query in queries for name in re.findall(r"moontide_\w+", query)}
+    parts = {
+        name: ("_bucket", "_sum", "_count") if words.startswith("histogram") else ("",) for name, words in HELP.items()
+    }
+    there = {name + part for name in parts for part in parts[name]}
+    assert asked <= there
+    assert {re.sub("_bucket$", "", name) for name in asked} == set(HELP)  # and for all of it
+    phases = {phase for query in queries for phase in re.findall(r'phase="(\w+)"', query)}
+    assert phases == {"queue", "step", "journal"}
+
+
+def test_lines_of_the_log_may_be_json(serve, sqlite, text):
+    server = serve(sqlite, "--log-format", "json")
+    with httpx.Client(base_url=server.url) as client:
+        make(client, text)
+    server.kill()
+    with sqlite3.connect(Path(sqlite, "moontide.sqlite3")) as connection:
+        connection.execute("UPDATE states SET total = 3")
+    connection.close()
+    server = serve(sqlite, "--log-format", "json")
+    status, errors = server.stop()
+    (line,) = errors.splitlines()
+    told = json.loads(line)
+    assert (status, told["level"], told["logger"]) == (0, "error", "moontide.serve")
+    assert "stream a" in told["message"]
+    assert "checksum" in told["message"]
 
 
 def test_health_and_a_stream_that_cannot_be_read(app, data, text, samples, push):

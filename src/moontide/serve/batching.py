@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from moontide.errors import MoontideError
-from moontide.serve.journal import StoreError
+from moontide.serve.journal import DamagedError, StoreError
 from moontide.serve.metrics import Metrics
 from moontide.serve.records import Answer, Corrected, Correction, Item, columns, numbers
 from moontide.serve.state import GoneError, Moment, Stream
@@ -194,7 +194,7 @@ class Line:
                 if batch[0].last:
                     break
             except Exception as error:
-                if isinstance(error, StoreError) and self.failed is not None:
+                if isinstance(error, StoreError) and not isinstance(error, DamagedError) and self.failed is not None:
                     self.failed(error)
                 elif not isinstance(error, MoontideError):
                     log.exception("stream %s", self.stream.name)
