@@ -20,6 +20,7 @@ from moontide.registry import method_type
 from moontide.serve import batching, parsing, pushes, server, service
 from moontide.serve.records import DENSE, flat_map
 from moontide.serve.service import TICK, usable_methods
+from moontide.serve.state import Stream
 
 VALUES = [0, 1, -1, 2, 1e-320, 1e-30, 1e-6, 1e6, 1e9, 1e30, 1e308, "inf", math.inf, -math.inf, math.nan, 2**31, 2**62,
           2**64, 10**30, True, "", "x", 0.5, 1000, 1001]  # fmt: skip
@@ -407,3 +408,23 @@ def test_listeners_that_do_not_read_hold_little(connected, app, sqlite, text, sa
     for _ in range(40):
         assert push(client, "a", samples(1000)).status_code == 200
     assert resident() - before < 2**26
+
+
+def test_a_stream_that_takes_long_to_read_is_loading_and_not_failed(app, sqlite, text, samples, push, monkeypatch):
+    client = app(sqlite)
+    make(client, text, method="tda")
+    push(client, "a", samples(3))
+    client.service.lines["a"].stream.since = [0, 0]  # no checkpoint at the end: as if it was killed
+    client.server.should_exit = True
+    while client.service.store._connection is not None:
+        time.sleep(0.01)
+    monkeypatch.setattr(batching, "STEP_SECONDS", 0.1)
+    replay = Stream.replay
+    monkeypatch.setattr(Stream, "replay", lambda *given: [time.sleep(0.5), replay(*given)][1])
+    client = app(sqlite)
+    seen = set()
+    while "ready" not in seen:
+        seen.add(client.get("/readyz").json()["status"])
+        time.sleep(0.02)
+    assert seen == {"loading", "ready"}
+    assert client.get("/streams/a").json()["total"] == 3

@@ -125,11 +125,17 @@ class Service:
             solver = method(config.method, **config.options)
             line = self._line(Stream(name, config, self.store, solver, self.device, self.limits.keep))
             self.lines[name] = line
-            await line.moment()
+            while line.stream.moment is None:
+                with contextlib.suppress(BusyError):  # many records take their time
+                    await line.moment()
+                await asyncio.sleep(0.1 if line.busy else 0)
         except Exception as error:
-            self.lines.pop(name, None)
+            if isinstance(error, StoreError) and not isinstance(error, DamagedError):
+                return  # it is read when the store is back
             self.failed[name] = str(error)
             log.error("stream %s: %s", name, error)
+            if name in self.lines:
+                await self.lines.pop(name).end(lambda: None, now=True)
         finally:
             self.loading -= 1
 
