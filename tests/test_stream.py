@@ -256,15 +256,15 @@ def test_class_changes_are_checked() -> None:
 
 def test_numbers_of_classes_follow_them() -> None:
     old = np.asarray([[3, 0, -1], [1, 2, 3], [0, -1, -1], [2, 3, 0]])  # (K, W)
-    fewer = carry(old, np.full((3, 2), -1), np.asarray([3, 1]), 0, "numbers")
+    fewer = carry(old, np.full((3, 2), -1), np.asarray([3, 1]), 4, 0, "numbers")
     assert fewer.tolist() == [[0, -1], [1, 0], [-1, -1]]
-    more = carry(old, np.full((5, 4), -1), np.arange(4), 0, "numbers")
+    more = carry(old, np.full((5, 4), -1), np.arange(4), 4, 0, "numbers")
     assert more.tolist() == [[3, 0, -1, -1], [1, 2, 3, -1], [0, -1, -1, -1], [2, 3, 0, -1], [-1, -1, -1, -1]]
 
 
 def test_shares_without_a_class_are_those_of_the_others() -> None:
     old = np.asarray([[0.5, 0.5, 0.0], [1.0, 0.0, 0.0], [0.0, 0.0, 0.0]])  # the last is an empty slot
-    shares = carry(old, np.zeros((3, 2)), np.asarray([1, 2]), 1, "shares")
+    shares = carry(old, np.zeros((3, 2)), np.asarray([1, 2]), 3, 1, "shares")
     assert shares.tolist() == [[1.0, 0.0], [0.5, 0.5], [0.0, 0.0]]
 
 

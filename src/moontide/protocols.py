@@ -118,11 +118,11 @@ class Method(Options):
         raise TypeError(f"{type(self).__name__} implements neither _fit nor start and step.")
 
 
-def per_class(axis: int, entries: str = "values") -> dict[str, Any]:
+def per_class(axis: int | None, entries: str = "values") -> dict[str, Any]:
     """Return the metadata of a field of a `State` with an entry for each class along `axis`: classes can come and go.
 
     `entries`: "values", of any kind; "numbers" of classes along the last axis, -1 for none; "shares" of the classes in
-    a sample.
+    a sample. An array of numbers of classes without an axis of classes has None.
 
     >>> per_class(1)
     {'class_axis': 1, 'entries': 'values'}

@@ -303,23 +303,25 @@ def change_classes(method: OnlineMethod, state: State, keep: Sequence[int], text
     live = {f.name: getattr(state, f.name) for f in fields if f.metadata.get("live")}
     fresh = method.start(Task(wanted[:1, :], wanted, state.logit_scale, extras=live))
     changed = {
-        f.name: carry(getattr(state, f.name), getattr(fresh, f.name), index, **f.metadata)
+        f.name: carry(getattr(state, f.name), getattr(fresh, f.name), index, state.text.shape[0], **f.metadata)
         for f in fields
         if "class_axis" in f.metadata
     }
     return dataclasses.replace(state, **changed)
 
 
-def carry(old: Array, fresh: Array, index: Array, class_axis: int, entries: str) -> Array:
-    """Return the entries of the classes `index` of an array, and then those of `fresh` for the new classes.
+def carry(old: Array, fresh: Array, index: Array, k: int, class_axis: int | None, entries: str) -> Array:
+    """Return the entries of the classes `index` out of k of an array, and then those of `fresh` for the new classes.
 
     Numbers of classes follow the classes, and shares of those that stay are made to sum to 1.
 
     >>> import numpy as np
-    >>> carry(np.asarray([[0.2, 0.2, 0.6]]), np.zeros((1, 3)), np.asarray([0, 1]), 1, "shares")
+    >>> carry(np.asarray([[0.2, 0.2, 0.6]]), np.zeros((1, 3)), np.asarray([0, 1]), 3, 1, "shares")
     array([[0.5, 0.5, 0. ]])
     """
-    xp, k, kept = namespace(old), old.shape[class_axis], index.shape[0]
+    if class_axis is None:
+        return renumber(old, index, k)
+    xp, kept = namespace(old), index.shape[0]
     new = xp.arange(kept, fresh.shape[class_axis], device=device(old))
     total = xp.sum(old, axis=class_axis, keepdims=True)
     old = xp.take(old, index, axis=class_axis)

@@ -1,23 +1,80 @@
-"""TIDE: transduction that finds out how many of the classes are there."""
+"""TIDE: transduction that asks the batch how many of the classes are there.
+
+Our own method, beyond J. Huang et al., "Von Mises-Fisher Mixture Model with Dynamic Shrinkage for Realistic Test-Time
+Transduction", ICML 2026. docs/maths.md derives its equations, docs/tide.md measures them.
+
+Symbols:  f_i -> f[i]   t_k -> text[k]   y_ik -> y   z_ik -> z   p_k = mean_i y_ik -> p   gamma_i -> gamma
+          W -> votes   v -> excess   rho -> agreement   chi -> corroboration   a -> pseudo_count   w -> density
+          a* -> smoothing   mu'_k -> anchor   s -> sharpness   alpha -> anchor_weight   beta_ik -> beta
+
+MOON pushes classes away that seem absent, as strongly in every batch. TIDE first estimates how concentrated the classes
+of the batch are, one number v from pairs of zero-shot predictions (Eq. 1), as far as neighbours in the graph bear it
+out (Eq. 2). From it follow the pseudo-count a of a symmetric Dirichlet prior over the class shares and the density
+w = a / (1 + a), near 0 where few of the classes are there and near 1 where all are (Eq. 3), and w sets everything else:
+
+    log z_ik = log y_ik - w b_ik + s cos(f_i, R_ik) + (2 - w) (W z)_ik + log(n_k - u z_ik + a*) + const      (Eq. 11)
+
+b is the bias of the text (Eq. 5), R_ik the mean of class k, shrunk to its anchor (Eqs. 4, 8) and without the share
+u = 1 - w^2 of sample i (Eq. 9), and n_k = sum_i z_ik. Cosines are taken in a metric of the batch (Eq. 6).
+
+A stream is the same model over the last `memory` samples: a batch is a stream without a past. Known labels are clamped;
+what the model gets wrong on them discounts what it believes of the other samples (Eqs. 12, 13).
+"""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, NamedTuple
 
-from moontide.core.arrays import Array, class_counts, clip, namespace, row_dots, unit_rows
-from moontide.core.graph import nearest_neighbours
-from moontide.core.ple import neighbour_votes
-from moontide.core.simplex import one_hot, softmax, zero_shot
+from moontide.core.arrays import (
+    Array,
+    class_counts,
+    clip,
+    columns,
+    device,
+    is_torch_array,
+    like,
+    namespace,
+    put_columns,
+    row_dots,
+    row_norms,
+    row_sums,
+    unit_rows,
+)
+from moontide.core.graph import Graph, nearest_neighbours
+from moontide.core.ple import EPS, neighbour_votes
+from moontide.core.progress import track
+from moontide.core.simplex import log_softmax, one_hot, softmax
+from moontide.core.smoothing import NEIGHBOURS, check_graph
 from moontide.options import option
-from moontide.protocols import Method
+from moontide.protocols import OnlineMethod, State, copy_array, per_class
 from moontide.types import Result, Task
+
+LARGEST = 1e3  # of the pseudo-count: at 1000 the prior is flat for any batch
+NONE = -1.0  # the share of a class whose share the user did not give
+STILL = 1e-4  # assignments that move by less no longer change
+REST = 1e-3  # a class with no label and a soft count below this share of a* rests: its logits no longer change
+TRUSTS = (1.0, 0.7, 0.5, 0.35, 0.25, 0.18)  # weights of the text, tried on known labels
+SHARPER = (1.0, 1.4, 2.0, 2.8)  # factors of the sharpness, tried on known labels
+RELUCTANCE = (1.0, 8.0)  # nats that a factor of e of either costs: a handful of labels changes little
 
 
 @dataclass(frozen=True)
-class TIDE(Method):
-    """Transduction whose strength comes from one number, how many of the classes the batch seems to have.
+class TIDEState(State):
+    """The last samples, oldest first, with what is known of them, and the labelled samples before those."""
+
+    recent: Array  # (M, d) features, with rows of zeros in front until M samples were seen
+    recent_known: Array = field(metadata=per_class(None, "numbers"))  # (M,) class numbers, -1 where not known
+    known_sums: Array = field(metadata=per_class(0))  # (K, d) sum of the labelled features that are no longer recent
+    known_counts: Array = field(metadata=per_class(0))  # (K,) their number
+    class_prior: Array = field(metadata=per_class(0))  # (K,) shares of the classes, NONE where not given
+    negatives: Array  # (G, d) embeddings of names that no image should be
+
+
+@dataclass(frozen=True)
+class TIDE(OnlineMethod):
+    """Transduction for batches with few of the classes and with all of them, for streams and for known labels.
 
     >>> from moontide.simulate import simulate
     >>> data = simulate(64, 100, effective_classes=3, seed=0)
@@ -28,64 +85,618 @@ class TIDE(Method):
 
     citation: ClassVar[str] = "ours, beyond Huang et al., ICML 2026"
     accepts: ClassVar[frozenset[str]] = frozenset({"known", "class_prior", "negatives"})
+    state_type: ClassVar[type[State]] = TIDEState
 
-    iterations: int = option(10, "T, rounds of M-step and E-step after the first E-step", low=1)
+    memory: int = option(64, "samples of a stream that are labelled together, the latest included", low=0)
+    neighbours: int = option(NEIGHBOURS, "m, neighbours of a sample in the graph", low=1)
     sharpness: float = option(10.0, "weight of the cosine to a class mean where few classes are there", low=0)
+    iterations: int = option(10, "T, rounds of M-step and E-step after the first E-step", low=1)
+
+    def peak_bytes(self, n: int, k: int, d: int, itemsize: int) -> int:
+        """Estimate the memory beyond the inputs: twelve N x K arrays, and copies of the samples and the classes."""
+        n += self.memory
+        return itemsize * (12 * n * k + 4 * n * d + 8 * k * d)
+
+    def start(self, task: Task) -> TIDEState:
+        """Remember nothing but the class balance and the negatives."""
+        xp, k, d = namespace(task.text), task.k, task.d
+        kind = {"dtype": task.text.dtype, "device": device(task.text)}
+        return TIDEState(
+            text=task.text,
+            logit_scale=task.logit_scale,
+            seen=0,
+            recent=xp.zeros((self.memory, d), **kind),
+            recent_known=xp.full((self.memory,), -1, dtype=xp.int64, device=device(task.text)),
+            known_sums=xp.zeros((k, d), **kind),
+            known_counts=xp.zeros((k,), **kind),
+            class_prior=xp.full((k,), NONE, **kind) if task.class_prior is None else task.class_prior,
+            negatives=xp.zeros((0, d), **kind) if task.negatives is None else task.negatives,
+        )
 
     def _fit(self, task: Task) -> Result:
-        f, t, n, k, d = task.features, task.text, task.n, task.k, task.d
-        xp = namespace(f)
-        y = zero_shot(f, t, task.logit_scale)  # (N, K)
-        p = xp.mean(y, axis=0)
-        a = min(1 / excess(y), 1e3)
+        check_graph(task, self.name, self.neighbours)
+        return self.solve(self.start(task), task.features, task.known, task.graph)
+
+    def _step(self, state: TIDEState, x: Array, known: Array | None = None) -> tuple[TIDEState, Result]:  # type: ignore[override]
+        """Label the samples together with the recent ones, so many of those that they are `memory` samples in all."""
+        xp, n = namespace(x), x.shape[0]
+        known = xp.full((n,), -1, dtype=xp.int64, device=device(x)) if known is None else known
+        old = min(state.seen, max(self.memory - n, 0))
+        first = self.memory - old  # of the recent samples, those from here on are labelled again
+        window = xp.concat([state.recent[first:, :], x])  # (old + n, d)
+        labels = xp.concat([state.recent_known[first:], known])  # (old + n,)
+        leaving = remember(state, state.recent[:first, :], state.recent_known[:first])
+        result = self.solve(leaving, window, labels if bool(xp.any(labels >= 0)) else None, None)
+        every, numbers = xp.concat([state.recent, x]), xp.concat([state.recent_known, known])
+        state = remember(state, every[:n, :], numbers[:n])
+        return replace(state, recent=copy_array(every[n:, :]), recent_known=copy_array(numbers[n:])), rows_of(
+            result, old
+        )
+
+    def _correct(self, state: TIDEState, x: Array, known: Array) -> TIDEState:  # type: ignore[override]
+        """Label recent samples where they are, and add others to the labelled samples of the past."""
+        xp, recent = namespace(x), state.recent_known
+        past = []
+        for i in range(x.shape[0]):
+            same = xp.all(state.recent == x[i, :], axis=1)  # (M,)
+            recent = xp.where(same, known[i], recent)
+            past += [i] if not bool(xp.any(same)) else []
+        chosen = xp.asarray(past, dtype=xp.int64, device=device(x))
+        state = remember(state, xp.take(x, chosen, axis=0), xp.take(known, chosen))
+        return replace(state, recent_known=recent)
+
+    def solve(self, state: TIDEState, f: Array, known: Array | None, graph: Graph | None) -> Result:
+        """Label samples together: zero-shot, how many classes are there, then M-steps and E-steps in turn."""
+        xp, (n, k), raw = namespace(f), (f.shape[0], state.text.shape[0]), f
+        cosine = f @ state.text.T  # (N, K)
+        log_y = log_softmax(state.logit_scale * cosine)  # (N, K)
+        y = xp.exp(log_y)
+        graph = graph or nearest_neighbours(f, self.neighbours)
+        votes_of = neighbour_votes(graph, True, True, 1.0)
+        labels, shares = Labels.of(known, state, y), given_shares(state.class_prior)
+        assigned = labels.clamp(y)  # (N, K)
+        votes = votes_of(y)  # (N, K)
+        if shares is None:
+            crowd, expected = crowding(y, votes, votes_of(xp.ones_like(y[:, :1])), graph.m), (n - 1) / k
+        else:
+            crowd, expected = Crowd.of_shares(shares), (n - 1) * shares  # (K,)
+        w = crowd.density
+        log_y -= (w if shares is None else 1.0) * text_bias(y, expected)
+        p, first = xp.mean(y, axis=0), xp.argmax(assigned, axis=1)  # (K,), (N,)
+        anchor = anchors(f, state.text, y, cosine, p)  # (K, d)
+        scale = metric(f, Groups.of(f, first, k))  # (d,)
+        f, anchor = f / scale, unit_rows(anchor / scale)
+        lengths = row_norms(f)[:, None]  # (N, 1)
+        f = f / lengths
+        labels = labels._replace(sums=labels.sums / (scale * xp.mean(lengths)))
+        alpha = anchor_weight(f, anchor, Groups.of(f, first, k))
+        sharp = self.sharpness * sharpening(w, n / k, alpha)
+        left_out = xp.full_like(lengths, 1 - w * w) if labels.mask is None else (1 - w * w) * like(~labels.mask, f)
+        prior = None if shares is None else xp.log(shares + EPS)  # (K,)
+        at_anchor = f @ anchor.T  # (N, K)
+        model = Model(f, anchor, at_anchor, log_y, alpha, sharp, left_out, 2 - w, crowd.smoothing, prior, labels)
+        logits = log_y + sharp * at_anchor  # (N, K)
+        logits += (2 - w) * (votes if labels.mask is None else votes_of(assigned))
+        logits += xp.log(n * p + crowd.smoothing) if prior is None else prior
+        z, beta, steps, same = iterate(model, logits, votes_of, self.iterations)
+        probs = labels.clamp(calibrated(z, y, w, labels))
+        unknown = unknown_score(cosine, raw, state, votes_of)
+        details = {**crowd._asdict(), "anchor_weight": alpha, "sharpness": sharp}
+        return Result(probs, y, None, (), steps, same, None, beta, details, unknown)
+
+
+class Crowd(NamedTuple):
+    """How concentrated the classes of a batch are (Eqs. 1, 2, 3).
+
+    >>> import numpy as np
+    >>> Crowd.of_shares(np.asarray([0.5, 0.5])).density > 0.99
+    True
+    """
+
+    excess: float  # v: by how much two samples agree more often than with equally frequent classes
+    agreement: float  # rho: how much neighbours agree, from 0 to 1
+    corroboration: float  # chi: rho against what it could be if v is right, from 0 to 1
+    pseudo_count: float  # a
+    density: float  # w
+    smoothing: float  # a*
+
+    @classmethod
+    def of(cls, excess: float, agreement: float, corroboration: float, per_class: float) -> Crowd:
+        """Eq. 3: a = 1 / (v chi), w = a / (1 + a), a* = a max(1, w (1 - rho) N / K).
+
+        A symmetric Dirichlet with K parameters a has E[K sum_k share_k^2] - 1 = (K - 1) / (K a + 1), near 1 / a. What
+        neighbours do not bear out is discounted. The counts n_k of soft assignments have as many false samples as the
+        predictions are unsure, so that the prior is smoothed by the part 1 - rho of the N / K samples of a class.
+        """
+        a = min(1 / max(excess * corroboration, 1 / LARGEST), LARGEST)
         w = a / (1 + a)
-        smooth = a * max(1.0, n / k * w)
-        labelled = xp.zeros((n, 1), dtype=xp.bool) if task.known is None else (task.known >= 0)[:, None]
-        hot = y if task.known is None else one_hot(task.known, k, y)
+        return cls(excess, agreement, corroboration, a, w, a * max(1.0, w * (1 - agreement) * per_class))
 
-        def clamp(z: Array) -> Array:
-            return xp.where(labelled, hot, z)
-
-        centre, text_centre = xp.mean(f, axis=0), p @ t
-        tau = y @ t - text_centre
-        slope = min(max(float(xp.sum((f - centre) * tau) / max(float(xp.sum(tau * tau)), 1e-9)), 0.0), 1.0)
-        anchor = unit_rows(centre + slope * (t - text_centre))
-        votes = neighbour_votes(nearest_neighbours(f, 3), True, True, 2 - w)
-        log_y = xp.log(y + 1e-30) - 0.5 * w * xp.log((n * p + 1) / (n / k + 1))
-        count = xp.sum(y, axis=0)
-        mean = (y.T @ f) / clip(count, 1e-9)[:, None]
-        var = clip(xp.mean(f**2, axis=0) - xp.sum(count[:, None] * mean**2, axis=0) / n, 0)
-        scale_d = xp.sqrt((n * var + d * xp.mean(var)) / ((n + d) * xp.mean(var)) + 1e-12)
-        f, anchor = unit_rows(f / scale_d), unit_rows(anchor / scale_d)
-        s = self.sharpness * (1 + 2 * w)
-        at_anchor = f @ anchor.T
-        z = clamp(softmax(log_y + s * at_anchor + votes(clamp(y)) + xp.log(n * p + smooth)))
-        out = (1 - w) * xp.astype(~labelled, f.dtype)
-        for _ in range(self.iterations):
-            gamma = 1 + xp.sum(z * xp.log(z + 1e-30), axis=1) / math.log(max(k, 2))
-            weight = gamma[:, None] * z
-            sums, soft, counts = weight.T @ f, xp.sum(weight, axis=0), xp.sum(z, axis=0)
-            label = xp.argmax(z, axis=1)
-            hard = clip(class_counts(label, k) - out * one_hot(label, k, z), 0)
-            beta = hard / (hard + 1)
-            mine = out * weight
-            dots, squares, along = f @ sums.T, row_dots(sums, sums), row_dots(sums, anchor)
-            b, rest = beta / clip(soft - mine, 1e-9), 1 - beta
-            top = b * (dots - mine) + rest * at_anchor
-            norm2 = b * b * (squares - 2 * mine * dots + mine**2) + 2 * b * rest * (along - mine * at_anchor) + rest**2
-            pull = xp.log(clip(counts - out * z, 0) + smooth)
-            z = clamp(softmax(log_y + s * top / xp.sqrt(clip(norm2, 1e-12)) + votes(z) + pull))
-        return Result(z, y, n_iter=self.iterations, unknown=1 - xp.max(y, axis=1))
+    @classmethod
+    def of_shares(cls, shares: Array) -> Crowd:
+        """Return the same for class shares (K,) that the user knows: v = K sum_k share_k^2 - 1."""
+        v = shares.shape[0] * float(namespace(shares).sum(shares**2)) - 1
+        return cls.of(max(v, 1 / LARGEST), 1.0, 1.0, 0.0)
 
 
-def excess(y: Array) -> float:
-    """Return by how much two samples agree more often than with equally frequent classes, less its standard error."""
-    n, k = y.shape
+def crowding(y: Array, votes: Array, degree: Array, m: int) -> Crowd:
+    """Measure the concentration of the classes from y (N, K), the neighbours' votes W y (N, K) and W 1 (N, 1).
+
+    >>> import numpy as np
+    >>> crowding(np.eye(4), np.zeros((4, 4)), np.zeros((4, 1)), 3).density > 0.99
+    True
+    """
+    xp, (n, k) = namespace(y), y.shape
+    own = row_dots(y, y)  # (N,)
     if n < 2 or k < 2:
-        return 1e-3
+        return Crowd.of(1 / LARGEST, 1.0, 1.0, n / k)
+    agree = (y @ xp.sum(y, axis=0) - own) / (n - 1)  # (N,) mean over j != i of y_i . y_j
+    u, error, sure = (float(x) for x in (xp.mean(agree), xp.std(agree) / math.sqrt(n), xp.mean(own)))
+    v = excess(u - 2 * error, sure, k)
+    rho = float(xp.sum(row_dots(y, votes))) / max(float(xp.sum(own * degree[:, 0])), EPS)
+    rho = min(max(rho, 0.02), 1.0)
+    return Crowd.of(v, rho, corroboration(rho, (n - 1) * u / sure, min(m, n - 1)), n / k)
+
+
+def excess(agree: float, sure: float, k: int) -> float:
+    """Eq. 1: v = (K U - 1) / q, q = (mean |y_i|^2 - 1 / K) / (1 - 1 / K).
+
+    U is the mean of y_i . y_j over pairs of samples, an unbiased Simpson index of the classes, less two standard errors
+    as only a sure excess should push classes away; q is what two samples of one class agree at most.
+
+    >>> excess(0.5, 1.0, 4)
+    1.0
+    """
+    q = (sure - 1 / k) / (1 - 1 / k)
+    return float(max((k * agree - 1) / max(q, 1e-6), 1 / LARGEST))
+
+
+def corroboration(rho: float, company: float, m: int) -> float:
+    """Eq. 2: chi = min(1, rho / min(1, company / m)), rho = sum_ij W_ij y_i . y_j / sum_ij W_ij |y_i|^2.
+
+    Where a text draws images of other classes, predictions agree and images do not look alike. `company`, (N - 1) U
+    over mean |y_i|^2, is how many other samples of its class a sample has if U is right: with fewer than m, not all of
+    its neighbours can agree.
+
+    >>> corroboration(0.4, 6.0, 3), corroboration(0.1, 0.3, 3)
+    (0.4, 1.0)
+    """
+    return min(1.0, rho / min(max(company / m, 1e-6), 1.0))
+
+
+def anchors(f: Array, text: Array, y: Array, cosine: Array, p: Array) -> Array:
+    """Eq. 4: mu'_k = mean image + slope (t_k - mean text), unit rows (K, d).
+
+    The slope is that of least squares of images on their expected text, both centred, held in [0, 1]: text and images
+    lie apart, and images follow their text only in part.
+
+    >>> import numpy as np
+    >>> anchors(np.eye(2), np.eye(2), np.eye(2), np.eye(2), np.asarray([0.5, 0.5]))
+    array([[1., 0.],
+           [0., 1.]])
+    """
+    xp, n = namespace(f), f.shape[0]
+    centre, text_centre = xp.mean(f, axis=0), p @ text  # (d,), (d,)
+    expected = y @ text  # (N, d)
+    along = float(xp.sum(row_dots(y, cosine))) - n * float(xp.sum(centre * text_centre))
+    spread = float(xp.sum(row_dots(expected, expected))) - n * float(xp.sum(text_centre * text_centre))
+    slope = min(max(along / spread, 0.0), 1.0) if spread > 1e-6 * n else 0.0
+    return unit_rows(centre + slope * (text - text_centre))
+
+
+def text_bias(y: Array, expected: Array | float) -> Array:
+    """Eq. 5: b_ik = log((sum_j y_jk - y_ik + 1) / (expected_k + 1)), (N, K): how much more often a class is predicted.
+
+    `expected` is (N - 1) / K, or (N - 1) times the known share of the class. The other samples alone are counted, with
+    one pseudo-sample, so that a sample does not speak against itself.
+
+    >>> import numpy as np
+    >>> text_bias(np.asarray([[1.0, 0.0], [1.0, 0.0]]), 0.5).round(2)
+    array([[ 0.29, -0.41],
+           [ 0.29, -0.41]])
+    """
     xp = namespace(y)
-    total, own = xp.sum(y, axis=0), row_dots(y, y)
-    agree = (y @ total - own) / (n - 1)
-    u = float(xp.mean(agree)) - 2 * float(xp.std(agree)) / n**0.5
-    sure = (float(xp.mean(own)) - 1 / k) / (1 - 1 / k)
-    return max((k * u - 1) / max(sure, 1e-6), 1e-3)
+    return xp.log((xp.sum(y, axis=0) + 1 - y) / (expected + 1))
+
+
+class Groups(NamedTuple):
+    """Samples by their labels: what an analysis of variance needs."""
+
+    mean: Array  # (K, d) zero where there is no sample
+    count: Array  # (K,)
+    freedom: int  # N less the number of classes with samples
+
+    @classmethod
+    def of(cls, f: Array, labels: Array, k: int) -> Groups:
+        """Collect the groups of samples with one label."""
+        hot = one_hot(labels, k, f)  # (N, K)
+        count = namespace(f).sum(hot, axis=0)  # (K,)
+        present = int(namespace(f).sum(count > 0))
+        return cls((hot.T @ f) / clip(count, 1)[:, None], count, f.shape[0] - present)
+
+
+def metric(f: Array, groups: Groups) -> Array:
+    """Eq. 6: the standard deviation of each dimension within classes, shrunk to their mean by d pseudo-samples, (d,).
+
+    Dividing by it makes the classes round, as a von Mises-Fisher distribution wants them. Relative to the mean: a scale
+    does not matter to a cosine.
+
+    >>> import numpy as np
+    >>> metric(np.eye(2), Groups.of(np.eye(2), np.asarray([0, 1]), 2))
+    array([1., 1.])
+    """
+    xp, (n, d) = namespace(f), f.shape
+    between = xp.sum(groups.count[:, None] * groups.mean**2, axis=0) / n  # (d,)
+    variance = clip(xp.mean(f * f, axis=0) - between, 0)  # (d,)
+    average = clip(xp.mean(variance), EPS)
+    return xp.sqrt((groups.freedom * variance / average + d) / (groups.freedom + d))
+
+
+def anchor_weight(f: Array, anchor: Array, groups: Groups) -> float:
+    """Eq. 7: alpha = sigma^2 / tau^2, held in [0.3, 30]: the empirical Bayes weight of an anchor in a class mean.
+
+    sigma^2 is the variance within classes and tau^2 that of the class means about their anchors, both by an analysis of
+    variance of the zero-shot labels. Where every sample has a class of its own, there is none and alpha is 1.
+
+    >>> import numpy as np
+    >>> anchor_weight(np.eye(2), np.eye(2), Groups.of(np.eye(2), np.asarray([0, 1]), 2))
+    1.0
+    """
+    xp, n = namespace(f), f.shape[0]
+    if groups.freedom < 1:
+        return 1.0
+    mean, count, freedom = groups
+    within: float = (n - float(xp.sum(count * row_dots(mean, mean)))) / freedom
+    about = float(xp.sum(count * row_dots(mean - anchor, mean - anchor)))
+    tau2: float = (about - (n - freedom) * within) / n
+    return min(max(within / max(tau2, 1e-3), 0.3), 30.0)
+
+
+class Labels(NamedTuple):
+    """Known labels of the samples at hand, and sums of labelled samples of the past."""
+
+    known: Array | None  # (N,) class numbers, -1 where not known
+    mask: Array | None  # (N, 1)
+    hot: Array | None  # (N, K)
+    sums: Array  # (K, d)
+    counts: Array  # (K,)
+
+    @classmethod
+    def of(cls, known: Array | None, state: TIDEState, y: Array) -> Labels:
+        """Collect what is known of samples with predictions y (N, K)."""
+        past = (state.known_sums, state.known_counts)
+        if known is None:
+            return cls(None, None, None, *past)
+        return cls(known, (known >= 0)[:, None], one_hot(known, y.shape[1], y), *past)
+
+    def clamp(self, z: Array) -> Array:
+        """Return assignments with the known ones in their place."""
+        return z if self.mask is None else namespace(z).where(self.mask, self.hot, z)
+
+    @property
+    def any(self) -> bool:
+        """Whether some label is known, here or in the past."""
+        return self.known is not None or bool(namespace(self.counts).any(self.counts > 0))
+
+
+class Model(NamedTuple):
+    """What stays the same while z is estimated."""
+
+    f: Array  # (N, d) in the metric
+    anchor: Array  # (K, d) in the metric
+    at_anchor: Array  # (N, K) cosines of both
+    log_y: Array  # (N, K) less the bias of the text
+    alpha: float
+    sharpness: float
+    left_out: Array  # (N, 1) share of a sample that is left out of its class
+    vote_weight: float
+    smoothing: float
+    prior: Array | None  # (K,) log shares of the classes, where known
+    labels: Labels
+
+
+class Means(NamedTuple):
+    """Statistics of L classes after an M-step."""
+
+    weight: Array  # (N, L) gamma_i z_ik, discounted for samples without a known label
+    sums: Array  # (L, d)
+    soft: Array  # (L,)
+    hard: Array  # (L,)
+    labels: Array  # (N,) places in the L classes
+    own: Array  # (N, 1) what a sample adds to the hard count of its label
+
+
+def m_step(model: Model, z: Array, gamma: Array, live: Any, reliability: float) -> Means:
+    """Eq. 8, its sums: S_k = sum_i gamma_i z_ik f_i, s_k = sum_i gamma_i z_ik and hard counts c_k, over labels known.
+
+    A sample without a known label counts `reliability` times as much as one with it.
+    """
+    xp, past = namespace(z), model.labels
+    labels = xp.argmax(z, axis=1)  # (N,)
+    one = xp.ones_like(gamma)
+    trusted = reliability * one if past.mask is None else xp.where(past.mask[:, 0], one, reliability * one)  # (N,)
+    weight = z * (gamma * trusted)[:, None]  # (N, L)
+    sums = weight.T @ model.f + rows(past.sums, live)  # (L, d)
+    soft = xp.sum(weight, axis=0) + past.counts[live]
+    hard = class_counts(labels, z.shape[1], trusted) + past.counts[live]
+    return Means(weight, sums, soft, like(hard, z), labels, trusted[:, None])
+
+
+def cosine_to_means(model: Model, means: Means, live: Any, left_out: Array) -> Array:
+    """Eqs. 8 and 9: cos(f_i, R_ik), R_ik = beta_ik S_k / s_k + (1 - beta_ik) mu'_k, beta = c / (c + alpha), (N, L).
+
+    All of them without the share `left_out` of sample i: S_k - u gamma_i z_ik f_i, and so on. Nothing but f_i . S_k is
+    N x L x d work, as |S_k - u f_i|^2 = |S_k|^2 - 2 u f_i . S_k + u^2.
+    """
+    xp, f = namespace(model.f), model.f
+    anchor, at_anchor = rows(model.anchor, live), columns(model.at_anchor, live)  # (L, d), (N, L)
+    mine = left_out * means.weight  # (N, L)
+    each = xp.arange(f.shape[0], device=device(f))
+    hard = xp.zeros_like(mine) + means.hard  # (N, L)
+    hard[each, means.labels] -= (left_out * means.own)[:, 0]
+    hard = clip(hard, 0)
+    beta = hard / (hard + model.alpha)  # (N, L)
+    rest = 1 - beta
+    beta /= clip(means.soft - mine, 1e-9)
+    dots = f @ means.sums.T  # (N, L)
+    top = beta * (dots - mine) + rest * at_anchor  # f_i . R_ik
+    square = row_dots(means.sums, means.sums) + mine * (mine - 2 * dots)  # |S_k - mine f_i|^2
+    along = row_dots(means.sums, anchor) - mine * at_anchor  # (S_k - mine f_i) . mu'_k
+    square = beta * (beta * square + 2 * rest * along) + rest * rest
+    return top / xp.sqrt(clip(square, EPS))
+
+
+def sharpening(density: float, per_class: float, alpha: float) -> float:
+    """Eq. 10: s / s_0 = 1 + 2 w beta, beta = x / (x + alpha) for a class of x = N / K samples.
+
+    Where few classes are there, the prior does most of the work. Where all are, what tells them apart is the class
+    means, as far as they are made of samples.
+
+    >>> sharpening(1.0, 2.0, 2.0), sharpening(0.0, 2.0, 2.0)
+    (2.0, 1.0)
+    """
+    return 1 + 2 * density * per_class / (per_class + alpha)
+
+
+def reliability(right: int, known: int, per_class: float) -> float:
+    """Eq. 12: 1 / (1 + N / K (1 - r)^2), r = (right + 1) / (known + 2): what a label of the model counts, against 1.
+
+    A class mean of n labels of which the share 1 - r is wrong is off by a bias that no n removes: it is worth at most
+    as many known labels as make its variance as large as that bias squared.
+
+    >>> reliability(98, 98, 10.0) > 0.99, round(reliability(49, 98, 10.0), 2)
+    (True, 0.29)
+    """
+    r = (right + 1) / (known + 2)
+    return 1 / (1 + per_class * (1 - r) ** 2)
+
+
+def trust(base: Array, cosine: Array, known: Array, sharpness: float) -> tuple[float, float]:
+    """Eq. 13: the weight of the text and the prior, and the sharpness, under which known labels are likeliest.
+
+    Of each labelled sample, `base` and `cosine` (n, K) are as they would be without it. Round factors are tried, with a
+    penalty on leaving 1, so that few labels change little.
+
+    >>> import numpy as np
+    >>> trust(np.asarray([[0.0, 9.0]]), np.asarray([[1.0, 0.0]]), np.asarray([0]), 1.0)[0] < 1
+    True
+    """
+    xp, best = namespace(base), (-math.inf, 1.0, sharpness)
+    for text in TRUSTS:
+        for factor in SHARPER:
+            logits = log_softmax(text * base + factor * sharpness * cosine)  # (n, K)
+            fit = float(xp.sum(xp.take_along_axis(logits, known[:, None], axis=1)))
+            fit -= RELUCTANCE[0] * math.log(text) ** 2 + RELUCTANCE[1] * math.log(factor) ** 2
+            best = max(best, (fit, text, factor * sharpness))
+    return best[1:]
+
+
+class Rest(NamedTuple):
+    """The classes that rest, as one: their logits no longer change."""
+
+    logits: Array  # (N, K) of all classes
+    log_sum: Array  # (N, 1) log sum over the resting classes of exp(logits)
+    entropy: Array  # (N,) of the distribution over them
+
+
+def resting(z: Array, logits: Array, smoothing: float) -> tuple[Any, Rest | None]:
+    """Return the live classes, all or their numbers, and the rest: classes with no label and next to no assignments.
+
+    Only numpy gains by it: a GPU is quicker with all classes than with waiting for their number.
+    """
+    xp = namespace(z)
+    if is_torch_array(z):
+        return slice(None), None
+    some = class_counts(xp.argmax(z, axis=1), z.shape[1]) > 0
+    live = xp.nonzero(some | (xp.sum(z, axis=0) >= REST * smoothing))[0]  # (L,)
+    if live.shape[0] > z.shape[1] // 2:
+        return slice(None), None
+    still = xp.ones(z.shape[1], dtype=bool)
+    still[live] = False
+    idle = logits[:, still]  # (N, K - L)
+    top = xp.max(idle, axis=1, keepdims=True)
+    idle -= top
+    share = xp.exp(idle)
+    total = row_sums(share)  # (N,)
+    entropy = xp.log(total) - row_dots(share, idle) / total
+    return live, Rest(logits, top + xp.log(total)[:, None], entropy)
+
+
+def assign(logits: Array, rest: Rest | None) -> tuple[Array, Array]:
+    """Eq. 11, its softmax: z of the live classes (N, L), and the entropy of all K probabilities of a sample, (N,)."""
+    xp = namespace(logits)
+    top = xp.max(logits, axis=1, keepdims=True)  # (N, 1)
+    if rest is not None:
+        top = xp.maximum(top, rest.log_sum)
+    shifted = logits - top
+    z = xp.exp(shifted)
+    total = row_sums(z)[:, None]  # (N, 1)
+    entropy = -row_dots(z, shifted)
+    if rest is not None:
+        idle = xp.exp(rest.log_sum - top)  # (N, 1)
+        entropy = entropy + idle[:, 0] * (rest.entropy - (rest.log_sum - top)[:, 0])
+        total = total + idle
+    z /= total
+    return z, entropy / total[:, 0] + xp.log(total[:, 0])
+
+
+def iterate(model: Model, logits: Array, votes_of: Any, iterations: int) -> tuple[Array, Array, int, bool]:
+    """Alternate M-steps and E-steps from first logits (N, K); return z (N, K), beta (K,), steps and convergence."""
+    xp, (n, k), labels = namespace(logits), logits.shape, model.labels
+    log_k = math.log(max(k, 2))
+    z, entropy = assign(logits, None)
+    z = labels.clamp(z)
+    live, rest = (slice(None), None) if labels.any else resting(z, logits, model.smoothing)
+    z, log_y = columns(z, live), columns(model.log_y, live)  # (N, L)
+    text, sharpness, reliable, steps = 1.0, model.sharpness, 1.0, 0
+    for _ in track(range(iterations), "iterations"):
+        steps += 1
+        gamma = clip(1 - entropy / log_k, 0, 1)  # (N,)
+        if labels.mask is not None:
+            gamma = xp.where(labels.mask[:, 0], xp.ones_like(gamma), gamma)
+        means = m_step(model, z, gamma, live, reliable)
+        votes = model.vote_weight * votes_of(z)  # (N, L)
+        counts = xp.sum(z, axis=0)  # (L,)
+        base = log_y + votes
+        if labels.known is not None:  # what the model makes of labelled samples that it leaves out (Eqs. 12, 13)
+            there = xp.nonzero(labels.known >= 0)[0]  # (n',)
+            own, without = labels.known[there], class_pull(model, counts, z, 1.0, live)[there, :]
+            cosine = cosine_to_means(model, means, live, xp.ones_like(model.left_out))[there, :]
+            text, sharpness = trust(base[there, :] + without, cosine, own, model.sharpness)
+            found = xp.argmax(text * (base[there, :] + without) + sharpness * cosine, axis=1)
+            reliable = reliability(int(xp.sum(found == own)), int(own.shape[0]), n / k)
+        base += class_pull(model, counts, z, model.left_out, live)
+        logits = text * base + sharpness * cosine_to_means(model, means, live, model.left_out)
+        before = z
+        z, entropy = assign(logits, rest)
+        z = labels.clamp(z)
+        same = bool(xp.all(xp.argmax(z, axis=1) == means.labels))
+        if same and float(xp.max(xp.abs(z - before))) < STILL:
+            break
+    hard = like(class_counts(xp.argmax(z, axis=1), z.shape[1]), z) + labels.counts[live]
+    beta = hard / (hard + model.alpha)  # (L,)
+    if rest is None:
+        return z, beta, steps, same
+    full = put_columns(rest.logits, live, logits)  # (N, K)
+    everyone = xp.zeros(k, dtype=beta.dtype)
+    everyone[live] = beta
+    return softmax(full), everyone, steps, same
+
+
+def class_pull(model: Model, counts: Array, z: Array, left_out: Any, live: Any) -> Array:
+    """Eq. 11, its prior: log(n_k - u z_ik + a*), (N, L), the collapsed mixture's; or the log shares that are known."""
+    if model.prior is not None:
+        return model.prior[live] + 0 * z
+    return namespace(z).log(clip(counts - left_out * z, 0) + model.smoothing)
+
+
+def calibrated(z: Array, y: Array, density: float, labels: Labels) -> Array:
+    """Eq. 14: z^T, rows scaled to sum 1, with T such that the mean confidence is the share of labels expected right.
+
+    Zero-shot predictions are calibrated on average: of labels with mean probability q under y the share q is right. The
+    batch is a second look. If it were independent, (1 - q)^2 would be wrong; it is not, and less so the denser the
+    classes are: (1 - q)^r, r = 1 + (3/4 - w/2) (1 - 1/N), which for one sample is zero-shot's q.
+
+    >>> import numpy as np
+    >>> y = np.asarray([[0.7, 0.3]])
+    >>> calibrated(np.asarray([[0.9, 0.1]]), y, 1.0, Labels(None, None, None, None, None)).round(2)
+    array([[0.7, 0.3]])
+    """
+    xp, n = namespace(z), z.shape[0]
+    label = xp.argmax(z, axis=1)[:, None]
+    q = xp.take_along_axis(y, label, axis=1)[:, 0]  # (N,)
+    free = xp.ones_like(q) if labels.mask is None else like(~labels.mask[:, 0], q)  # (N,)
+    total = float(xp.sum(free))
+    if total == 0:
+        return z
+    wrong = 1 - float(xp.sum(q * free)) / total
+    target = 1 - wrong ** (1 + (0.75 - density / 2) * (1 - 1 / n))
+    log_z = xp.log(z + 1e-30)
+    log_z -= xp.take_along_axis(log_z, label, axis=1)  # (N, K) 0 for the label
+    power = 1.0
+    for _ in range(8):  # Newton on log T
+        e = xp.exp(power * log_z)
+        confidence = 1 / row_sums(e)  # (N,)
+        slope = -power * row_dots(e, log_z) * confidence**2  # (N,)
+        gap = target - float(xp.sum(confidence * free)) / total
+        rise = max(float(xp.sum(slope * free)) / total, 1e-6)
+        step = min(max(gap / rise, -1.0), 1.0)
+        power = min(max(power * math.exp(step), 0.02), 5.0)
+        if abs(step) < 1e-4:
+            break
+    return softmax(power * log_z)
+
+
+def unknown_score(cosine: Array, f: Array, state: TIDEState, votes_of: Any) -> Array:
+    """Eq. 15: how unlike all of the classes a sample is, averaged with its neighbours, (N,).
+
+    1 - (max_k f_i . t_k - mean_k f_i . t_k), what the maximum softmax at temperature 1 sorts by; or, with negatives,
+    the share of the softmax over classes and negatives that the negatives take. Images of one unknown class are
+    neighbours of each other.
+    """
+    xp = namespace(cosine)
+    if state.negatives.shape[0]:
+        negative = log_sum_exp(state.logit_scale * (f @ state.negatives.T))  # (N,)
+        score = 1 / (1 + xp.exp(clip(log_sum_exp(state.logit_scale * cosine) - negative, -80, 80)))
+    else:
+        score = 1 - (xp.max(cosine, axis=1) - xp.mean(cosine, axis=1))
+    both = votes_of(xp.stack([score, xp.ones_like(score)], axis=1))  # (N, 2)
+    around = xp.where(both[:, 1] > 0, both[:, 0] / clip(both[:, 1], EPS), score)
+    return (score + around) / 2
+
+
+def log_sum_exp(x: Array) -> Array:
+    """Return log sum_k exp(x_k) of each row, (N,).
+
+    >>> import numpy as np
+    >>> log_sum_exp(np.zeros((1, 1)))
+    array([0.])
+    """
+    xp = namespace(x)
+    top = xp.max(x, axis=1, keepdims=True)
+    return (top + xp.log(row_sums(xp.exp(x - top)))[:, None])[:, 0]
+
+
+def remember(state: TIDEState, f: Array, known: Array) -> TIDEState:
+    """Return the state with the labelled ones of some samples added to the class sums, (n, d) and (n,)."""
+    xp = namespace(f)
+    if not bool(xp.any(known >= 0)):
+        return state
+    hot = one_hot(known, state.text.shape[0], f)  # (n, K)
+    sums, counts = state.known_sums + hot.T @ f, state.known_counts + xp.sum(hot, axis=0)
+    return replace(state, known_sums=sums, known_counts=counts)
+
+
+def given_shares(prior: Array) -> Array | None:
+    """Return the class shares that the user gave, (K,), classes without one taken as average; None where none was.
+
+    >>> import numpy as np
+    >>> given_shares(np.asarray([0.5, 0.5, -1.0])).round(2)
+    array([0.33, 0.33, 0.33])
+    """
+    xp, given = namespace(prior), prior >= 0
+    number = float(xp.sum(given))
+    if not number:
+        return None
+    average = float(xp.sum(xp.where(given, prior, 0 * prior))) / number
+    shares = xp.where(given, prior, average + 0 * prior)
+    return shares / xp.sum(shares)
+
+
+def rows(x: Array, which: Any) -> Array:
+    """Return some rows of a matrix; `slice(None)` is all of them, without a copy.
+
+    >>> import numpy as np
+    >>> rows(np.eye(2), np.asarray([1]))
+    array([[0., 1.]])
+    """
+    return x if isinstance(which, slice) else namespace(x).take(x, which, axis=0)
+
+
+def rows_of(result: Result, first: int) -> Result:
+    """Return the result of the samples from number `first` on."""
+    if not first or result.unknown is None:
+        return result
+    return replace(
+        result, probs=result.probs[first:, :], zero_shot=result.zero_shot[first:, :], unknown=result.unknown[first:]
+    )
