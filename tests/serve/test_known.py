@@ -173,14 +173,15 @@ def test_listeners_hear_of_corrections(client, text, samples, push):
     assert json.loads(heard[-1][6:]) == {"samples": [1], "known": [1]}
 
 
-def test_a_kill_after_corrections_loses_nothing(serve, data, learner, text, samples, push):
+@pytest.mark.parametrize("name", ["tide", "learner"])
+def test_a_kill_after_corrections_loses_nothing(serve, data, learner, text, samples, push, name):
     """Pushes and corrections in turns, kills among them: the state is that of one process, to the last bit."""
-    method, sent, state = as_online(moontide.method("learner")), [], None
+    method, sent, state = as_online(moontide.method(name)), [], None
     server = serve(data)
     for turn in range(6):
         with httpx.Client(base_url=server.url, timeout=20) as client:
             if turn == 0:
-                make(client, text, window=8)
+                make(client, text, method=name, window=8)
                 state = method.start(Task(text, text))
             x = samples(5)
             sent.extend(x)
@@ -194,7 +195,8 @@ def test_a_kill_after_corrections_loses_nothing(serve, data, learner, text, samp
                 server.kill()
                 server = serve(data)
     with httpx.Client(base_url=server.url, timeout=20) as client:
-        assert arrays(client)["sums"] == np.asarray(state.sums).tobytes()
+        for key, value in arrays(client).items():
+            assert value == np.asarray(getattr(state, key)).tobytes(), key
         known = client.get("/streams/a/predictions").json()["known"]
         assert correct(client, [28, 24], [0, 2], "known5").headers["idempotency-replayed"] == "true"
     expected = [None] * 30
@@ -205,3 +207,14 @@ def test_a_kill_after_corrections_loses_nothing(serve, data, learner, text, samp
     store = open_store(data)
     assert [record.size for record in store.load("a")[2]][-2:] == [5, 0]
     store.close()
+
+
+def test_a_correction_reaches_the_samples_that_tide_remembers(client, text, samples, push):
+    make(client, text, method="tide")
+    for n in (1, 7, 30):
+        push(client, "a", samples(n))
+    correct(client, [0, 5, 37], [1, 2, 3])
+    state = load(client.get("/streams/a/state").content)
+    assert state["recent_known"][-38:][[0, 5, 37]].tolist() == [1, 2, 3]  # not as samples of the past
+    assert (state["recent_known"] >= 0).sum() == 3
+    assert not state["known_counts"].any()

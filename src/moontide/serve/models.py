@@ -9,7 +9,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 MAX_PUSH = 4096  # samples
-DEFAULT_METHOD = "moon"
+MAX_CLASSES = 100_000  # of a stream
+DEFAULT_METHOD = "tide"
 Value = bool | int | float | str  # of an option
 
 
@@ -31,7 +32,7 @@ class NewStream(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     name: str | None = Field(None, pattern=r"^[a-z0-9][a-z0-9_-]{0,63}$", description="Else a random one.")
-    classes: list[str] | None = Field(None, min_length=1, max_length=100_000, description="Class names.")
+    classes: list[str] | None = Field(None, min_length=1, max_length=MAX_CLASSES, description="Class names.")
     prototypes: list[list[float]] | None = Field(None, description="Class embeddings, K rows of d numbers.")
     sample: Literal["simulated"] | None = Field(None, description="The classes of the simulated sample set.")
     template: str | None = Field(

@@ -29,7 +29,7 @@ from moontide.serve.batching import BusyError, Line
 from moontide.serve.images import TooLargeError, embed
 from moontide.serve.journal import DamagedError, Snapshot, Store, StoreError
 from moontide.serve.metrics import Metrics
-from moontide.serve.models import DEFAULT_METHOD, MAX_PUSH
+from moontide.serve.models import DEFAULT_METHOD, MAX_CLASSES, MAX_PUSH
 from moontide.serve.parsing import check_rows
 from moontide.serve.records import Answer, Config, Corrected, Correction, Floats, Item, Labels, digest_of
 from moontide.serve.state import GoneError, Stream, TakenError
@@ -299,6 +299,8 @@ class Service:
             return Classes(data.text, data.class_names, data.logit_scale, sample)
         if prototypes is not None:
             text = prototypes if isinstance(prototypes, np.ndarray) else check_rows(prototypes, "prototypes")
+            if len(text) > MAX_CLASSES:
+                raise TooLargeError(f"A stream may have {MAX_CLASSES} classes. Got {len(text)} instead.")
             names = tuple(names or (f"class {k}" for k in range(len(text))))
             if len(names) != len(text):
                 raise InputError(f"'classes' must have one name for each of {len(text)} prototypes. Got {len(names)}.")
