@@ -323,12 +323,12 @@ def an_unknown_method(client):
 
 @case(422, "no option of moon 'betta'", "Did you mean 'beta'?")
 def an_unknown_option(client):
-    return create(client, options={"betta": "soft"})
+    return create(client, method="moon", options={"betta": "soft"})
 
 
 @case(422, "'iterations' option of moon must be an integer of at least 1", "Got 0")
 def an_option_out_of_range(client):
-    return create(client, options={"iterations": 0})
+    return create(client, method="moon", options={"iterations": 0})
 
 
 @case(422, "needs views")
@@ -338,7 +338,7 @@ def a_method_that_needs_more(client):
 
 @case(422, "no preset of moon")
 def an_unknown_preset(client):
-    return create(client, preset="best")
+    return create(client, method="moon", preset="best")
 
 
 @case(422, "name")

@@ -23,7 +23,7 @@ from moontide.types import Task
 
 
 def make(client, text, name="a", **options):
-    body = {"name": name, "prototypes": text.tolist(), "max_wait_ms": 0, **options}
+    body = {"name": name, "prototypes": text.tolist(), "method": "moon", "max_wait_ms": 0, **options}
     response = client.post("/streams", json=body)
     assert response.status_code == 201, response.text
     return response.json()
@@ -336,7 +336,7 @@ def test_a_stream_of_a_method_that_is_gone_does_not_stop_the_others(app, data, t
 
 def test_the_simulated_sample_set(app, sqlite, push):
     client = app(sqlite)
-    made = client.post("/streams", json={"sample": "simulated", "max_wait_ms": 0}).json()
+    made = client.post("/streams", json={"sample": "simulated", "method": "moon", "max_wait_ms": 0}).json()
     assert (made["source"], len(made["class_names"])) == ("simulated", 100)
     response = client.get("/samples/simulated")
     shape = tuple(map(int, response.headers["x-shape"].split(",")))

@@ -121,7 +121,8 @@ def test_the_sample_set_is_fed_paused_and_predicted_again(browser, app, sqlite, 
     client = app(sqlite)
     page = Driver(browser, client)
     page.go()
-    page.wait("document.querySelector('#method').value === 'moon'")
+    page.wait("document.querySelector('#method').value === 'tide'")
+    page.run("document.querySelector('#method').value = 'moon'")  # which says which classes it believes present
     assert "not from images" in page.text("#source")
     page.click("#create button")
     page.wait("document.querySelectorAll('#predictions tbody tr').length >= 32")
