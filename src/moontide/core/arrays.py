@@ -24,6 +24,7 @@ __all__ = [
     "as_real",
     "buffers",
     "class_counts",
+    "class_sums",
     "clip",
     "column_dots",
     "columns",
@@ -175,6 +176,21 @@ def class_counts(labels: Array, k: int, weights: Array | None = None) -> Array:
         weights = labels.new_ones(labels.shape) if weights is None else weights
         return weights.new_zeros(k).index_add_(0, labels, weights)
     return np.bincount(labels, weights, minlength=k)
+
+
+def class_sums(labels: Array, x: Array, k: int) -> Array:
+    """Sum the rows of `x` (N, d) of each class, (K, d).
+
+    >>> class_sums(np.asarray([1, 1]), np.eye(2), 2)
+    array([[0., 0.],
+           [1., 1.]])
+    """
+    if is_torch_array(x):
+        return x.new_zeros(k, x.shape[1]).index_add_(0, labels, x)
+    from scipy.sparse import csr_array
+
+    each = np.arange(x.shape[0] + 1)
+    return csr_array((np.ones(x.shape[0], x.dtype), labels, each), shape=(x.shape[0], k)).T @ x
 
 
 def clip(x: Array, low: float | None = None, high: float | None = None) -> Array:
