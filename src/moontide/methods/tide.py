@@ -89,7 +89,7 @@ class TIDE(OnlineMethod):
     accepts: ClassVar[frozenset[str]] = frozenset({"known", "class_prior", "negatives"})
     state_type: ClassVar[type[State]] = TIDEState
 
-    memory: int = option(64, "samples of a stream that are labelled together, the latest included", low=0)
+    memory: int = option(64, "samples of a stream that are labelled together, the latest included", low=0, high=10_000)
     neighbours: int = option(NEIGHBOURS, "m, neighbours of a sample in the graph", low=1)
     sharpness: float = option(10.0, "weight of the cosine to a class mean where few classes are there", low=0)
     iterations: int = option(10, "T, rounds of M-step and E-step after the first E-step", low=1)
