@@ -53,6 +53,7 @@ from moontide.types import Result, Task
 
 LARGEST = 1e3  # of the pseudo-count: at 1000 the prior is flat for any batch
 NONE = -1.0  # the share of a class whose share the user did not give
+SAME = 1e-6  # unit rows that differ by less are one sample, scaled to unit length once or twice
 STILL = 1e-4  # assignments that move by less no longer change
 REST = 1e-3  # a class with no label and a soft count below this share of a* rests: its logits no longer change
 TRUSTS = (1.0, 0.7, 0.5, 0.35, 0.25, 0.18)  # weights of the text, tried on known labels
@@ -138,7 +139,7 @@ class TIDE(OnlineMethod):
         xp, recent = namespace(x), state.recent_known
         past = []
         for i in range(x.shape[0]):
-            same = xp.all(state.recent == x[i, :], axis=1)  # (M,)
+            same = xp.all(xp.abs(state.recent - x[i, :]) < SAME, axis=1)  # (M,)
             recent = xp.where(same, known[i], recent)
             past += [i] if not bool(xp.any(same)) else []
         chosen = xp.asarray(past, dtype=xp.int64, device=device(x))
@@ -499,18 +500,21 @@ class Rest(NamedTuple):
     entropy: Array  # (N,) of the distribution over them
 
 
-def resting(z: Array, logits: Array, smoothing: float) -> tuple[Any, Rest | None]:
+def resting(model: Model, z: Array, votes_of: Any) -> tuple[Any, Rest | None]:
     """Return the live classes, all or their numbers, and the rest: classes with no label and next to no assignments.
 
+    The mean of a class without a label is its anchor, and its logits (Eq. 11) change with its own assignments alone.
     Only numpy gains by it: a GPU is quicker with all classes than with waiting for their number.
     """
     xp = namespace(z)
     if is_torch_array(z):
         return slice(None), None
-    some = class_counts(xp.argmax(z, axis=1), z.shape[1]) > 0
-    live = xp.nonzero(some | (xp.sum(z, axis=0) >= REST * smoothing))[0]  # (L,)
+    some, counts = class_counts(xp.argmax(z, axis=1), z.shape[1]) > 0, xp.sum(z, axis=0)  # (K,), (K,)
+    live = xp.nonzero(some | (counts >= REST * min(model.smoothing, 1.0)))[0]  # (L,)
     if live.shape[0] > z.shape[1] // 2:
         return slice(None), None
+    logits = model.log_y + model.sharpness * model.at_anchor + model.vote_weight * votes_of(z)  # (N, K)
+    logits += class_pull(model, counts, z, model.left_out, slice(None))
     still = xp.ones(z.shape[1], dtype=bool)
     still[live] = False
     idle = logits[:, still]  # (N, K - L)
@@ -546,7 +550,7 @@ def iterate(model: Model, logits: Array, votes_of: Any, iterations: int) -> tupl
     log_k = math.log(max(k, 2))
     z, entropy = assign(logits, None)
     z = labels.clamp(z)
-    live, rest = (slice(None), None) if labels.any else resting(z, logits, model.smoothing)
+    live, rest = (slice(None), None) if labels.any else resting(model, z, votes_of)
     z, log_y = columns(z, live), columns(model.log_y, live)  # (N, L)
     text, sharpness, reliable, steps = 1.0, model.sharpness, 1.0, 0
     for _ in track(range(iterations), "iterations"):
