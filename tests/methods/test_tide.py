@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from moontide.core.arrays import to_numpy
 from moontide.methods import tide
 from moontide.methods.tide import TIDE
-from moontide.samplers.common import long_tailed_counts
 from moontide.simulate import simulate
 from moontide.types import Result, Task
 
@@ -251,9 +250,119 @@ BATCHES: dict[str, dict[str, Any]] = {
 }
 
 
+def drawn(seed: int = 0, **kind: Any) -> tuple[Any, Any, Any]:
+    """Return features, text and labels in float64, where rounding does not matter."""
+    data = simulate(**kind, dim=48, seed=seed)
+    return unit(data.features.astype(float)), unit(data.text.astype(float)), data.labels
+
+
 @pytest.mark.parametrize("seed", [0, 1])
 @pytest.mark.parametrize("kind", BATCHES)
 def test_the_equations_are_computed(kind: str, seed: int) -> None:
-    data = simulate(**BATCHES[kind], dim=48, seed=seed)
-    found = TIDE().fit_predict(data.features.astype(float), data.text)
-    expect_equal(found, literal(data.features, data.text))
+    f, text, _ = drawn(seed, **BATCHES[kind])
+    wanted = literal(f, text)
+    found = TIDE().fit_predict(f, text)
+    expect_equal(found, wanted)
+    assert found.n_iter == wanted.steps
+
+
+@pytest.mark.parametrize("scale", [1.0, 30.4, 300.0])
+@pytest.mark.parametrize("kind", ["few classes", "all classes"])
+def test_the_equations_are_computed_at_other_logit_scales(kind: str, scale: float) -> None:
+    f, text, _ = drawn(**BATCHES[kind])
+    expect_equal(TIDE().fit_predict(f, text, logit_scale=scale), literal(f, text, scale))
+
+
+@pytest.mark.parametrize("share", [0.05, 0.3, 1.0])
+@pytest.mark.parametrize("kind", BATCHES)
+def test_the_equations_are_computed_with_known_labels(kind: str, share: float) -> None:
+    f, text, labels = drawn(**BATCHES[kind])
+    known = some_known(labels, share)
+    expect_equal(TIDE().fit_predict(f, text, known=known), literal(f, text, known=known))
+
+
+def test_labels_of_which_none_is_known_change_nothing() -> None:
+    f, text, _ = drawn(**BATCHES["all classes"])
+    found, wanted = TIDE().fit_predict(f, text, known=np.full(len(f), -1)), TIDE().fit_predict(f, text)
+    np.testing.assert_array_equal(found.probs, wanted.probs)
+
+
+@pytest.mark.parametrize("kind", BATCHES)
+def test_the_equations_are_computed_with_a_class_balance(kind: str) -> None:
+    f, text, _ = drawn(**BATCHES[kind])
+    shares = np.random.default_rng(0).dirichlet(np.full(len(text), 0.5))
+    shares[0] = 0
+    shares /= shares.sum()
+    expect_equal(TIDE().fit_predict(f, text, class_prior=7 * shares), literal(f, text, shares=shares))
+
+
+def test_the_equations_are_computed_with_labels_a_balance_and_other_options() -> None:
+    f, text, labels = drawn(**BATCHES["long-tailed"])
+    known, shares = some_known(labels, 0.2), np.bincount(labels, minlength=25) / len(labels)
+    options = {"neighbours": 5, "sharpness": 4.0, "iterations": 3}
+    found = TIDE(**options).fit_predict(f, text, known=known, class_prior=shares)
+    expect_equal(found, literal(f, text, known=known, shares=shares, **options))
+
+
+def test_labelled_samples_of_the_past_are_in_the_class_means() -> None:
+    f, text, labels = drawn(n_samples=80, n_classes=10)
+    method = TIDE()
+    state = tide.remember(method.start(Task(f, text)), f[:40], labels[:40])
+    past = (hot(labels[:40], 10).T @ f[:40], np.bincount(labels[:40], minlength=10))
+    found = method.solve(state, f[40:], None, None)
+    expect_equal(found, literal(f[40:], text, past=past))
+    assert not np.allclose(found.probs, method.fit_predict(f[40:], text).probs, atol=1e-3)
+
+
+@settings(max_examples=15)
+@given(
+    n=st.integers(1, 30), k=st.integers(2, 30), there=st.integers(1, 30), seed=st.integers(0, 99), share=st.booleans()
+)
+def test_the_equations_are_computed_for_any_size(n: int, k: int, there: int, seed: int, share: bool) -> None:
+    f, text, labels = drawn(seed, n_samples=n, n_classes=k, effective_classes=min(there, n, k))
+    known = some_known(labels, 0.3, seed) if share else None
+    expect_equal(TIDE().fit_predict(f, text, known=known), literal(f, text, known=known))
+
+
+@pytest.mark.parametrize("library", ["numpy", "torch"])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("kind", ["few classes", "all classes", "long-tailed"])
+def test_libraries_and_precisions_agree(kind: str, dtype: str, library: str) -> None:
+    f, text, labels = drawn(**BATCHES[kind])
+    make = np.asarray if library == "numpy" else pytest.importorskip("torch").asarray
+    shares = np.bincount(labels, minlength=len(text)) + 1.0
+    for given_too in ({}, {"known": some_known(labels, 0.2)}, {"class_prior": shares / shares.sum()}):
+        wanted = literal(f, text, known=given_too.get("known"), shares=given_too.get("class_prior"))
+        found = TIDE().fit_predict(make(f.astype(dtype)), make(text.astype(dtype)), **given_too)
+        assert str(found.probs.dtype).endswith(dtype)
+        expect_equal(found, wanted, 1e-4 if dtype == "float64" else 1e-3)
+
+
+def test_a_sample_alone_gets_the_prediction_of_zero_shot() -> None:
+    for seed in range(20):
+        f, text, _ = drawn(seed, n_samples=1, n_classes=12)
+        found = TIDE().fit_predict(f, text)
+        np.testing.assert_allclose(found.probs, found.zero_shot, atol=1e-3)
+        assert found.confidence[0] == pytest.approx(found.zero_shot.max(), abs=1e-4)
+
+
+def test_resting_classes_do_not_change_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    resting, numbers = tide.resting, []
+
+    def counted(*arguments: Any) -> Any:
+        live, rest = resting(*arguments)
+        numbers.append(rest is not None)
+        return live, rest
+
+    monkeypatch.setattr(tide, "resting", counted)
+    for kind in ({"n_samples": 32, "n_classes": 20, "effective_classes": 1}, {"n_samples": 10, "n_classes": 50}):
+        for seed in range(6):
+            f, text, _ = drawn(seed, **kind)
+            found = TIDE().fit_predict(f, text, logit_scale=200.0)
+            with monkeypatch.context() as patch:
+                patch.setattr(tide, "REST", 0.0)
+                wanted = TIDE().fit_predict(f, text, logit_scale=200.0)
+            np.testing.assert_allclose(found.probs, wanted.probs, atol=1e-4)
+            np.testing.assert_allclose(found.beta, wanted.beta, atol=1e-12)
+    assert any(numbers)
+    assert not any(numbers[1::2])

@@ -127,7 +127,7 @@ class TIDE(OnlineMethod):
         window = xp.concat([state.recent[first:, :], x])  # (old + n, d)
         labels = xp.concat([state.recent_known[first:], known])  # (old + n,)
         leaving = remember(state, state.recent[:first, :], state.recent_known[:first])
-        result = self.solve(leaving, window, labels if bool(xp.any(labels >= 0)) else None, None)
+        result = self.solve(leaving, window, labels, None)
         every, numbers = xp.concat([state.recent, x]), xp.concat([state.recent_known, known])
         state = remember(state, every[:n, :], numbers[:n])
         return replace(state, recent=copy_array(every[n:, :]), recent_known=copy_array(numbers[n:])), rows_of(
@@ -366,7 +366,7 @@ class Labels(NamedTuple):
     def of(cls, known: Array | None, state: TIDEState, y: Array) -> Labels:
         """Collect what is known of samples with predictions y (N, K)."""
         past = (state.known_sums, state.known_counts)
-        if known is None:
+        if known is None or not bool(namespace(known).any(known >= 0)):
             return cls(None, None, None, *past)
         return cls(known, (known >= 0)[:, None], one_hot(known, y.shape[1], y), *past)
 
