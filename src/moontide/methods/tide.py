@@ -30,13 +30,14 @@ from typing import Any, ClassVar, NamedTuple
 from moontide.core.arrays import (
     Array,
     class_counts,
+    class_sums,
     clip,
     columns,
     device,
+    exp_,
     is_torch_array,
     like,
     namespace,
-    put_columns,
     row_dots,
     row_norms,
     row_sums,
@@ -45,7 +46,7 @@ from moontide.core.arrays import (
 from moontide.core.graph import Graph, nearest_neighbours
 from moontide.core.ple import EPS, neighbour_votes
 from moontide.core.progress import track
-from moontide.core.simplex import log_softmax, one_hot, softmax
+from moontide.core.simplex import log_softmax, one_hot
 from moontide.core.smoothing import NEIGHBOURS, check_graph
 from moontide.options import option
 from moontide.protocols import OnlineMethod, State, copy_array, per_class
@@ -53,12 +54,12 @@ from moontide.types import Result, Task
 
 LARGEST = 1e3  # of the pseudo-count: at 1000 the prior is flat for any batch
 NONE = -1.0  # the share of a class whose share the user did not give
-SAME = 1e-6  # unit rows that differ by less are one sample, scaled to unit length once or twice
 STILL = 1e-4  # assignments that move by less no longer change
-REST = 1e-3  # a class with no label and a soft count below this share of a* rests: its logits no longer change
+REST = 0.01  # a class rests whose largest z_ik is below this share of n_k + a*, and of 0.1
+SAME = 1e-6  # how far features may differ and still be those of one sample
 TRUSTS = (1.0, 0.7, 0.5, 0.35, 0.25, 0.18)  # weights of the text, tried on known labels
 SHARPER = (1.0, 1.4, 2.0, 2.8)  # factors of the sharpness, tried on known labels
-RELUCTANCE = (1.0, 8.0)  # nats that a factor of e of either costs: a handful of labels changes little
+RELUCTANCE = (2.0, 16.0)  # nats that a factor of e of either costs: a handful of labels changes little
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,7 @@ class TIDE(OnlineMethod):
     accepts: ClassVar[frozenset[str]] = frozenset({"known", "class_prior", "negatives"})
     state_type: ClassVar[type[State]] = TIDEState
 
-    memory: int = option(64, "samples of a stream that are labelled together, the latest included", low=0)
+    memory: int = option(64, "samples of a stream that are labelled together, the latest included", low=0, high=10_000)
     neighbours: int = option(NEIGHBOURS, "m, neighbours of a sample in the graph", low=1)
     sharpness: float = option(10.0, "weight of the cosine to a class mean where few classes are there", low=0)
     iterations: int = option(10, "T, rounds of M-step and E-step after the first E-step", low=1)
@@ -139,7 +140,7 @@ class TIDE(OnlineMethod):
         xp, recent = namespace(x), state.recent_known
         past = []
         for i in range(x.shape[0]):
-            same = xp.all(xp.abs(state.recent - x[i, :]) < SAME, axis=1)  # (M,)
+            same = xp.all(xp.abs(state.recent - x[i, :]) <= SAME, axis=1)  # (M,)
             recent = xp.where(same, known[i], recent)
             past += [i] if not bool(xp.any(same)) else []
         chosen = xp.asarray(past, dtype=xp.int64, device=device(x))
@@ -310,10 +311,9 @@ class Groups(NamedTuple):
     @classmethod
     def of(cls, f: Array, labels: Array, k: int) -> Groups:
         """Collect the groups of samples with one label."""
-        hot = one_hot(labels, k, f)  # (N, K)
-        count = namespace(f).sum(hot, axis=0)  # (K,)
+        count = like(class_counts(labels, k), f)  # (K,)
         present = int(namespace(f).sum(count > 0))
-        return cls((hot.T @ f) / clip(count, 1)[:, None], count, f.shape[0] - present)
+        return cls(class_sums(labels, f, k) / clip(count, 1)[:, None], count, f.shape[0] - present)
 
 
 def metric(f: Array, groups: Groups) -> Array:
@@ -395,51 +395,61 @@ class Model(NamedTuple):
     prior: Array | None  # (K,) log shares of the classes, where known
     labels: Labels
 
+    def of_classes(self, some: Array) -> Model:
+        """Return the model of some of the classes, (L,)."""
+        known = self.labels._replace(sums=rows(self.labels.sums, some), counts=self.labels.counts[some])
+        return self._replace(
+            anchor=rows(self.anchor, some),
+            at_anchor=columns(self.at_anchor, some),
+            log_y=columns(self.log_y, some),
+            prior=None if self.prior is None else self.prior[some],
+            labels=known,
+        )
+
 
 class Means(NamedTuple):
-    """Statistics of L classes after an M-step."""
+    """Statistics of the H classes with labels after an M-step; a class without any is at its anchor."""
 
-    weight: Array  # (N, L) gamma_i z_ik, discounted for samples without a known label
-    sums: Array  # (L, d)
-    soft: Array  # (L,)
-    hard: Array  # (L,)
-    labels: Array  # (N,) places in the L classes
-    own: Array  # (N, 1) what a sample adds to the hard count of its label
+    weight: Array  # (N, H) gamma_i z_ik, discounted for samples without a known label
+    sums: Array  # (H, d)
+    soft: Array  # (H,)
+    hard: Array  # (H,)
+    places: Array  # (N,) the label of each sample, as a place in the H classes
+    own: Array  # (N,) what a sample adds to the hard count of its label
 
 
-def m_step(model: Model, z: Array, gamma: Array, live: Any, reliability: float) -> Means:
-    """Eq. 8, its sums: S_k = sum_i gamma_i z_ik f_i, s_k = sum_i gamma_i z_ik and hard counts c_k, over labels known.
+def m_step(model: Model, z: Array, gamma: Array, labels: Array, reliability: float) -> tuple[Any, Means]:
+    """Eq. 8, its sums: S_k = sum_i gamma_i z_ik f_i, s_k = sum_i gamma_i z_ik and hard counts c_k; and the H classes.
 
     A sample without a known label counts `reliability` times as much as one with it.
     """
-    xp, past = namespace(z), model.labels
-    labels = xp.argmax(z, axis=1)  # (N,)
-    one = xp.ones_like(gamma)
-    trusted = reliability * one if past.mask is None else xp.where(past.mask[:, 0], one, reliability * one)  # (N,)
-    weight = z * (gamma * trusted)[:, None]  # (N, L)
-    sums = weight.T @ model.f + rows(past.sums, live)  # (L, d)
-    soft = xp.sum(weight, axis=0) + past.counts[live]
-    hard = class_counts(labels, z.shape[1], trusted) + past.counts[live]
-    return Means(weight, sums, soft, like(hard, z), labels, trusted[:, None])
+    xp, known, one = namespace(z), model.labels, namespace(z).ones_like(gamma)
+    trusted = reliability * one if known.mask is None else xp.where(known.mask[:, 0], one, reliability * one)  # (N,)
+    hard = like(class_counts(labels, z.shape[1], trusted), z) + known.counts  # (L,)
+    some: Any = slice(None) if is_torch_array(z) else xp.nonzero(hard)[0]  # (H,)
+    weight = columns(z, some) * (gamma * trusted)[:, None]  # (N, H)
+    sums = weight.T @ model.f + rows(known.sums, some)  # (H, d)
+    soft = xp.sum(weight, axis=0) + known.counts[some]
+    places = labels if isinstance(some, slice) else xp.searchsorted(some, labels)
+    return some, Means(weight, sums, soft, hard[some], places, trusted)
 
 
-def cosine_to_means(model: Model, means: Means, live: Any, left_out: Array) -> Array:
-    """Eqs. 8 and 9: cos(f_i, R_ik), R_ik = beta_ik S_k / s_k + (1 - beta_ik) mu'_k, beta = c / (c + alpha), (N, L).
+def cosine_to_means(model: Model, means: Means, some: Any, left_out: Array) -> Array:
+    """Eqs. 8 and 9: cos(f_i, R_ik), R_ik = beta_ik S_k / s_k + (1 - beta_ik) mu'_k, beta = c / (c + alpha), (N, H).
 
     All of them without the share `left_out` of sample i: S_k - u gamma_i z_ik f_i, and so on. Nothing but f_i . S_k is
-    N x L x d work, as |S_k - u f_i|^2 = |S_k|^2 - 2 u f_i . S_k + u^2.
+    N x H x d work, as |S_k - u f_i|^2 = |S_k|^2 - 2 u f_i . S_k + u^2.
     """
     xp, f = namespace(model.f), model.f
-    anchor, at_anchor = rows(model.anchor, live), columns(model.at_anchor, live)  # (L, d), (N, L)
-    mine = left_out * means.weight  # (N, L)
+    anchor, at_anchor = rows(model.anchor, some), columns(model.at_anchor, some)  # (H, d), (N, H)
+    mine = left_out * means.weight  # (N, H)
     each = xp.arange(f.shape[0], device=device(f))
-    hard = xp.zeros_like(mine) + means.hard  # (N, L)
-    hard[each, means.labels] -= (left_out * means.own)[:, 0]
-    hard = clip(hard, 0)
-    beta = hard / (hard + model.alpha)  # (N, L)
+    hard = xp.zeros_like(mine) + means.hard  # (N, H)
+    hard[each, means.places] = clip(hard[each, means.places] - left_out[:, 0] * means.own, 0)
+    beta = hard / (hard + model.alpha)  # (N, H)
     rest = 1 - beta
     beta /= clip(means.soft - mine, 1e-9)
-    dots = f @ means.sums.T  # (N, L)
+    dots = f @ means.sums.T  # (N, H)
     top = beta * (dots - mine) + rest * at_anchor  # f_i . R_ik
     square = row_dots(means.sums, means.sums) + mine * (mine - 2 * dots)  # |S_k - mine f_i|^2
     along = row_dots(means.sums, anchor) - mine * at_anchor  # (S_k - mine f_i) . mu'_k
@@ -493,105 +503,149 @@ def trust(base: Array, cosine: Array, known: Array, sharpness: float) -> tuple[f
 
 
 class Rest(NamedTuple):
-    """The classes that rest, as one: their logits no longer change."""
+    """The R classes that rest: without labels and with next to no assignments, all that changes is their prior.
 
-    logits: Array  # (N, K) of all classes
-    log_sum: Array  # (N, 1) log sum over the resting classes of exp(logits)
-    entropy: Array  # (N,) of the distribution over them
+    Their logits are c_ik + log(n_k + a*) with c_ik that never change. What an iteration needs of them, sums over
+    classes or samples, is products of matrices by vectors; their part in votes and leave-one-out is neglected.
+    """
+
+    classes: Array  # (R,) numbers
+    top: Array  # (N, 1) max_k c_ik
+    shares: Array  # (N, R) e_ik = exp(c_ik - top_i)
+    logs: Array  # (N, R) e_ik (c_ik - top_i)
+    pull: Array  # (R,) n_k + a*
+
+    @classmethod
+    def of(cls, classes: Array, logits: Array, pull: Array) -> Rest:
+        """Let classes rest whose logits without the prior are (N, R)."""
+        xp = namespace(logits)
+        top = xp.max(logits, axis=1, keepdims=True)
+        logits = logits - top
+        shares = xp.exp(logits)
+        return cls(classes, top, shares, shares * logits, pull)
+
+    def log_sum(self) -> tuple[Array, Array]:
+        """Return log sum_k exp(logits_ik) over the resting classes and the entropy of their distribution, (N,) each."""
+        xp = namespace(self.pull)
+        total = self.shares @ self.pull  # (N,)
+        log_total = xp.log(total)
+        entropy = log_total - (self.logs @ self.pull + self.shares @ (self.pull * xp.log(self.pull))) / total
+        return self.top[:, 0] + log_total, entropy
+
+    def counted(self, log_total: Array, smoothing: float) -> Rest:
+        """Return them with the counts n_k that follow from log sum_k exp(logits_ik) over all classes, (N,)."""
+        counts = self.pull * (self.shares.T @ namespace(log_total).exp(self.top[:, 0] - log_total))  # (R,)
+        return self._replace(pull=counts + smoothing)
 
 
-def resting(model: Model, z: Array, votes_of: Any) -> tuple[Any, Rest | None]:
-    """Return the live classes, all or their numbers, and the rest: classes with no label and next to no assignments.
+def resting(z: Array, labels: Array, smoothing: float) -> Array | None:
+    """Return a mask of the classes of z (N, L) that may rest, (L,), where they are many; None otherwise.
 
-    The mean of a class without a label is its anchor, and its logits (Eq. 11) change with its own assignments alone.
     Only numpy gains by it: a GPU is quicker with all classes than with waiting for their number.
     """
-    xp = namespace(z)
     if is_torch_array(z):
-        return slice(None), None
-    some, counts = class_counts(xp.argmax(z, axis=1), z.shape[1]) > 0, xp.sum(z, axis=0)  # (K,), (K,)
-    live = xp.nonzero(some | (counts >= REST * min(model.smoothing, 1.0)))[0]  # (L,)
-    if live.shape[0] > z.shape[1] // 2:
-        return slice(None), None
-    logits = model.log_y + model.sharpness * model.at_anchor + model.vote_weight * votes_of(z)  # (N, K)
-    logits += class_pull(model, counts, z, model.left_out, slice(None))
-    still = xp.ones(z.shape[1], dtype=bool)
-    still[live] = False
-    idle = logits[:, still]  # (N, K - L)
-    top = xp.max(idle, axis=1, keepdims=True)
-    idle -= top
-    share = xp.exp(idle)
-    total = row_sums(share)  # (N,)
-    entropy = xp.log(total) - row_dots(share, idle) / total
-    return live, Rest(logits, top + xp.log(total)[:, None], entropy)
+        return None
+    xp = namespace(z)
+    bound = REST * xp.minimum(xp.sum(z, axis=0) + smoothing, 0.1 + 0 * z[0, :])  # (L,)
+    idle = (xp.max(z, axis=0) <= bound) & (class_counts(labels, z.shape[1]) == 0)
+    return idle if int(xp.sum(idle)) > z.shape[1] // 4 else None
 
 
-def assign(logits: Array, rest: Rest | None) -> tuple[Array, Array]:
-    """Eq. 11, its softmax: z of the live classes (N, L), and the entropy of all K probabilities of a sample, (N,)."""
+def assign(logits: Array, rest: Rest | None) -> tuple[Array, Array, Array]:
+    """Eq. 11, its softmax: z (N, L) of classes that do not rest, and of all K the entropy and log sum of exp, (N,)."""
     xp = namespace(logits)
     top = xp.max(logits, axis=1, keepdims=True)  # (N, 1)
-    if rest is not None:
-        top = xp.maximum(top, rest.log_sum)
+    idle, idle_entropy = (None, None) if rest is None else rest.log_sum()  # (N,), (N,)
+    if idle is not None:
+        top = xp.maximum(top, idle[:, None])
     shifted = logits - top
     z = xp.exp(shifted)
-    total = row_sums(z)[:, None]  # (N, 1)
+    total = row_sums(z)  # (N,)
     entropy = -row_dots(z, shifted)
-    if rest is not None:
-        idle = xp.exp(rest.log_sum - top)  # (N, 1)
-        entropy = entropy + idle[:, 0] * (rest.entropy - (rest.log_sum - top)[:, 0])
-        total = total + idle
-    z /= total
-    return z, entropy / total[:, 0] + xp.log(total[:, 0])
+    if idle is not None and idle_entropy is not None:
+        mass = xp.exp(idle - top[:, 0])  # (N,)
+        entropy = entropy + mass * (idle_entropy - (idle - top[:, 0]))
+        total = total + mass
+    z /= total[:, None]
+    log_total = xp.log(total)
+    return z, entropy / total + log_total, top[:, 0] + log_total
 
 
 def iterate(model: Model, logits: Array, votes_of: Any, iterations: int) -> tuple[Array, Array, int, bool]:
     """Alternate M-steps and E-steps from first logits (N, K); return z (N, K), beta (K,), steps and convergence."""
-    xp, (n, k), labels = namespace(logits), logits.shape, model.labels
-    log_k = math.log(max(k, 2))
-    z, entropy = assign(logits, None)
-    z = labels.clamp(z)
-    live, rest = (slice(None), None) if labels.any else resting(model, z, votes_of)
-    z, log_y = columns(z, live), columns(model.log_y, live)  # (N, L)
-    text, sharpness, reliable, steps = 1.0, model.sharpness, 1.0, 0
+    xp, (n, k), known = namespace(logits), logits.shape, model.labels
+    log_k, steps, rest, live = math.log(max(k, 2)), 0, None, None
+    z, entropy, log_total = assign(logits, None)
+    z = known.clamp(z)
+    text, sharpness, reliable = 1.0, model.sharpness, 1.0
     for _ in track(range(iterations), "iterations"):
         steps += 1
+        labels, counts, before = xp.argmax(z, axis=1), xp.sum(z, axis=0), z  # (N,), (L,)
+        idle = None if known.any or rest is not None or steps == 1 else resting(z, labels, model.smoothing)
+        if idle is not None:
+            live = xp.nonzero(~idle)[0]  # (L,)
+            at_rest = model.log_y[:, idle] + sharpness * model.at_anchor[:, idle]
+            rest = Rest.of(xp.nonzero(idle)[0], at_rest, counts[idle] + model.smoothing)
+            model, z, counts = model.of_classes(live), columns(z, live), counts[live]
+            labels, before = xp.searchsorted(live, labels), z
         gamma = clip(1 - entropy / log_k, 0, 1)  # (N,)
-        if labels.mask is not None:
-            gamma = xp.where(labels.mask[:, 0], xp.ones_like(gamma), gamma)
-        means = m_step(model, z, gamma, live, reliable)
-        votes = model.vote_weight * votes_of(z)  # (N, L)
-        counts = xp.sum(z, axis=0)  # (L,)
-        base = log_y + votes
-        if labels.known is not None:  # what the model makes of labelled samples that it leaves out (Eqs. 12, 13)
-            there = xp.nonzero(labels.known >= 0)[0]  # (n',)
-            own, without = labels.known[there], class_pull(model, counts, z, 1.0, live)[there, :]
-            cosine = cosine_to_means(model, means, live, xp.ones_like(model.left_out))[there, :]
-            text, sharpness = trust(base[there, :] + without, cosine, own, model.sharpness)
-            found = xp.argmax(text * (base[there, :] + without) + sharpness * cosine, axis=1)
-            reliable = reliability(int(xp.sum(found == own)), int(own.shape[0]), n / k)
-        base += class_pull(model, counts, z, model.left_out, live)
-        logits = text * base + sharpness * cosine_to_means(model, means, live, model.left_out)
-        before = z
-        z, entropy = assign(logits, rest)
-        z = labels.clamp(z)
-        same = bool(xp.all(xp.argmax(z, axis=1) == means.labels))
+        if known.mask is not None:
+            gamma = xp.where(known.mask[:, 0], xp.ones_like(gamma), gamma)
+        some, means = m_step(model, z, gamma, labels, reliable)
+        base = votes_of(z)  # (N, L)
+        base *= model.vote_weight
+        base += model.log_y
+        if known.known is not None:
+            text, sharpness, reliable = learn_from_known(model, known.known, means, some, base, counts, z)
+        base += class_pull(model, counts, z, model.left_out)
+        if text != 1:
+            base *= text
+        base += sharpness * model.at_anchor
+        nearer = cosine_to_means(model, means, some, model.left_out) - columns(model.at_anchor, some)
+        base[:, some] += sharpness * nearer
+        z, entropy, log_total = assign(base, rest)
+        z = known.clamp(z)
+        rest = None if rest is None else rest.counted(log_total, model.smoothing)
+        same = bool(xp.all(xp.argmax(z, axis=1) == labels))
         if same and float(xp.max(xp.abs(z - before))) < STILL:
             break
-    hard = like(class_counts(xp.argmax(z, axis=1), z.shape[1]), z) + labels.counts[live]
-    beta = hard / (hard + model.alpha)  # (L,)
-    if rest is None:
+    hard = like(class_counts(xp.argmax(z, axis=1), z.shape[1]), z) + model.labels.counts  # (L,)
+    beta = hard / (hard + model.alpha)
+    if rest is None or live is None:
         return z, beta, steps, same
-    full = put_columns(rest.logits, live, logits)  # (N, K)
-    everyone = xp.zeros(k, dtype=beta.dtype)
-    everyone[live] = beta
-    return softmax(full), everyone, steps, same
+    full, all_beta = xp.empty((n, k), dtype=z.dtype), xp.zeros((k,), dtype=z.dtype)
+    full[:, live], all_beta[live] = z, beta
+    full[:, rest.classes] = rest.shares * rest.pull * xp.exp(rest.top[:, 0] - log_total)[:, None]
+    full /= row_sums(full)[:, None]
+    return full, all_beta, steps, same
 
 
-def class_pull(model: Model, counts: Array, z: Array, left_out: Any, live: Any) -> Array:
+def learn_from_known(
+    model: Model, known: Array, means: Means, some: Any, base: Array, counts: Array, z: Array
+) -> tuple[float, float, float]:
+    """Return the weight of the text, the sharpness and the reliability of other labels, from known ones (Eqs. 12, 13).
+
+    What is asked is what the model makes of each labelled sample where its label is not known: without its own part in
+    class means and counts, and with the votes of its neighbours.
+    """
+    xp, (n, k) = namespace(z), z.shape
+    there = xp.nonzero(known >= 0)[0]  # (n',)
+    labels = known[there]
+    cosine = 1 * model.at_anchor[there, :]  # (n', K)
+    cosine[:, some] = cosine_to_means(model, means, some, xp.ones_like(model.left_out))[there, :]
+    base = base[there, :] + class_pull(model, counts, z, 1.0)[there, :]
+    text, sharpness = trust(base, cosine, labels, model.sharpness)
+    found = xp.argmax(text * base + sharpness * cosine, axis=1)
+    return text, sharpness, reliability(int(xp.sum(found == labels)), int(labels.shape[0]), n / k)
+
+
+def class_pull(model: Model, counts: Array, z: Array, left_out: Any) -> Array:
     """Eq. 11, its prior: log(n_k - u z_ik + a*), (N, L), the collapsed mixture's; or the log shares that are known."""
     if model.prior is not None:
-        return model.prior[live] + 0 * z
-    return namespace(z).log(clip(counts - left_out * z, 0) + model.smoothing)
+        return model.prior + 0 * z
+    pull = clip(counts - left_out * z, 0)
+    pull += model.smoothing
+    return namespace(z).log(pull)
 
 
 def calibrated(z: Array, y: Array, density: float, labels: Labels) -> Array:
@@ -618,32 +672,34 @@ def calibrated(z: Array, y: Array, density: float, labels: Labels) -> Array:
     log_z = xp.log(z + 1e-30)
     log_z -= xp.take_along_axis(log_z, label, axis=1)  # (N, K) 0 for the label
     power = 1.0
-    for _ in range(8):  # Newton on log T
-        e = xp.exp(power * log_z)
+    for _ in range(12):  # Newton on log T
+        e = exp_(power * log_z)  # (N, K)
         confidence = 1 / row_sums(e)  # (N,)
-        slope = -power * row_dots(e, log_z) * confidence**2  # (N,)
         gap = target - float(xp.sum(confidence * free)) / total
-        rise = max(float(xp.sum(slope * free)) / total, 1e-6)
-        step = min(max(gap / rise, -1.0), 1.0)
-        power = min(max(power * math.exp(step), 0.02), 5.0)
-        if abs(step) < 1e-4:
+        if abs(gap) < 1e-5:
             break
-    return softmax(power * log_z)
+        rise = -power * float(xp.sum(row_dots(e, log_z) * confidence**2 * free)) / total
+        power *= math.exp(min(max(gap / max(rise, 1e-6), -1.0), 1.0))
+        if not 0.02 < power < 5:
+            power = min(max(power, 0.02), 5.0)
+            e = exp_(power * log_z)
+            break
+    e /= row_sums(e)[:, None]
+    return e
 
 
 def unknown_score(cosine: Array, f: Array, state: TIDEState, votes_of: Any) -> Array:
     """Eq. 15: how unlike all of the classes a sample is, averaged with its neighbours, (N,).
 
-    1 - (max_k f_i . t_k - mean_k f_i . t_k), what the maximum softmax at temperature 1 sorts by; or, with negatives,
-    the share of the softmax over classes and negatives that the negatives take. Images of one unknown class are
-    neighbours of each other.
+    1 - (max_k f_i . t_k - mean_k f_i . t_k), what the maximum softmax at temperature 1 sorts by. Negatives add half the
+    log odds of the share that they take in a softmax over classes and negatives, in units of a cosine. Images of one
+    unknown class are neighbours of each other.
     """
     xp = namespace(cosine)
+    score = 1 - (xp.max(cosine, axis=1) - xp.mean(cosine, axis=1))  # (N,)
     if state.negatives.shape[0]:
-        negative = log_sum_exp(state.logit_scale * (f @ state.negatives.T))  # (N,)
-        score = 1 / (1 + xp.exp(clip(log_sum_exp(state.logit_scale * cosine) - negative, -80, 80)))
-    else:
-        score = 1 - (xp.max(cosine, axis=1) - xp.mean(cosine, axis=1))
+        scale = state.logit_scale
+        score = score + (log_sum_exp(scale * (f @ state.negatives.T)) - log_sum_exp(scale * cosine)) / (2 * scale)
     both = votes_of(xp.stack([score, xp.ones_like(score)], axis=1))  # (N, 2)
     around = xp.where(both[:, 1] > 0, both[:, 0] / clip(both[:, 1], EPS), score)
     return (score + around) / 2
