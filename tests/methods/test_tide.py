@@ -15,8 +15,6 @@ from moontide.methods.tide import TIDE
 from moontide.simulate import simulate
 from moontide.types import Result, Task
 
-SHARES, FACTORS = (1.0, 0.7, 0.5, 0.35, 0.25, 0.18), (1.0, 1.4, 2.0, 2.8)
-
 
 def softmax(x: Any) -> Any:
     e = np.exp(x - x.max(axis=1, keepdims=True))
@@ -143,10 +141,10 @@ class Account:
         """Eqs. 12 and 13."""
         own, rows = self.known[self.labelled], np.arange(self.labelled.sum())
         tried = []
-        for text in SHARES:
-            for factor in FACTORS:
+        for text in tide.TRUSTS:
+            for factor in tide.SHARPER:
                 likelihood = softmax(text * base + factor * self.sharp * cosine)[rows, own]
-                penalty = np.log(text) ** 2 + 8 * np.log(factor) ** 2
+                penalty = np.square(np.log([text, factor])) @ tide.RELUCTANCE
                 tried.append((float(np.log(likelihood).sum() - penalty), text, factor * self.sharp))
         _, text, sharp = max(tried)
         right = ((text * base + sharp * cosine).argmax(1) == own).sum()
@@ -227,6 +225,7 @@ def some_known(labels: Any, share: float, seed: int = 0) -> Any:
 
 def expect_equal(found: Result, wanted: Literal, tolerance: float = 1e-4) -> None:
     probs = to_numpy(found.probs)
+    tolerance += 1e-5 * len(probs)  # the mean confidence is within 1e-5, and all of that may be in one sample
     np.testing.assert_allclose(probs, wanted.probs, atol=tolerance, rtol=0)
     two = np.sort(wanted.probs, axis=1)[:, -2:] if probs.shape[1] > 1 else np.asarray([[0.0, 1.0]])
     clear = two[:, 1] - two[:, 0] > 2 * tolerance
@@ -350,9 +349,9 @@ def test_resting_classes_do_not_change_the_answer(monkeypatch: pytest.MonkeyPatc
     resting, numbers = tide.resting, []
 
     def counted(*arguments: Any) -> Any:
-        live, rest = resting(*arguments)
-        numbers.append(rest is not None)
-        return live, rest
+        idle = resting(*arguments)
+        numbers.append((tide.REST > 0, idle is not None))
+        return idle
 
     monkeypatch.setattr(tide, "resting", counted)
     for kind in ({"n_samples": 32, "n_classes": 20, "effective_classes": 1}, {"n_samples": 10, "n_classes": 50}):
@@ -364,5 +363,5 @@ def test_resting_classes_do_not_change_the_answer(monkeypatch: pytest.MonkeyPatc
                 wanted = TIDE().fit_predict(f, text, logit_scale=200.0)
             np.testing.assert_allclose(found.probs, wanted.probs, atol=1e-4)
             np.testing.assert_allclose(found.beta, wanted.beta, atol=1e-12)
-    assert any(numbers)
-    assert not any(numbers[1::2])
+    assert (True, True) in numbers
+    assert (False, True) not in numbers

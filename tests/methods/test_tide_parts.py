@@ -180,7 +180,7 @@ def test_a_class_mean_without_a_sample_is_the_mean_of_the_others(seed: int, shar
     weight, label = trusted * gamma[:, None] * z, z.argmax(1)
     hard = trusted * np.bincount(label, minlength=k)
     own = np.full((n, 1), trusted)
-    means = Means(weight, weight.T @ f, weight.sum(0), hard, label, own)
+    means = Means(weight, weight.T @ f, weight.sum(0), hard, label, own[:, 0])
     model = Model(f, anchor, f @ anchor.T, None, alpha, 1.0, own, 1.0, 1.0, None, NOTHING)
     found = cosine_to_means(model, means, slice(None), np.full((n, 1), share))
     for i in range(n):

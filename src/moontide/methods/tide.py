@@ -581,7 +581,8 @@ def iterate(model: Model, logits: Array, votes_of: Any, iterations: int) -> tupl
     for _ in track(range(iterations), "iterations"):
         steps += 1
         labels, counts, before = xp.argmax(z, axis=1), xp.sum(z, axis=0), z  # (N,), (L,)
-        idle = None if known.any or rest is not None or steps == 1 else resting(z, labels, model.smoothing)
+        wanted = steps > 1 and rest is None and model.prior is None and not known.any
+        idle = resting(z, labels, model.smoothing) if wanted else None
         if idle is not None:
             live = xp.nonzero(~idle)[0]  # (L,)
             at_rest = model.log_y[:, idle] + sharpness * model.at_anchor[:, idle]
