@@ -172,8 +172,9 @@ class Account:
 
     def iterate(self, z: Any, log_y: Any, left_out: Any, w: float) -> tuple[Any, int]:
         """Eq. 11, with its M-steps."""
-        text, sharp, reliable, all_out = 1.0, self.sharp, 1.0, np.ones(self.n)
-        for step in range(self.options.iterations):
+        text, sharp, reliable, all_out, steps = 1.0, self.sharp, 1.0, np.ones(self.n), 0
+        for _ in range(self.options.iterations):
+            steps += 1
             safe = np.where(z > 0, z, 1)
             gamma = np.clip(1 + (z * np.log(safe)).sum(1) / np.log(max(self.k, 2)), 0, 1)
             trusted = np.where(self.labelled, 1.0, reliable)
@@ -187,7 +188,7 @@ class Account:
             before, z = z, self.clamp(softmax(logits))
             if (z.argmax(1) == before.argmax(1)).all() and np.abs(z - before).max() < 1e-4:
                 break
-        return z, step + 1
+        return z, steps
 
     def calibrated(self, z: Any, w: float) -> Any:
         """Eq. 14: T by bisection."""

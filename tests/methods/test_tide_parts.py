@@ -24,7 +24,6 @@ from moontide.methods.tide import (
     cosine_to_means,
     crowding,
     excess,
-    given_shares,
     metric,
     reliability,
     text_bias,
@@ -235,22 +234,6 @@ def test_confidence_is_near_the_accuracy() -> None:
             found = TIDE().fit_predict(data.features, data.text)
             gaps.append(found.confidence.mean() - (found.labels == data.labels).mean())
         assert abs(np.mean(gaps)) < 0.1
-
-
-@given(values=st.lists(st.floats(0, 10), min_size=1, max_size=6), none=st.integers(0, 4))
-def test_classes_without_a_share_get_the_average_one(values: list[float], none: int) -> None:
-    prior = np.asarray([*values, *[-1.0] * none])
-    if not sum(values) > 1e-3:
-        return
-    shares = given_shares(prior)
-    assert shares.sum() == pytest.approx(1)
-    np.testing.assert_allclose(shares[len(values) :], 1 / len(prior), atol=1e-9)
-    kept = shares[: len(values)]
-    np.testing.assert_allclose(kept * sum(values), np.asarray(values) * kept.sum(), atol=1e-9)
-
-
-def test_no_shares_are_none() -> None:
-    assert given_shares(np.full(3, -1.0)) is None
 
 
 def left_out(seed: int) -> tuple[Any, Any]:

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 import moontide
 from moontide import Stream, Task
-from moontide.methods.tide import NONE, TIDE, TIDEState
+from moontide.methods.tide import TIDE, TIDEState
+from moontide.protocols import NONE
 from moontide.simulate import simulate
 from moontide.streams import load_state, run_stream, save_state
 
