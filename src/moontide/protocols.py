@@ -122,7 +122,8 @@ def per_class(axis: int | None, entries: str = "values") -> dict[str, Any]:
     """Return the metadata of a field of a `State` with an entry for each class along `axis`: classes can come and go.
 
     `entries`: "values", of any kind; "numbers" of classes along the last axis, -1 for none; "shares" of the classes in
-    a sample. An array of numbers of classes without an axis of classes has None.
+    a sample; "classes", shares of all classes for each class, (K, K). Numbers of classes in an array that has no axis
+    of classes have the axis None.
 
     >>> per_class(1)
     {'class_axis': 1, 'entries': 'values'}
@@ -221,6 +222,14 @@ class OnlineMethod(Method):
 
 
 @dataclasses.dataclass(frozen=True)
+class PerBatchState(State):
+    """What every batch of a stream is given beside its samples."""
+
+    class_prior: Array = dataclasses.field(metadata=per_class(0))  # (K,) zeros where none is known
+    negatives: Array  # (M, d) none where there are no negative names
+
+
+@dataclasses.dataclass(frozen=True)
 class PerBatch(OnlineMethod):
     """Run a batch method on a stream: every step is an independent call, nothing is carried over.
 
@@ -232,6 +241,8 @@ class PerBatch(OnlineMethod):
     (1, array([0]))
     """
 
+    state_type: ClassVar[type[State]] = PerBatchState
+
     method: Method
 
     def __post_init__(self) -> None:
@@ -239,10 +250,18 @@ class PerBatch(OnlineMethod):
         for attribute in ("name", "needs", "accepts", "citation"):
             object.__setattr__(self, attribute, getattr(self.method, attribute))
 
-    def _step(self, state: S, x: Array, known: Array | None = None) -> tuple[S, Result]:
+    def start(self, task: Task) -> PerBatchState:
+        """Keep what is given once for the whole stream."""
+        prior = 0 * task.text[:, 0] if task.class_prior is None else task.class_prior
+        negatives = task.text[:0, :] if task.negatives is None else task.negatives
+        return PerBatchState(task.text, task.logit_scale, 0, prior, negatives)
+
+    def _step(self, state: PerBatchState, x: Array, known: Array | None = None) -> tuple[PerBatchState, Result]:  # type: ignore[override]
         features = x[:, 0] if "views" in self.needs else x
         extras = {"views": x} if "views" in self.needs else {}
-        task = Task(features, state.text, state.logit_scale, extras=extras, known=known)
+        prior = state.class_prior if bool((state.class_prior > 0).any()) else None
+        negatives = state.negatives if len(state.negatives) else None
+        task = Task(features, state.text, state.logit_scale, None, None, extras, known, prior, negatives)
         self.method.require(task)
         return state, self.method._fit(task)
 

@@ -40,6 +40,7 @@ __all__ = [
     "row_dots",
     "row_norms",
     "row_sums",
+    "single_in_double",
     "stack",
     "to_numpy",
     "unit_rows",
@@ -222,6 +223,18 @@ def row_norms(x: Array) -> Array:
     array([5.])
     """
     return namespace(x).linalg.vector_norm(x, axis=-1) if is_torch_array(x) else np.sqrt(np.vecdot(x, x))
+
+
+def single_in_double(x: Array) -> Array:
+    """Return numbers rounded to float32, in float64 and new memory.
+
+    For programs that magnify rounding: their inputs are what they were published with, all else is computed in float64.
+
+    >>> single_in_double(np.asarray([1 + 1e-9]))
+    array([1.])
+    """
+    xp = namespace(x)
+    return xp.astype(xp.astype(x, xp.float32), xp.float64)
 
 
 def row_sums(x: Array) -> Array:

@@ -89,7 +89,7 @@ class TIDE(OnlineMethod):
     accepts: ClassVar[frozenset[str]] = frozenset({"known", "class_prior", "negatives"})
     state_type: ClassVar[type[State]] = TIDEState
 
-    memory: int = option(64, "samples of a stream that are labelled together, the latest included", low=0)
+    memory: int = option(64, "samples of a stream that are labelled together, the latest included", low=0, high=10_000)
     neighbours: int = option(NEIGHBOURS, "m, neighbours of a sample in the graph", low=1)
     sharpness: float = option(10.0, "weight of the cosine to a class mean where few classes are there", low=0)
     iterations: int = option(10, "T, rounds of M-step and E-step after the first E-step", low=1)
@@ -691,16 +691,15 @@ def calibrated(z: Array, y: Array, density: float, labels: Labels) -> Array:
 def unknown_score(cosine: Array, f: Array, state: TIDEState, votes_of: Any) -> Array:
     """Eq. 15: how unlike all of the classes a sample is, averaged with its neighbours, (N,).
 
-    1 - (max_k f_i . t_k - mean_k f_i . t_k), what the maximum softmax at temperature 1 sorts by; or, with negatives,
-    the share of the softmax over classes and negatives that the negatives take. Images of one unknown class are
-    neighbours of each other.
+    1 - (max_k f_i . t_k - mean_k f_i . t_k), what the maximum softmax at temperature 1 sorts by. Negatives add half the
+    log odds of the share that they take in a softmax over classes and negatives, in units of a cosine. Images of one
+    unknown class are neighbours of each other.
     """
     xp = namespace(cosine)
+    score = 1 - (xp.max(cosine, axis=1) - xp.mean(cosine, axis=1))  # (N,)
     if state.negatives.shape[0]:
-        negative = log_sum_exp(state.logit_scale * (f @ state.negatives.T))  # (N,)
-        score = 1 / (1 + xp.exp(clip(log_sum_exp(state.logit_scale * cosine) - negative, -80, 80)))
-    else:
-        score = 1 - (xp.max(cosine, axis=1) - xp.mean(cosine, axis=1))
+        scale = state.logit_scale
+        score = score + (log_sum_exp(scale * (f @ state.negatives.T)) - log_sum_exp(scale * cosine)) / (2 * scale)
     both = votes_of(xp.stack([score, xp.ones_like(score)], axis=1))  # (N, 2)
     around = xp.where(both[:, 1] > 0, both[:, 0] / clip(both[:, 1], EPS), score)
     return (score + around) / 2
