@@ -15,7 +15,7 @@ PAPER = {
     "stata_vmf", "tda", "tent", "transclip", "zero_shot", "zlap",
 }  # fmt: skip
 OURS = {"tide"}
-GROUPS = {"paper": "the paper's", "rivals": "rivals", "ours": "ours"}
+GROUPS = {"ours": "ours", "paper": "the paper's", "rivals": "rivals"}
 
 
 def methods(
