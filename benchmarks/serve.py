@@ -5,15 +5,21 @@ Between blocks of pushes the same samples go through the method in this process 
 meet the same load of the machine. The overhead is the difference of the medians: HTTP, checks, micro-batching, journal,
 sync, and the way there and back. With `--fsync always` the table also has the time that this disk takes to sync as many
 bytes.
+
+`--clients 1 8 32` measures throughput instead: so many clients push at once, each again when it is answered, in turns
+in one run; `--impatient 400` adds clients that come again after 50 ms when they are refused; `--streams 2` shares the
+clients among streams; `--soak 1800` watches the memory and the latency of a server over so many seconds.
 """
 
 import argparse
+import contextlib
 import json
 import os
 import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 
@@ -51,22 +57,134 @@ def main():
     parser.add_argument("--pushes", type=int, default=320, help="timed pushes of each row, in blocks of 16")
     parser.add_argument("--fsync", nargs="+", default=["interval", "always"], choices=["always", "interval", "never"])
     parser.add_argument("--data", type=Path, help="the folder for the journal, whose disk is measured")
+    parser.add_argument("--clients", nargs="+", type=int, help="measure throughput with so many clients at once")
+    parser.add_argument("--impatient", type=int, help="clients of a last row that come again after 50 ms")
+    parser.add_argument("--streams", type=int, default=1, help="streams that the clients share")
+    parser.add_argument("--seconds", type=float, default=5, help="of a row of throughput")
+    parser.add_argument("--soak", type=float, help="seconds to watch memory and latency, with 4 clients")
     arguments = parser.parse_args()
+    if arguments.clients or arguments.soak:
+        return throughput(arguments)
     print(f"{arguments.method}, {DIM}-d, {arguments.pushes} pushes a row, one client, times in ms\n")
     print(f"| {' | '.join(COLUMNS)} |\n|{'---|' * len(COLUMNS)}")
     for fsync in arguments.fsync:
-        with tempfile.TemporaryDirectory(dir=arguments.data) as folder:
-            command = [sys.executable, "-c", SERVER, "serve", "--port", "0", "--data", folder, "--fsync", fsync]
-            server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-            port = int(server.stdout.readline().split()[2].rpartition(":")[2])
-            try:
-                for k in arguments.classes:
-                    for batch in arguments.batch:
-                        cells = row(arguments.method, k, batch, arguments.pushes, port, fsync, Path(folder))
-                        print(f"| {fsync} | {k} | {batch} | {' | '.join(cells)} |", flush=True)
-            finally:
-                server.terminate()
-                server.wait()
+        with tempfile.TemporaryDirectory(dir=arguments.data) as folder, serving(folder, fsync) as (port, _):
+            for k in arguments.classes:
+                for batch in arguments.batch:
+                    cells = row(arguments.method, k, batch, arguments.pushes, port, fsync, Path(folder))
+                    print(f"| {fsync} | {k} | {batch} | {' | '.join(cells)} |", flush=True)
+
+
+@contextlib.contextmanager
+def serving(folder, fsync):
+    """Run a server; yields its port and its process."""
+    command = [sys.executable, "-c", SERVER, "serve", "--port", "0", "--data", folder, "--fsync", fsync]
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        yield int(server.stdout.readline().split()[2].rpartition(":")[2]), server
+    finally:
+        server.terminate()
+        server.wait()
+
+
+def throughput(arguments):
+    """Print a row for each number of clients, and one of impatient ones."""
+    print(f"{arguments.method}, {DIM}-d, {arguments.streams} streams, {arguments.seconds:g} s a row, times in ms\n")
+    columns = (
+        "fsync",
+        "K",
+        "batch",
+        "clients",
+        "p50",
+        "p99",
+        "pushes/s",
+        "samples/s",
+        "refused/s",
+        "KiB written a push",
+    )
+    print(f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}")
+    for fsync in arguments.fsync:
+        for k in arguments.classes:
+            for batch in arguments.batch:
+                with (
+                    tempfile.TemporaryDirectory(dir=arguments.data) as folder,
+                    serving(folder, fsync) as (port, server),
+                ):
+                    load = Load(arguments.method, k, batch, port, server.pid, arguments.streams)
+                    if arguments.soak:
+                        load.soak(arguments.soak)
+                        continue
+                    load.run(2, 1, 1.0)  # warms up
+                    for clients in arguments.clients:
+                        cells = load.run(clients, 1.0, arguments.seconds)
+                        print(f"| {fsync} | {k} | {batch} | {clients} | {' | '.join(cells)} |", flush=True)
+                    if arguments.impatient:
+                        cells = load.run(arguments.impatient, 0.05, arguments.seconds)
+                        name = f"{arguments.impatient} impatient"
+                        print(f"| {fsync} | {k} | {batch} | {name} | {' | '.join(cells)} |", flush=True)
+
+
+class Load:
+    """Clients in threads that push to the streams of a server, one push after the other."""
+
+    def __init__(self, name, k, batch, port, process, streams):
+        data = simulate(batch, k, effective_classes=min(10, batch), seed=0)
+        self.port, self.process, self.batch = port, process, batch
+        self.body, self.paths = data.features.astype("<f4").tobytes(), []
+        self.headers = f"Content-Type: application/octet-stream\r\nX-Shape: {batch},{DIM}\r\n"
+        stream = json.dumps({"prototypes": data.text.tolist(), "method": name, "window": batch}).encode()
+        with Client(port) as client:
+            for _ in range(streams):
+                made = client.ask("POST", "/streams", stream, "Content-Type: application/json\r\n")
+                self.paths.append(f"/streams/{made['name']}/embeddings")
+
+    def run(self, clients, patience, seconds):
+        """Push for some seconds; `patience`: when to come again after a refusal. Returns cells of the table."""
+        took, refused, written = [], [], self.written()
+        begin = time.perf_counter() + 0.2
+        stop = begin + seconds
+        threads = [
+            threading.Thread(target=self.work, args=(self.paths[i % len(self.paths)], patience, stop, took, refused))
+            for i in range(clients)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        spent = time.perf_counter() - begin + 0.2
+        rate = len(took) / spent
+        cells = [1000 * np.median(took), 1000 * np.quantile(took, 0.99), rate, rate * self.batch, len(refused) / spent]
+        return [*(f"{value:.1f}" for value in cells), f"{(self.written() - written) / 1024 / len(took):.1f}"]
+
+    def work(self, path, patience, stop, took, refused):
+        with Client(self.port) as client:
+            while (start := time.perf_counter()) < stop:
+                try:
+                    status = client.ask("POST", path, self.body, self.headers, refusals=True)
+                except (ConnectionError, IndexError):  # closed: connect again
+                    client.__init__(self.port)
+                    status = None
+                if status is None:
+                    refused.append(start)
+                    time.sleep(patience)
+                else:
+                    took.append(time.perf_counter() - start)
+
+    def written(self):
+        """Return the bytes that the server has written to files."""
+        with contextlib.suppress(OSError):
+            lines = Path(f"/proc/{self.process}/io").read_text().splitlines()
+            return int(dict(line.split(": ") for line in lines)["write_bytes"])
+        return 0
+
+    def soak(self, seconds):
+        """Print memory and latency of ten parts of a long run."""
+        for part in range(10):
+            cells = self.run(4, 1.0, seconds / 10)
+            pages = int(Path(f"/proc/{self.process}/statm").read_text().split()[1])
+            memory = pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+            done = f"{(part + 1) * seconds / 10:.0f} s: {memory:.0f} MiB"
+            print(f"{done}, p50 {cells[0]}, p99 {cells[1]}, {cells[2]} pushes/s", flush=True)
 
 
 def row(name, k, batch, pushes, port, fsync, folder):
@@ -128,18 +246,23 @@ class Client:
     def __exit__(self, *_):
         self.socket.close()
 
-    def ask(self, verb, path, body=b"", headers=""):
+    def ask(self, verb, path, body=b"", headers="", refusals=False):
         head = f"{verb} {path} HTTP/1.1\r\nHost: localhost\r\n{headers}Content-Length: {len(body)}\r\n\r\n"
         self.socket.sendall(head.encode() + body)
         received = b""
         while b"\r\n\r\n" not in received:
-            received += self.socket.recv(1 << 20)
+            received += (some := self.socket.recv(1 << 20))
+            if not some:
+                raise ConnectionError("closed")
         head, _, content = received.partition(b"\r\n\r\n")
         told = dict(line.lower().split(b": ", 1) for line in head.split(b"\r\n")[1:])
         length = int(told.get(b"content-length", 0))
         while len(content) < length:
             content += self.socket.recv(1 << 20)
-        if not head.split(b" ", 2)[1].startswith(b"2"):
+        status = head.split(b" ", 2)[1]
+        if refusals and status in (b"429", b"503"):
+            return None
+        if not status.startswith(b"2"):
             sys.exit(f"{verb} {path}: {received.decode()}")
         return json.loads(content) if content else None
 

@@ -20,6 +20,7 @@ class Some(Options):
     either: str | float = option("auto", "a word or a number", choices=("auto",), low=0)
     flag: bool = option(True, "a flag")
     free: float = option(0.0, "any number")
+    limit: float = option(5.0, "a limit (inf: none)", above=0, high=math.inf)
     idle: int = option(0, "has no effect without the flag", low=0)
 
     def inert(self) -> Iterator[tuple[tuple[str, ...], str]]:
@@ -35,16 +36,22 @@ class Some(Options):
         ("count", 2.0, "an integer of at least 1 and of at most 9"),
         ("count", True, "an integer of at least 1 and of at most 9"),
         ("count", "3", "an integer of at least 1 and of at most 9"),
-        ("width", 0, "a number above 0"),
-        ("width", math.nan, "a number above 0"),
-        ("width", None, "a number above 0"),
+        ("width", 0, "a number of at least 1e-06 and of at most 1000000"),
+        ("width", math.nan, "a number of at least 1e-06 and of at most 1000000"),
+        ("width", None, "a number of at least 1e-06 and of at most 1000000"),
         ("kind", "c", "'a' or 'b'"),
         ("kind", 1, "'a' or 'b'"),
-        ("either", "manual", "'auto', or a number of at least 0"),
-        ("either", -1, "'auto', or a number of at least 0"),
+        ("either", "manual", "'auto', or a number of at least 0 and of at most 1000000"),
+        ("either", -1, "'auto', or a number of at least 0 and of at most 1000000"),
         ("flag", 1, "true or false"),
         ("flag", "true", "true or false"),
-        ("free", "x", "a number"),
+        ("free", "x", "a number of at least -1000000 and of at most 1000000"),
+        ("free", 1e7, "a number of at least -1000000 and of at most 1000000"),
+        ("free", math.inf, "a number of at least -1000000 and of at most 1000000"),
+        ("idle", 10**30, "an integer of at least 0 and of at most 1000"),
+        ("width", 1e-320, "a number of at least 1e-06 and of at most 1000000"),
+        ("limit", math.nan, "a number of at least 1e-06 and of at most 1000000, or inf"),
+        ("limit", 1e308, "a number of at least 1e-06 and of at most 1000000, or inf"),
     ],
 )
 def test_a_value_outside_the_range_is_refused_with_the_rule(name: str, value: object, rule: str) -> None:
@@ -54,8 +61,8 @@ def test_a_value_outside_the_range_is_refused_with_the_rule(name: str, value: ob
 
 
 def test_what_is_allowed_is_taken() -> None:
-    some = Some(count=9, width=math.inf, kind="b", either=2, flag=True, free=-1, idle=4)
-    assert (some.count, some.width, some.kind, some.either, some.free, some.idle) == (9, math.inf, "b", 2, -1, 4)
+    some = Some(count=9, limit=math.inf, kind="b", either=2, flag=True, free=-1, idle=4)
+    assert (some.count, some.limit, some.kind, some.either, some.free, some.idle) == (9, math.inf, "b", 2, -1, 4)
     assert Some(either=0.0).either == 0.0
 
 
@@ -85,7 +92,7 @@ def test_what_cannot_be_read_is_refused_by_the_check(name: str, text: str) -> No
         Some(**Some.parse({name: text}))
 
 
-@given(st.integers(1, 9), st.floats(0, exclude_min=True), st.sampled_from("ab"), st.booleans(), st.floats(-1e9, 1e9))
+@given(st.integers(1, 9), st.floats(1e-6, 1e6), st.sampled_from("ab"), st.booleans(), st.floats(-1e6, 1e6))
 def test_reading_what_was_written_gives_the_same(count: int, width: float, kind: str, flag: bool, free: float) -> None:
     some = Some(count=count, width=width, kind=kind if flag else "a", flag=flag, free=free)
     assert Some(**Some.parse({name: str(getattr(some, name)) for name in Some.specs()})) == some

@@ -15,6 +15,7 @@ import pytest
 
 from moontide.bench.toml import read_toml
 from moontide.cli import app, main
+from moontide.cli.methods import GROUPS, group_of
 from moontide.registry import method_names, method_type
 from moontide.simulate import simulate
 
@@ -132,6 +133,8 @@ def test_the_table_of_methods_is_complete_and_true(page: str) -> None:
     rows = [line for line in read(page).splitlines() if re.match(r"\| `\w+` \|.*\| (batch|online) \|", line)]
     table = {re.findall(r"`(\w+)`", row)[0]: row for row in rows}
     assert sorted(table) == sorted(method_names())
+    groups = [group_of(name) for name in table]
+    assert groups == sorted(groups, key=list(GROUPS).index)
     for name, row in table.items():
         cls = method_type(name)
         assert ("| online |" in row) == hasattr(cls, "step")

@@ -5,37 +5,94 @@ Every row is a title and what replaces what: options of `TIDE`, or functions and
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-from moontide.core.arrays import namespace, row_dots
+from moontide.core.arrays import unit_rows
+from moontide.methods import tide
+
+_original = {name: getattr(tide, name) for name in ("Crowd", "class_pull", "cosine_to_means", "excess", "iterate")}
 
 
-def dense(y: Any) -> float:
-    """No excess: all classes are taken to be there."""
-    return 1e-3
+def no_excess(agree: float, sure: float, k: int) -> float:
+    """All classes are taken to be there."""
+    return 1 / float(tide.LARGEST)
 
 
-def excess_without_error(y: Any) -> float:
-    """The excess with no standard error taken off."""
-    n, k = y.shape
-    if n < 2 or k < 2:
-        return 1e-3
-    xp = namespace(y)
-    total, own = xp.sum(y, axis=0), row_dots(y, y)
-    agree = (y @ total - own) / (n - 1)
-    sure = (float(xp.mean(own)) - 1 / k) / (1 - 1 / k)
-    return float(max((k * float(xp.mean(agree)) - 1) / max(sure, 1e-6), 1e-3))
+def plain_excess(agree: float, sure: float, k: int) -> float:
+    """An excess of unsure predictions is not scaled up."""
+    return float(_original["excess"](agree, 1.0, k))
 
 
-def no_votes(*graph_and_weights: Any) -> Callable[[Any], Any]:
-    """Neighbours that give nothing."""
-    return lambda z: 0 * z
+def trusted_excess(rho: float, company: float, m: int) -> float:
+    """Neighbours are not asked."""
+    return 1.0
+
+
+class Unsmoothed(tide.Crowd):
+    """The pseudo-count is the same for any number of samples."""
+
+    @classmethod
+    def of(cls, excess: float, agreement: float, corroboration: float, per_class: float) -> Any:
+        return _original["Crowd"].of(excess, agreement, corroboration, 0.0)
+
+
+def text_anchors(f: Any, text: Any, y: Any, cosine: Any, p: Any) -> Any:
+    """Classes without samples are at their text."""
+    return text
+
+
+def full_slope(f: Any, text: Any, y: Any, cosine: Any, p: Any) -> Any:
+    """Images are taken to follow their text in full."""
+    return unit_rows(f.mean(0) + text - p @ text)
+
+
+def no_bias(y: Any, expected: Any) -> Any:
+    """How often a class is predicted says nothing of its text."""
+    return 0 * y
+
+
+def plain_metric(f: Any, groups: Any) -> Any:
+    """All dimensions count the same."""
+    return 0 * f[0] + 1
+
+
+def one(*given: Any) -> float:
+    return 1.0
+
+
+def with_itself(model: Any, means: Any, some: Any, left_out: Any) -> Any:
+    """A sample stays in the mean of its class."""
+    return _original["cosine_to_means"](model, means, some, 0 * left_out)
+
+
+def pull_with_itself(model: Any, counts: Any, z: Any, left_out: Any) -> Any:
+    """A sample stays in the count of its class."""
+    return _original["class_pull"](model, counts, z, 0 * left_out)
+
+
+def no_pull(model: Any, counts: Any, z: Any, left_out: Any) -> Any:
+    """How many samples a class has says nothing of the next one."""
+    return 0 * z
+
+
+def alone(model: Any, logits: Any, votes_of: Any, iterations: int) -> Any:
+    """Neighbours have no votes."""
+    return _original["iterate"](model._replace(vote_weight=0.0), logits, votes_of, iterations)
 
 
 ABLATIONS: dict[str, dict[str, Any]] = {
-    "no push: all classes taken to be there (1, 2)": {"excess": dense},
-    "excess without its standard error (1)": {"excess": excess_without_error},
-    "without votes of neighbours (6)": {"neighbour_votes": no_votes},
-    "without class means (3, 5, 8)": {"sharpness": 0.0},
+    "all classes taken to be there (1)": {"excess": no_excess},
+    "excess as if predictions were sure (1)": {"excess": plain_excess},
+    "excess not borne out by neighbours (2)": {"corroboration": trusted_excess},
+    "pseudo-count not smoothed (3)": {"Crowd": Unsmoothed},
+    "text as anchors (4)": {"anchors": text_anchors},
+    "slope 1 (4)": {"anchors": full_slope},
+    "without the bias of the text (5)": {"text_bias": no_bias},
+    "without the metric (6)": {"metric": plain_metric},
+    "anchor weight 1 (7)": {"anchor_weight": one},
+    "without class means (8)": {"sharpness": 0.0},
+    "without leave-one-out (9)": {"cosine_to_means": with_itself, "class_pull": pull_with_itself},
+    "without sharpening (10)": {"sharpening": one},
+    "without votes of neighbours (10)": {"iterate": alone},
+    "without the class prior (11)": {"class_pull": no_pull},
 }

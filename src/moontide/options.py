@@ -2,6 +2,11 @@
 
 A method declares `neighbours: int = option(3, "neighbours of each sample", low=0)`; from that line come the check with
 its error sentence, the listing of `moontide methods`, and the reading of `--set neighbours=5` on the command line.
+
+Every number has an upper bound, so that no value makes a run endless or its answer overflow: where the declaration has
+none, `MOST` by type, or ten times the default where that is more. Only an option with `high=math.inf` takes infinity.
+`above=0` means `LEAST` or more, or the default where that is less, so that what is divided by it stays finite. An
+option that is a size has a memory too, which the method's `peak_bytes` counts.
 """
 
 from __future__ import annotations
@@ -12,6 +17,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from moontide.errors import OptionError, unknown_name
+
+MOST = {int: 1000, float: 1e6}
+LEAST = 1e-6
 
 
 def option(
@@ -25,49 +33,50 @@ def option(
 ) -> Any:
     """Declare an option: one of `choices`, or a number in [low, high] or > above, of the type of its default.
 
-    An option with choices and a numeric range takes either.
+    An option with choices and a numeric range takes either. Without `high`, the bound is that of the module's text.
 
     >>> @dataclasses.dataclass(frozen=True)
     ... class M(Options):
-    ...     m: int = option(3, "neighbours", low=0)
+    ...     m: int = option(3, "neighbours", low=0, high=9)
     >>> M(m=-1)
     Traceback (most recent call last):
         ...
-    moontide.errors.OptionError: The 'm' option of M must be an integer of at least 0. Got -1 instead.
+    moontide.errors.OptionError: The 'm' option of M must be an integer of at least 0 and of at most 9. Got -1 instead.
     """
-    return dataclasses.field(default=default, metadata={"spec": Spec(default, doc, choices, low, high, above)})
+    if above is not None:
+        low = above + (LEAST if isinstance(default, str) else min(LEAST, default - above))
+    if high is None:
+        high = MOST[int if isinstance(default, int) else float]
+        high = high if isinstance(default, str) else max(high, 10 * default)
+    if low is None and not choices:
+        low = -high
+    return dataclasses.field(default=default, metadata={"spec": Spec(default, doc, choices, low, high)})
 
 
 @dataclasses.dataclass(frozen=True)
 class Spec:
     """What an option may be.
 
-    >>> Spec(3, "neighbours", (), 0, None, None).rule()
-    'an integer of at least 0'
+    >>> Spec(3, "neighbours", (), 0, 1000).rule()
+    'an integer of at least 0 and of at most 1000'
     """
 
     default: Any
     doc: str
     choices: tuple[str, ...]
-    low: float | None
-    high: float | None
-    above: float | None
+    low: float | None  # None: no number
+    high: float
 
     def rule(self) -> str:
         """Say in words what is allowed."""
         if isinstance(self.default, bool):
             return "true or false"
         words = [" or ".join(repr(c) for c in self.choices)] if self.choices else []
-        if self._numeric:
+        if self.low is not None:
             number = "an integer" if isinstance(self.default, int) else "a number"
-            ranges = [("of at least", self.low), ("above", self.above), ("of at most", self.high)]
-            said = [f"{word} {value:g}" for word, value in ranges if value is not None]
-            words.append(number + (" " + " and ".join(said) if said else ""))
+            most = f"{MOST[float]:.15g}, or inf" if self.high == math.inf else f"{self.high:.15g}"
+            words.append(f"{number} of at least {self.low:.15g} and of at most {most}")
         return ", or ".join(words)
-
-    @property
-    def _numeric(self) -> bool:
-        return not self.choices or self.low is not None or self.above is not None
 
     def allows(self, value: Any) -> bool:
         """Tell whether `value` may be set."""
@@ -75,15 +84,11 @@ class Spec:
             return isinstance(self.default, bool) and isinstance(value, bool)
         if isinstance(value, str):
             return value in self.choices
-        if not self._numeric or not isinstance(value, int | float) or math.isnan(value):
+        if self.low is None or not isinstance(value, int | float) or math.isnan(value):
             return False
         if isinstance(self.default, int) and not isinstance(value, int):
             return False
-        return (
-            (self.low is None or value >= self.low)
-            and (self.high is None or value <= self.high)
-            and (self.above is None or value > self.above)
-        )
+        return self.low <= value <= (MOST[float] if self.high == math.inf else self.high) or value == self.high
 
     def parse(self, text: str) -> Any:
         """Read a value from the command line; what cannot be read is returned as it is, for the check to refuse."""

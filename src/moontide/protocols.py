@@ -14,7 +14,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, TypeVar
 
-from moontide.core.arrays import Array, as_real, is_torch_array, like, unit_rows
+from moontide.core.arrays import Array, as_real, is_torch_array, like, namespace, unit_rows
 from moontide.core.graph import Graph
 from moontide.core.memory import require_memory
 from moontide.core.simplex import zero_shot
@@ -37,6 +37,8 @@ ACCEPTED = {
     "class_prior": "a class balance",
     "negatives": "negative names",
 }
+
+NONE = -1.0  # the share of a class whose share was not given
 
 
 class Method(Options):
@@ -122,7 +124,8 @@ def per_class(axis: int | None, entries: str = "values") -> dict[str, Any]:
     """Return the metadata of a field of a `State` with an entry for each class along `axis`: classes can come and go.
 
     `entries`: "values", of any kind; "numbers" of classes along the last axis, -1 for none; "shares" of the classes in
-    a sample. An array of numbers of classes without an axis of classes has None.
+    a sample; "classes", shares of all classes for each class, (K, K). Numbers of classes in an array that has no axis
+    of classes have the axis None.
 
     >>> per_class(1)
     {'class_axis': 1, 'entries': 'values'}
@@ -221,6 +224,42 @@ class OnlineMethod(Method):
 
 
 @dataclasses.dataclass(frozen=True)
+class GivenState(State):
+    """A state with what is given once for the whole stream; `given_inputs` makes its fields."""
+
+    class_prior: Array = dataclasses.field(metadata=per_class(0))  # (K,) shares of the classes, NONE where not given
+    negatives: Array  # (M, d) embeddings of names that no image should be
+
+
+def given_inputs(task: Task) -> dict[str, Array]:
+    """Return the fields of a `GivenState` for a task.
+
+    >>> import numpy as np
+    >>> given_inputs(Task(np.eye(2), np.eye(2)))["class_prior"]
+    array([-1., -1.])
+    """
+    return {
+        "class_prior": 0 * task.text[:, 0] + NONE if task.class_prior is None else task.class_prior,
+        "negatives": task.text[:0, :] if task.negatives is None else task.negatives,
+    }
+
+
+def given_shares(prior: Array) -> Array | None:
+    """Return the shares of a `GivenState`, (K,), classes without one taken as average; None where no class has any.
+
+    >>> import numpy as np
+    >>> given_shares(np.asarray([0.5, 0.5, -1.0])).round(2)
+    array([0.33, 0.33, 0.33])
+    """
+    xp, given = namespace(prior), prior >= 0
+    total = float(xp.sum(xp.where(given, prior, 0 * prior)))
+    if not total:
+        return None
+    shares = xp.where(given, prior, total / float(xp.sum(given)) + 0 * prior)
+    return shares / xp.sum(shares)
+
+
+@dataclasses.dataclass(frozen=True)
 class PerBatch(OnlineMethod):
     """Run a batch method on a stream: every step is an independent call, nothing is carried over.
 
@@ -235,14 +274,24 @@ class PerBatch(OnlineMethod):
     method: Method
 
     def __post_init__(self) -> None:
-        """Answer to the name and the needs of the method inside."""
+        """Answer to the name and the needs of the method inside; a state holds what is given only where it is used."""
         for attribute in ("name", "needs", "accepts", "citation"):
             object.__setattr__(self, attribute, getattr(self.method, attribute))
+        if self.accepts & {"class_prior", "negatives"}:
+            object.__setattr__(self, "state_type", GivenState)
+
+    def start(self, task: Task) -> State:
+        """Keep what is given once for the whole stream, where the method makes use of it."""
+        given = given_inputs(task) if self.state_type is GivenState else {}
+        return self.state_type(text=task.text, logit_scale=task.logit_scale, seen=0, **given)
 
     def _step(self, state: S, x: Array, known: Array | None = None) -> tuple[S, Result]:
         features = x[:, 0] if "views" in self.needs else x
         extras = {"views": x} if "views" in self.needs else {}
         task = Task(features, state.text, state.logit_scale, extras=extras, known=known)
+        if isinstance(state, GivenState):
+            negatives = state.negatives if len(state.negatives) else None
+            task = dataclasses.replace(task, class_prior=given_shares(state.class_prior), negatives=negatives)
         self.method.require(task)
         return state, self.method._fit(task)
 

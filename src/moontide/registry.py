@@ -61,7 +61,7 @@ def method_type(name: str) -> type[Method]:
     return found
 
 
-def method(name: str, **options: Any) -> Method:
+def method(name: str, /, **options: Any) -> Method:
     """Make a registered method with its options.
 
     >>> method("moon", beta="soft").beta

@@ -313,7 +313,8 @@ def change_classes(method: OnlineMethod, state: State, keep: Sequence[int], text
 def carry(old: Array, fresh: Array, index: Array, k: int, class_axis: int | None, entries: str) -> Array:
     """Return the entries of the classes `index` out of k of an array, and then those of `fresh` for the new classes.
 
-    Numbers of classes follow the classes, and shares of those that stay are made to sum to 1.
+    Numbers of classes follow the classes, and shares of those that stay are made to sum to 1. An array of "classes" has
+    for each class its shares of all of them, (K, K).
 
     >>> import numpy as np
     >>> carry(np.asarray([[0.2, 0.2, 0.6]]), np.zeros((1, 3)), np.asarray([0, 1]), 3, 1, "shares")
@@ -322,6 +323,9 @@ def carry(old: Array, fresh: Array, index: Array, k: int, class_axis: int | None
     if class_axis is None:
         return renumber(old, index, k)
     xp, kept = namespace(old), index.shape[0]
+    if entries == "classes":
+        none = xp.zeros((k, fresh.shape[1]), dtype=old.dtype, device=device(old))  # the shares of new classes
+        old = carry(old, none, index, k, 1, "shares")
     new = xp.arange(kept, fresh.shape[class_axis], device=device(old))
     total = xp.sum(old, axis=class_axis, keepdims=True)
     old = xp.take(old, index, axis=class_axis)

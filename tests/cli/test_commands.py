@@ -55,6 +55,16 @@ def test_methods_lists_all_of_them(moontide):
     assert "released, paper" in out
 
 
+def test_methods_are_listed_by_group(moontide):
+    lines = [line.split()[0] for line in moontide("methods")[1].splitlines() if line.split()]
+    places = [lines.index(word) for word in ("ours", "tide", "the", "moon", "rivals", "otter")]
+    assert places == sorted(places)
+
+
+def test_methods_says_what_one_takes(moontide):
+    assert "takes if given: class_prior" in moontide("methods", "otter")[1]
+
+
 def test_methods_shows_the_options_of_one(moontide):
     status, out, _ = moontide("methods", "moon")
     assert status == 0

@@ -199,3 +199,17 @@ def test_where_nothing_can_be_cached_they_are_compiled_all_the_same() -> None:
     scope: dict[str, Any] = {}
     exec("def double(x):\n    return 2 * x", scope)  # a function without a file
     assert loops.loops(scope["double"])(2) == 4
+
+
+@pytest.mark.parametrize("compiled_loops", [True, False])
+@pytest.mark.parametrize("scale", [1, 100, 200, 300, 1000, 5000, 1e5])
+def test_a_row_far_from_every_class_keeps_its_mass(scale: float, compiled_loops: bool) -> None:
+    """The padding of a row of logits gets no mass, however far below zero the best logit is."""
+    text = np.asarray([[1, 0]], np.float32)
+    patch = pytest.MonkeyPatch() if compiled_loops else passes()
+    alone = method("moon").fit_predict(-text, text, logit_scale=scale)
+    far = np.asarray([[-1, 0], [-1, 0.1], [-1, 1e-3]], np.float32)
+    two = method("moon").fit_predict(far, np.eye(2, dtype=np.float32), logit_scale=scale)
+    patch.undo()
+    np.testing.assert_array_equal(alone.probs, [[1.0]])
+    np.testing.assert_allclose(two.probs.sum(axis=1), 1, rtol=1e-6)

@@ -110,5 +110,5 @@ def test_what_is_missing_is_said() -> None:
         TENT().fit_predict(TASK.features, TASK.text)
     with pytest.raises(InputError, match="tent adapts a torch image tower, and the encoder object has none"):
         TENT().fit_predict(TASK.features, TASK.text, encoder=object(), images=TASK.extras["images"])
-    with pytest.raises(OptionError, match=r"The 'steps' option of tent must be an integer of at least 1. Got 0"):
+    with pytest.raises(OptionError, match=r"The 'steps' option of tent must be an integer of at least 1 and .* Got 0"):
         TENT(steps=0)

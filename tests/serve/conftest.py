@@ -20,9 +20,10 @@ import pytest
 
 pytest.importorskip("fastapi", reason="the extra 'serve' is not installed")
 
+from moontide import registry
 from moontide.encoders import Encoder
 from moontide.serve.auth import Gate
-from moontide.serve.journal import open_store
+from moontide.serve.databases import open_store
 from moontide.serve.server import Server as InThread
 from moontide.serve.server import listen
 from moontide.serve.service import Service
@@ -116,7 +117,10 @@ class Colour(Encoder):
 @contextlib.contextmanager
 def serving(data, tokens=None, **options):
     gate = Gate(tokens or {}, **{k: options.pop(k) for k in ("max_body", "body_seconds") if k in options})
-    service = Service(open_store(data, "never"), gate=gate, **options)
+    store = open_store(data, options.pop("fsync", "never"))
+    for name, token in (tokens or {}).items():
+        store.put_token(name, token.write())
+    service = Service(store, gate=gate, **options)
     server, listening = InThread(service), listen("127.0.0.1", 0)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
     thread.start()
@@ -191,6 +195,32 @@ def serve():
     for server in started:
         if server.process.poll() is None:
             server.kill()
+
+
+@contextlib.contextmanager
+def installed():
+    """Install the method of `plugin`, which makes use of known labels, as another package would."""
+    folder = str(Path(__file__).parent / "plugin")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(folder)
+        patch.setenv("PYTHONPATH", os.pathsep.join([folder, os.environ.get("PYTHONPATH", "")]))
+        for cached in (registry.method_names, registry.method_type):
+            cached.cache_clear()
+        yield
+    for cached in (registry.method_names, registry.method_type):
+        cached.cache_clear()
+
+
+@pytest.fixture
+def learner():
+    with installed():
+        yield
+
+
+@pytest.fixture(scope="module")
+def learner_of_module():
+    with installed():
+        yield
 
 
 @pytest.fixture

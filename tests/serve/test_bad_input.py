@@ -68,12 +68,12 @@ def json_nested_too_deep(client):
     return embeddings(client, b"[" * 50_000, JSON)
 
 
-@case(422, "JSON object with 'embeddings'")
+@case(422, "JSON object with some of the fields embeddings, known")
 def json_of_another_shape(client):
     return embeddings(client, b"[1, 2]", JSON)
 
 
-@case(422, "and nothing else")
+@case(422, "'label': Extra inputs", "known are embeddings, known")
 def json_with_more_than_is_known(client):
     return client.post("/streams/a/embeddings", json={"embeddings": [[1] * D], "label": 1})
 
@@ -323,12 +323,12 @@ def an_unknown_method(client):
 
 @case(422, "no option of moon 'betta'", "Did you mean 'beta'?")
 def an_unknown_option(client):
-    return create(client, options={"betta": "soft"})
+    return create(client, method="moon", options={"betta": "soft"})
 
 
 @case(422, "'iterations' option of moon must be an integer of at least 1", "Got 0")
 def an_option_out_of_range(client):
-    return create(client, options={"iterations": 0})
+    return create(client, method="moon", options={"iterations": 0})
 
 
 @case(422, "needs views")
@@ -338,7 +338,7 @@ def a_method_that_needs_more(client):
 
 @case(422, "no preset of moon")
 def an_unknown_preset(client):
-    return create(client, preset="best")
+    return create(client, method="moon", preset="best")
 
 
 @case(422, "name")

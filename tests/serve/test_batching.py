@@ -1,23 +1,27 @@
 """The line before a stream: order, micro-batches by count and by time, back-pressure, and ends."""
 
 import asyncio
+import dataclasses
+import json
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from moontide.errors import ResourceError
+from moontide.serve import batching
 from moontide.serve.batching import LISTENER_EVENTS, MAX_LISTENERS, BusyError, Line
 from moontide.serve.metrics import Metrics
-from moontide.serve.state import Answer, Config, GoneError, Item
+from moontide.serve.records import ANSWER, Answer, Config, Item
+from moontide.serve.state import GoneError
 
 
 class Recorder:
     """What a line needs of a stream; writes down the batches it gets, and waits while it is held."""
 
-    name, moment, due = "a", None, False
+    name, moment, due, timing = "a", None, False, {}
 
     def __init__(self, max_batch=4, max_wait_ms=0.0):
         self.config = Config("moon", {}, ("a",), 1, 1.0, max_batch=max_batch, max_wait_ms=max_wait_ms)
@@ -30,17 +34,16 @@ class Recorder:
         if self.error:
             raise self.error
         self.batches.append([int(one.x[0, 0]) for one in items])
-        return [Answer(int(one.x[0, 0]), one.x) for one in items]
+        return [Answer(int(one.x[0, 0]), np.zeros(len(one.x), ANSWER)) for one in items]
 
 
 @asynccontextmanager
 async def line_of(stream, max_waiting=100):
-    with ThreadPoolExecutor(2) as pool:
-        line = Line(stream, pool, Metrics(), max_waiting)
-        yield line
-        stream.free.set()
-        if not line._task.done():
-            await line.end(lambda: None)
+    line = Line(stream, Metrics(), max_waiting)
+    yield line
+    stream.free.set()
+    if not line._task.done():
+        await line.end(lambda: None)
 
 
 def item(number, n=1):
@@ -54,36 +57,48 @@ async def settle():
 
 def test_pushes_that_wait_are_gathered_in_order_and_never_split():
     async def main():
-        stream = Recorder(max_batch=4)
+        stream = Recorder(max_batch=1)
         async with line_of(stream) as line:
             stream.free.clear()
-            sizes = [1, 2, 1, 2, 3, 9, 1]
+            sizes = [1, 2, 4, 2, 9, 1]
             done = [line.push(item(0))]
             await asyncio.sleep(0.05)  # the first is on its way
             done += [line.push(item(1 + i, n)) for i, n in enumerate(sizes)]
             assert line.samples == 1 + sum(sizes)
             stream.free.set()
             answers = await asyncio.gather(*done)
-            assert [answer.first for answer in answers] == list(range(8))
-            assert stream.batches == [[0], [1, 2, 3], [4], [5], [6], [7]]
+            assert [answer.first for answer in answers] == list(range(7))
+            assert stream.batches == [[0], [1, 2, 3], [4], [5], [6]]  # GROWTH samples, or one push that is larger
             assert line.samples == 0
 
     asyncio.run(main())
 
 
-def test_a_batch_waits_for_its_count_or_its_time():
+def test_a_lone_client_never_waits():
     async def main():
-        stream = Recorder(max_batch=3, max_wait_ms=10_000)
+        stream = Recorder(max_batch=64, max_wait_ms=10_000)
         async with line_of(stream) as line:
+            for i in range(5):
+                await asyncio.wait_for(line.push(item(i)), 5)
+            assert stream.batches == [[i] for i in range(5)]
+
+    asyncio.run(main())
+
+
+def test_after_several_pushes_together_as_many_are_waited_for():
+    async def main():
+        stream = Recorder(max_batch=64, max_wait_ms=10_000)
+        async with line_of(stream) as line:
+            line.before = 3
             first = [line.push(item(0)), line.push(item(1))]
             await asyncio.sleep(0.05)
-            assert stream.batches == []  # neither is reached
+            assert stream.batches == []
             await asyncio.gather(*first, line.push(item(2)))
             assert stream.batches == [[0, 1, 2]]
-        stream = Recorder(max_batch=3, max_wait_ms=30)
-        async with line_of(stream) as line:
-            await asyncio.gather(line.push(item(0)), line.push(item(1)))
-            assert stream.batches == [[0, 1]]
+            stream.config = dataclasses.replace(stream.config, max_wait_ms=30)
+            await asyncio.gather(line.push(item(3)), line.push(item(4)))  # the third does not come
+            assert stream.batches[1:] == [[3, 4]]
+            assert line.before == 2
 
     asyncio.run(main())
 
@@ -92,12 +107,38 @@ def test_a_call_takes_its_turn_and_hurries_those_before_it():
     async def main():
         stream = Recorder(max_batch=10, max_wait_ms=10_000)
         async with line_of(stream) as line:
+            line.before = 9
             pushed = [line.push(item(0)), line.push(item(1))]
             called = asyncio.ensure_future(line.call(lambda: list(stream.batches)))
             await settle()
             pushed.append(line.push(item(2)))
             assert await called == [[0, 1]]
-            assert not pushed[2].done()
+            assert (await pushed[2]).first == 2
+
+    asyncio.run(main())
+
+
+def test_work_that_takes_too_long_makes_the_stream_busy_until_it_is_done(monkeypatch):
+    async def main():
+        monkeypatch.setattr(batching, "STEP_SECONDS", 0.1)
+        stream = Recorder()
+        async with line_of(stream) as line:
+            stream.free.clear()
+            first = line.push(item(0))
+            await asyncio.sleep(0.05)
+            waits = [line.push(item(1)), asyncio.ensure_future(line.call(lambda: None))]
+            for each in (first, *waits):
+                with pytest.raises(BusyError, match=r"takes longer than 0\.1 s"):
+                    await asyncio.wait_for(each, 5)
+            assert line.busy is not None
+            with pytest.raises(BusyError):
+                line.push(item(2))
+            stream.free.set()
+            while line.busy is not None:
+                await asyncio.sleep(0.01)
+            assert (await line.push(item(3))).first == 3
+            assert [number for batch in stream.batches for number in batch] == [0, 3]
+            assert line.samples == 0
 
     asyncio.run(main())
 
@@ -154,14 +195,15 @@ def test_the_end_comes_after_all_or_now():
             done = [line.push(item(i)) for i in range(5)]
             await line.end(lambda: stream.batches.append("end"))
             assert all(future.done() for future in done)
-            assert stream.batches == [[0], [1], [2], [3], [4], "end"]
+            assert stream.batches == [[0, 1, 2, 3, 4], "end"]
             with pytest.raises(GoneError):
                 line.push(item(6))
         stream = Recorder(max_batch=1)
         async with line_of(stream) as line:
             stream.free.clear()
-            done = [line.push(item(i)) for i in range(5)]
+            done = [line.push(item(0))]
             await asyncio.sleep(0.05)
+            done += [line.push(item(1 + i)) for i in range(4)]
             end = asyncio.ensure_future(line.end(lambda: stream.batches.append("end"), now=True))
             await settle()
             stream.free.set()
@@ -190,12 +232,13 @@ def test_an_end_that_fails_is_no_end():
 def test_a_listener_hears_all_or_is_cut_off():
     async def main():
         stream = Recorder(max_batch=1)
-        stream.moment = "now"
+        stream.moment = SimpleNamespace(state=SimpleNamespace(seen=0), total=0, tally=SimpleNamespace(beta=None))
         async with line_of(stream) as line:
             slow, fast = line.listen(), line.listen()
             for i in range(LISTENER_EVENTS + 1):
                 await line.push(item(i))
-                assert (await fast.get()).answer.first == i
+                assert json.loads((await fast.next()).split(b"data: ")[1])["first"] == i
+            assert fast.behind == 0
             assert slow not in line.listeners
             heard = [slow.get_nowait() for _ in range(slow.qsize())]
             assert heard[-1] is None
@@ -204,5 +247,19 @@ def test_a_listener_hears_all_or_is_cut_off():
             with pytest.raises(BusyError):
                 line.listen()
         assert fast.get_nowait() is None  # the end
+
+    asyncio.run(main())
+
+
+def test_listeners_share_the_bytes_of_an_event_and_are_cut_off_by_bytes_too(monkeypatch):
+    async def main():
+        monkeypatch.setattr(batching, "LISTENER_BYTES", 3000)
+        async with line_of(Recorder()) as line:
+            one, two = line.listen(), line.listen()
+            for _ in range(4):
+                line.tell("batch", {"labels": "x" * 900})
+            heard = [queue.get_nowait() for queue in (one, two)]
+            assert heard[0] is heard[1]
+            assert not line.listeners
 
     asyncio.run(main())

@@ -2,22 +2,28 @@
 
 import json
 import re
+import sqlite3
 import threading
 import time
+from pathlib import Path
 
+import httpx
 import numpy as np
 import pytest
 from safetensors.numpy import load
 
 import moontide
 from moontide.protocols import as_online
+from moontide.serve import pushes
+from moontide.serve.journal import seal
+from moontide.serve.metrics import HELP
 from moontide.serve.service import Limits, sample_set
 from moontide.streams import load_state
 from moontide.types import Task
 
 
 def make(client, text, name="a", **options):
-    body = {"name": name, "prototypes": text.tolist(), "max_wait_ms": 0, **options}
+    body = {"name": name, "prototypes": text.tolist(), "method": "moon", "max_wait_ms": 0, **options}
     response = client.post("/streams", json=body)
     assert response.status_code == 201, response.text
     return response.json()
@@ -172,21 +178,33 @@ def test_events_tell_every_batch(app, data, text, samples, push):
     assert len(heard[0]["beta"]) == 5
 
 
+def hold(client, monkeypatch, name="a"):
+    """Keep the steps of a stream from ending; returns what lets them go."""
+    free, stream = threading.Event(), client.service.lines[name].stream
+    process = stream.process
+    monkeypatch.setattr(stream, "process", lambda items: [free.wait(20), process(items)][1])
+    return free
+
+
 def test_a_full_line_is_429_with_a_time_to_wait(app, data, text, samples, push, monkeypatch):
+    monkeypatch.setattr(pushes, "HOLD_SECONDS", 0.2)
     client = app(data, limits=Limits(max_waiting=8))
-    make(client, text, max_batch=4, max_wait_ms=10_000)
-    waiting = []
+    make(client, text, max_batch=4)
+    free, waiting = hold(client, monkeypatch), []
     thread = threading.Thread(target=lambda: waiting.append(push(client, "a", samples(3))))
     thread.start()
     while client.get("/streams/a").json()["waiting"] < 3:
         time.sleep(0.01)
+    start = time.monotonic()
     full = push(client, "a", samples(6))
     assert full.status_code == 429
+    assert time.monotonic() - start > 0.19  # it was held back, so that who comes again at once costs little
     assert int(full.headers["retry-after"]) >= 1
-    assert push(client, "a", samples(1)).status_code == 200  # which fills the batch
+    assert "connection" not in full.headers  # which can be used again
+    free.set()
     thread.join()
     assert waiting[0].status_code == 200
-    assert client.get("/streams/a").json()["total"] == 4
+    assert push(client, "a", samples(1)).json()["first"] == 3
 
 
 def test_as_many_streams_and_snapshots_as_may_be(app, data, text):
@@ -216,8 +234,42 @@ def test_metrics_are_in_prometheus_format(app, data, text, samples, push):
     assert 'moontide_batch_seconds_count{stream="a"} 2' in lines
     assert 'moontide_seen_samples{stream="a"} 7' in lines
     assert any(line.startswith('moontide_http_requests_total{method="POST",status="201"}') for line in lines)
+    for phase, count in (("queue", 2), ("step", 2), ("journal", 2)):
+        assert f'moontide_phase_seconds_count{{stream="a",phase="{phase}"}} {count}' in lines
+        assert f'moontide_phase_seconds_bucket{{stream="a",phase="{phase}",le="+Inf"}} {count}' in lines
     client.delete("/streams/a")
     assert 'stream="a"' not in client.get("/metrics").text
+
+
+def test_the_dashboard_asks_for_what_there_is():
+    board = json.loads(Path(__file__).parents[2].joinpath("docs", "grafana.json").read_text())
+    queries = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
+    asked = {name for query in queries for name in re.findall(r"moontide_\w+", query)}
+    parts = {
+        name: ("_bucket", "_sum", "_count") if words.startswith("histogram") else ("",) for name, words in HELP.items()
+    }
+    there = {name + part for name in parts for part in parts[name]}
+    assert asked <= there
+    assert {re.sub("_bucket$", "", name) for name in asked} == set(HELP)  # and for all of it
+    phases = {phase for query in queries for phase in re.findall(r'phase="(\w+)"', query)}
+    assert phases == {"queue", "step", "journal"}
+
+
+def test_lines_of_the_log_may_be_json(serve, sqlite, text):
+    server = serve(sqlite, "--log-format", "json")
+    with httpx.Client(base_url=server.url) as client:
+        make(client, text)
+    server.kill()
+    with sqlite3.connect(Path(sqlite, "moontide.sqlite3")) as connection:
+        connection.execute("UPDATE states SET total = 3")
+    connection.close()
+    server = serve(sqlite, "--log-format", "json")
+    status, errors = server.stop()
+    (line,) = errors.splitlines()
+    told = json.loads(line)
+    assert (status, told["level"], told["logger"]) == (0, "error", "moontide.serve")
+    assert "stream a" in told["message"]
+    assert "checksum" in told["message"]
 
 
 def test_health_and_a_stream_that_cannot_be_read(app, data, text, samples, push):
@@ -225,7 +277,8 @@ def test_health_and_a_stream_that_cannot_be_read(app, data, text, samples, push)
     make(client, text)
     make(client, text, name="b")
     push(client, "a", samples(3))
-    client.service.store._select("UPDATE journal SET x = ? RETURNING 1", b"rubbish")
+    with client.service.store._transaction():
+        client.service.store._run("UPDATE journal SET data = ?", (b"rubbish",))
     client.server.should_exit = True
     line = client.service.lines["a"]
     line.stream.since = [0, 0]  # no checkpoint at the end: as if it was killed
@@ -237,7 +290,7 @@ def test_health_and_a_stream_that_cannot_be_read(app, data, text, samples, push)
     assert client.get("/healthz").json() == {"status": "ok"}
     assert "checksum" in ready.json()["failed"]["a"]
     damaged = push(client, "a", samples(1))
-    assert (damaged.status_code, "checksum" in damaged.json()["detail"]) == (500, True)
+    assert (damaged.status_code, "checksum" in damaged.json()["detail"]) == (503, True)
     assert push(client, "b", samples(1)).status_code == 200  # the others go on
     assert client.delete("/streams/a").status_code == 204
     assert client.get("/readyz").json()["failed"] == {}
@@ -265,14 +318,16 @@ def test_a_stream_of_a_method_that_is_gone_does_not_stop_the_others(app, data, t
     client = app(data)
     make(client, text)
     make(client, text, name="b")
-    rename = """UPDATE streams SET config = REPLACE(config, '"moon"', '"moan"') WHERE stream = 'a' RETURNING 1"""
-    client.service.store._select(rename)
+    store = client.service.store
+    config = seal(store.streams()["a"].replace('"moon"', '"moan"').encode(), "a", "configuration")
+    with store._transaction():
+        store._run("UPDATE streams SET config = ? WHERE stream = 'a'", (config,))
     client.server.should_exit = True
     while client.service.store._connection is not None:
         time.sleep(0.01)
     client = app(data)
     answer = push(client, "a", samples(1))
-    assert (answer.status_code, "no method 'moan'" in answer.json()["detail"]) == (500, True)
+    assert (answer.status_code, "no method 'moan'" in answer.json()["detail"]) == (503, True)
     assert push(client, "b", samples(1)).status_code == 200
     assert client.post("/streams", json={"name": "a", "prototypes": text.tolist()}).status_code == 409
     assert client.delete("/streams/a").status_code == 204
@@ -281,7 +336,7 @@ def test_a_stream_of_a_method_that_is_gone_does_not_stop_the_others(app, data, t
 
 def test_the_simulated_sample_set(app, sqlite, push):
     client = app(sqlite)
-    made = client.post("/streams", json={"sample": "simulated", "max_wait_ms": 0}).json()
+    made = client.post("/streams", json={"sample": "simulated", "method": "moon", "max_wait_ms": 0}).json()
     assert (made["source"], len(made["class_names"])) == ("simulated", 100)
     response = client.get("/samples/simulated")
     shape = tuple(map(int, response.headers["x-shape"].split(",")))

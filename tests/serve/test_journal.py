@@ -6,17 +6,23 @@ from pathlib import Path
 import pytest
 
 from moontide.errors import FileError
-from moontide.serve import journal
-from moontide.serve.journal import DamagedError, Push, Record, Saved, StoreError, open_store
+from moontide.serve import databases
+from moontide.serve.databases import open_store
+from moontide.serve.journal import Answered, DamagedError, Record, Saved, StoreError
 
-SAVED = Saved(0, 0, 0, b"state", b"tally")
+SAVED = Saved(0, 0, 0, 0, b"state", b"tally")
 
 
 def fill(store, n=5, stream="a"):
     store.create(stream, '{"k": 1}', b"state", b"tally")
     for i in range(n):
-        keys = [(f"key{i}", Push(2 * i, 2, i))]
-        store.append(stream, Record(i + 1, 2 * i, 2, f"x{i}".encode()), f"answer{i}".encode(), keys)
+        row = Answered(2 * i, 2, f"answer{i}".encode())
+        store.append(stream, Record(i + 1, 2 * i, 2, f"x{i}".encode()), [row])
+
+
+def edit(store, sql, *values):
+    with store._transaction():
+        store._run(sql, values)
 
 
 def test_a_stream_comes_back_as_it_was_written(store, data):
@@ -24,29 +30,40 @@ def test_a_stream_comes_back_as_it_was_written(store, data):
     store.close()
     store = open_store(data)
     assert store.streams() == {"a": '{"k": 1}'}
-    saved, inside, after = store.load("a")
+    saved, inside, after, answered = store.load("a")
     assert (saved, inside) == (SAVED, [])
     assert after == [Record(i + 1, 2 * i, 2, f"x{i}".encode()) for i in range(5)]
-    assert store.keyed("a", ["key1", "key4", "other"]) == {"key1": Push(2, 2, 1), "key4": Push(8, 2, 4)}
-    assert store.answers("a", 3, 7) == [(2, b"answer1"), (4, b"answer2"), (6, b"answer3")]
+    assert answered == store.answers("a", 0, 10)
+    assert [(row.first, row.data) for row in store.answers("a", 3, 7)] == [
+        (2, b"answer1"), (4, b"answer2"), (6, b"answer3")
+    ]  # fmt: skip
     store.close()
 
 
 def test_a_checkpoint_drops_what_is_no_longer_needed(store):
     fill(store)
-    store.checkpoint("a", Saved(4, 8, 8, b"later", b"tally"), x_from=5, answers_from=3)
-    saved, inside, after = store.load("a")
+    store.checkpoint("a", Saved(4, 8, 8, 4, b"later", b"tally"), x_from=5, answers_from=3)
+    saved, inside, after, answered = store.load("a")
     assert (saved.state, saved.seq) == (b"later", 4)
     assert [record.seq for record in inside] == [3, 4]  # sample 5 is in record 3
     assert [record.seq for record in after] == [5]
-    assert [first for first, _ in store.answers("a", 0, 100)] == [2, 4, 6, 8]
-    assert set(store.keyed("a", [f"key{i}" for i in range(5)])) == {"key1", "key2", "key3", "key4"}
+    assert [row.first for row in answered] == [2, 4, 6, 8]
+
+
+def test_a_correction_changes_answers_in_its_own_transaction(store):
+    fill(store)
+    changed = Answered(2, 2, b"changed")
+    store.append("a", Record(6, 10, 0, b"labels"), [changed])
+    *_, after, answered = store.load("a")
+    assert after[-1] == Record(6, 10, 0, b"labels")
+    assert answered[1] == changed
+    assert len(answered) == 5
 
 
 def test_snapshots_and_deletion(store):
     fill(store)
     fill(store, 1, "b")
-    store.put_state("a", 1, Saved(5, 10, 10, b"kept", b"tally"))
+    store.put_state("a", 1, Saved(5, 10, 10, 0, b"kept", b"tally"))
     assert [(each.number, each.seen) for each in store.snapshots("a")] == [(0, 0), (1, 10)]
     assert store.state("a", 1).state == b"kept"
     assert store.state("a", 2) is None
@@ -60,72 +77,200 @@ def test_snapshots_and_deletion(store):
 
 def test_a_transaction_that_fails_leaves_nothing(store):
     fill(store)
-    with pytest.raises(StoreError):  # the key is taken, after record and answer went in
-        store.append("a", Record(6, 10, 2, b"x"), b"answer", [("new", Push(10, 1, 0)), ("key0", Push(11, 1, 0))])
+    with pytest.raises(StoreError):  # the answers are there, after the record went in
+        store.append("a", Record(6, 10, 2, b"x"), [Answered(8, 2, b"answer")])
     assert len(store.load("a")[2]) == 5
     assert store.answers("a", 10, 12) == []
-    assert store.keyed("a", ["new"]) == {}
-    store.append("a", Record(6, 10, 2, b"x"), b"answer", [])
+    store.append("a", Record(6, 10, 2, b"x"), [Answered(10, 2, b"answer")])
 
 
 @pytest.mark.parametrize(
-    ("table", "column", "read"),
+    "change",
     [
-        ("journal", "x", lambda store: store.load("a")),
-        ("states", "state", lambda store: store.load("a")),
-        ("states", "tally", lambda store: store.state("a", 0)),
-        ("answers", "answer", lambda store: store.answers("a", 0, 100)),
+        "journal SET data = ? || SUBSTR(data, 2) WHERE seq = 2", "journal SET first = first + 1 WHERE seq = 2",
+        "journal SET size = 3 WHERE seq = 2", "states SET state = ? || SUBSTR(state, 2) WHERE number = -1",
+        "states SET tally = ? || SUBSTR(tally, 2) WHERE number = -1", "states SET seq = seq + 1 WHERE number = -1",
+        "states SET total = total + 1 WHERE number = -1", "states SET seen = seen + 1 WHERE number = -1",
+        "states SET kept = kept + 1 WHERE number = -1", "answers SET data = ? || SUBSTR(data, 2) WHERE first = 4",
+        "answers SET size = 1 WHERE first = 4", "answers SET first = 100 WHERE first = 4",
     ],
-)
-def test_a_flipped_byte_is_seen(store, table, column, read):
+)  # fmt: skip
+def test_whatever_is_edited_is_seen(store, change):
     fill(store)
-    value = store._select(f"SELECT {column} FROM {table}")[-1][0]
-    store._select(f"UPDATE {table} SET {column} = ? WHERE 1 = 1 RETURNING 1", bytes([value[0] ^ 1]) + value[1:])
-    with pytest.raises(DamagedError, match="checksum"):
-        read(store)
-
-
-def test_a_missing_or_swapped_record_is_seen(store):
-    fill(store)
-    store._select("DELETE FROM journal WHERE seq = 3 RETURNING 1")
-    with pytest.raises(DamagedError, match="lacks a record"):
-        store.load("a")
-    store._select("UPDATE journal SET seq = 3 WHERE seq = 5 RETURNING 1")
-    with pytest.raises(DamagedError, match="record 3 does not match"):
+    edit(store, f"UPDATE {change}", *[b"?"] * change.count("?"))
+    with pytest.raises(DamagedError, match="restore a backup"):
         store.load("a")
 
 
-def test_a_torn_tail_is_dropped(sqlite):
-    """What a crash in the middle of a write leaves: SQLite's log cut at any place loses the last records, whole."""
+def test_an_edited_configuration_fails_alone(store):
+    fill(store)
+    fill(store, 1, "b")
+    edit(store, "UPDATE streams SET config = ? || SUBSTR(config, 2) WHERE stream = 'a'", b"?")
+    found = store.streams()
+    assert "configuration does not match" in str(found["a"])
+    assert found["b"] == '{"k": 1}'
+
+
+def test_an_edited_token_opens_nothing(store):
+    store.put_token("camera", b"digest")
+    edit(store, "UPDATE tokens SET token = ? || SUBSTR(token, 2)", b"?")
+    assert store.tokens() == {}
+
+
+@pytest.mark.parametrize("seq", [1, 3, 5])
+def test_a_missing_or_swapped_record_is_seen(store, seq):
+    fill(store)
+    store.checkpoint("a", Saved(2, 4, 4, 4, b"later", b"tally"), x_from=0, answers_from=0)
+    edit(store, "DELETE FROM journal WHERE seq = ?", seq)
+    with pytest.raises(DamagedError, match="lack"):
+        store.load("a")
+    edit(store, "UPDATE journal SET seq = ? WHERE seq = 4", seq)
+    with pytest.raises(DamagedError, match=rf"record {seq} does not match"):
+        store.load("a")
+
+
+@pytest.mark.parametrize("first", [4, 8])
+def test_missing_answers_are_seen(store, first):
+    fill(store)
+    edit(store, "DELETE FROM answers WHERE first = ?", first)
+    with pytest.raises(DamagedError, match="answers of a lack a part"):
+        store.load("a")
+
+
+def folder_of(whole, place, wal=None, mark=None):
+    """Write the files of a store that was killed, some of them changed."""
+    place.mkdir()
+    for name, content in whole.items():
+        changed = {"moontide.sqlite3-wal": wal, "mark": mark}.get(name)
+        (place / name).write_bytes(content if changed is None else changed)
+    return str(place)
+
+
+@pytest.fixture
+def killed(sqlite):
+    """Return the files of a store as a killed process leaves them, after each of five transactions."""
+    store = open_store(sqlite, "never")
+    marks = []
+    store.create("a", '{"k": 1}', b"state", b"tally")
+    for i in range(5):
+        store.append("a", Record(i + 1, 2 * i, 2, f"x{i}".encode()), [Answered(2 * i, 2, f"answer{i}".encode())])
+        marks.append((Path(sqlite, "moontide.sqlite3-wal").stat().st_size, Path(sqlite, "mark").read_bytes()))
+    whole = {path.name: path.read_bytes() for path in Path(sqlite).iterdir() if path.suffix != ".sqlite3-shm"}
+    whole = {name: content for name, content in whole.items() if not name.endswith("shm") and name != "lock"}
+    store.close()
+    return whole, marks
+
+
+def test_a_torn_tail_is_dropped(killed, tmp_path):
+    """What a crash in the middle of a write leaves: the log ends anywhere in a transaction that was not answered."""
+    whole, marks = killed
+    wal = whole["moontide.sqlite3-wal"]
+    for done in range(1, 5):
+        (start, mark), (stop, _) = marks[done - 1 : done + 1]
+        for cut in range(start, stop, 700):
+            store = open_store(folder_of(whole, tmp_path / f"{done}-{cut}", wal[:cut], mark), "never")
+            records = store.load("a")[2]
+            assert records == [Record(i + 1, 2 * i, 2, f"x{i}".encode()) for i in range(done)]
+            store.close()
+
+
+def test_a_damaged_log_is_found_at_the_start(killed, tmp_path):
+    """A bit that flips, or a cut, before the last transaction: SQLite would serve what is before it."""
+    whole, marks = killed
+    wal = whole["moontide.sqlite3-wal"]
+    for place in range(40, marks[-1][0] - 40, 1501):
+        flipped = bytearray(wal[: marks[-1][0]])
+        flipped[place] ^= 4
+        for name, changed in (("flip", bytes(flipped)), ("cut", wal[:place])):
+            folder = folder_of(whole, tmp_path / f"{name}{place}", changed)
+            with pytest.raises(DamagedError, match=r"lack (the last \d transactions|their mark)|not match") as caught:
+                open_store(folder, "never").load("a")
+            assert "docs/serve.md" in str(caught.value)
+    open_store(folder_of(whole, tmp_path / "whole"), "never").close()
+
+
+def test_after_a_power_cut_only_what_was_synced_must_be_there(killed, tmp_path, monkeypatch):
+    whole, marks = killed
+    monkeypatch.setattr(databases, "boot_id", lambda: b"another start...")
+    store = open_store(folder_of(whole, tmp_path / "cut", whole["moontide.sqlite3-wal"][: marks[2][0]]), "never")
+    assert len(store.load("a")[2]) == 3
+    store.close()
+    synced = open_store(str(tmp_path / "synced"), "interval")
+    fill(synced)
+    synced.sync()
+    synced._mark.write(synced._count + 1, synced._count + 1)  # as if one more had been synced
+    synced.close()
+    monkeypatch.setattr(databases, "boot_id", lambda: b"a third start...")
+    with pytest.raises(DamagedError, match="the last 1 transactions"):
+        open_store(str(tmp_path / "synced"))
+
+
+def test_a_mark_that_is_gone_or_torn(sqlite):
     store = open_store(sqlite, "never")
     fill(store)
-    wal = Path(sqlite, "moontide.sqlite3-wal")
-    whole = {path.name: path.read_bytes() for path in Path(sqlite).iterdir()}
     store.close()
-    ends = set()
-    for cut in range(0, len(whole[wal.name]), 6000):
-        torn = Path(sqlite).parent / f"torn{cut}"
-        torn.mkdir()
-        (torn / "moontide.sqlite3").write_bytes(whole["moontide.sqlite3"])
-        (torn / wal.name).write_bytes(whole[wal.name][: len(whole[wal.name]) - cut])
-        store = open_store(str(torn), "never")
-        if store.streams():
-            records = store.load("a")[2]
-            assert records == [Record(i + 1, 2 * i, 2, f"x{i}".encode()) for i in range(len(records))]
-            assert len(store.answers("a", 0, 100)) == len(records)
-            ends.add(len(records))
-        store.close()
-    assert ends == {0, 1, 2, 3, 4, 5}
+    mark = Path(sqlite, "mark")
+    content = mark.read_bytes()
+    torn = bytearray(content)
+    torn[store_slot(content)] ^= 1  # the later of the two: the one before it is still good
+    mark.write_bytes(torn)
+    open_store(sqlite).close()
+    mark.unlink()
+    with pytest.raises(DamagedError, match="lack their mark"):
+        open_store(sqlite)
+
+
+def store_slot(content):
+    turns = [int.from_bytes(content[place : place + 8], "little") for place in (0, databases.Mark.slot)]
+    return databases.Mark.slot * turns.index(max(turns))
+
+
+def test_data_of_an_earlier_layout_are_refused(sqlite):
+    Path(sqlite).mkdir()
+    with sqlite3.connect(Path(sqlite, "moontide.sqlite3")) as connection:
+        connection.execute("CREATE TABLE keys (stream TEXT)")
+    connection.close()
+    with pytest.raises(FileError, match="earlier version"):
+        open_store(sqlite)
+
+
+@pytest.mark.parametrize("gone", ["moontide.sqlite3", "moontide.sqlite3-wal", "all"])
+def test_data_that_are_deleted_or_replaced_under_the_server_are_noticed(sqlite, gone, tmp_path):
+    store = open_store(sqlite, "never")
+    fill(store)
+    if gone == "all":
+        Path(sqlite).rename(tmp_path / "away")
+    else:
+        Path(sqlite, gone).rename(tmp_path / "away")
+        Path(sqlite, gone).write_bytes((tmp_path / "away").read_bytes())
+    for work in (lambda: store.load("a"), lambda: store.delete("a")):
+        with pytest.raises(StoreError, match="deleted, moved or replaced"):
+            work()
+    (tmp_path / "away").rename(Path(sqlite) if gone == "all" else Path(sqlite, gone))
+    assert len(store.load("a")[2]) == 5
+    store.close()
+
+
+def test_one_push_of_one_sample_writes_little(sqlite):
+    """Less than 12 KiB for a sample of 512 dimensions, with all that is kept of it."""
+    store = open_store(sqlite, "never")
+    store.create("a", "{}", b"state", b"tally")
+    wal, n = Path(sqlite, "moontide.sqlite3-wal"), 50
+    before = wal.stat().st_size
+    for i in range(n):
+        store.append("a", Record(i + 1, i, 1, bytes(2048)), [Answered(i, 1, bytes(80))])
+    assert (wal.stat().st_size - before) / n < 12 * 1024
+    store.close()
 
 
 def test_only_one_server_uses_the_data(store, data, monkeypatch):
-    monkeypatch.setattr(journal, "LOCK_WAIT", 0.2)
+    monkeypatch.setattr(databases, "LOCK_WAIT", 0.2)
     with pytest.raises(FileError, match="another server"):
         open_store(data)
     beside = open_store(data, lock=False)  # tokens are made so
-    beside.put_token("camera", "digest")
+    beside.put_token("camera", b"digest")
     beside.close()
-    assert store.tokens() == {"camera": "digest"}
+    assert store.tokens() == {"camera": b"digest"}
     store.put_token("camera", None)
     assert store.tokens() == {}
 

@@ -2,6 +2,7 @@
 
 import time
 
+import numpy as np
 import pytest
 from PIL import Image
 
@@ -120,7 +121,8 @@ def test_the_sample_set_is_fed_paused_and_predicted_again(browser, app, sqlite, 
     client = app(sqlite)
     page = Driver(browser, client)
     page.go()
-    page.wait("document.querySelector('#method').value === 'moon'")
+    page.wait("document.querySelector('#method').value === 'tide'")
+    page.run("document.querySelector('#method').value = 'moon'")  # which says which classes it believes present
     assert "not from images" in page.text("#source")
     page.click("#create button")
     page.wait("document.querySelectorAll('#predictions tbody tr').length >= 32")
@@ -177,8 +179,8 @@ def test_it_fits_the_screen(browser, app, sqlite, width):
 
 
 def test_a_token_is_asked_for(browser, app, sqlite):
-    token, digest = new_token()
-    page = Driver(browser, app(sqlite, tokens={"me": digest}))
+    token, kept = new_token()
+    page = Driver(browser, app(sqlite, tokens={"me": kept}))
     page.go()
     page.wait("!document.querySelector('#login').hidden")
     page.run(f"document.querySelector('#token').value = {token!r}")
@@ -197,4 +199,77 @@ def test_the_requests_are_listed(browser, app, sqlite):
     page.wait(f"document.querySelectorAll('details').length === {sum(map(len, paths.values()))}")
     page.run("document.querySelectorAll('details').forEach((each) => { each.open = true; })")
     assert "little-endian float32" in page.text("#operations")
+    page.clean()
+
+
+def press(page, *keys):
+    for key in keys:
+        page.tab.press(key, {"ArrowDown": 40, "ArrowUp": 38, "Enter": 13, "Escape": 27, "Delete": 46}.get(key, 0))
+
+
+def typed(page, text):
+    for letter in text:
+        page.tab("Input.dispatchKeyEvent", type="keyDown", key=letter, text=letter)
+        page.tab("Input.dispatchKeyEvent", type="keyUp", key=letter)
+
+
+def selected(page):
+    return page.run("document.activeElement.closest('tr')?.dataset.number")
+
+
+def test_a_label_is_corrected_by_keyboard_and_by_click(browser, app, sqlite, learner):
+    client = app(sqlite)
+    names = ["tabby cat", "golden retriever", "espresso", EVIL]
+    client.post("/streams", json={"name": "a", "prototypes": np.eye(4).tolist(), "classes": names, "method": "learner"})
+    client.post("/streams/a/embeddings", json={"embeddings": np.eye(4)[[0, 1, 2]].tolist()})
+    page = Driver(browser, client)
+    page.go("/#a")
+    page.wait("document.querySelectorAll('#predictions tbody tr').length === 3")
+    assert "search the true" in page.text("#fix-note")
+    page.run("document.querySelector('#predictions tbody tr').focus()")
+    assert selected(page) == "2"
+    press(page, "ArrowDown", "ArrowDown", "ArrowUp")
+    assert selected(page) == "1"
+    typed(page, "esp")  # letters search
+    page.wait("document.querySelectorAll('#offered [role=option]').length === 1")
+    assert page.run("document.querySelector('.picker input').value") == "esp"
+    client.post("/streams/a/embeddings", json={"embeddings": [[1, 0, 0, 0]]})  # the table is drawn anew meanwhile
+    page.wait("document.querySelectorAll('#predictions tbody tr').length === 4")
+    assert page.run("document.querySelector('.picker input') === document.activeElement")
+    press(page, "Enter")
+    page.wait("document.querySelector('tr[data-number=\"1\"]').innerText.includes('corrected')")
+    assert "Sample 1 is espresso" in page.text("#status")
+    assert selected(page) == "1"
+    assert client.get("/streams/a/predictions").json()["known"] == [None, 2, None, None]
+    page.click("tr[data-number='0'] .truth button")  # by click, any class
+    page.wait("document.querySelectorAll('#offered [role=option]').length === 4")
+    assert page.run("document.querySelectorAll('#offered img').length") == 0  # names are text
+    press(page, "ArrowDown", "Escape")
+    page.wait("!document.querySelector('.picker') && !!document.querySelector('tr[data-number=\"0\"] .truth button')")
+    page.click("tr[data-number='0'] .truth button")
+    page.run("document.querySelector('#offered li').dispatchEvent(new MouseEvent('mousedown', {bubbles: true}))")
+    page.wait("document.querySelector('tr[data-number=\"0\"]').innerText.includes('confirmed')")
+    assert client.get("/streams/a/predictions").json()["known"] == [0, 2, None, None]
+    client.post("/streams/a/known", json={"samples": [3], "labels": [1]})  # by somebody else
+    page.wait(
+        "document.querySelector('tr[data-number=\"3\"]').innerText.includes('golden retriever corrected'.slice(0, 16))"
+    )
+    page.run("document.querySelector('tr[data-number=\"0\"]').focus()")
+    press(page, "Delete")
+    page.wait("!!document.querySelector('tr[data-number=\"0\"] .truth button')")
+    page.reload()
+    page.wait("document.querySelector('tr[data-number=\"1\"]')?.innerText.includes('corrected')")
+    assert page.run("document.title") == "Moontide stream"
+    page.clean()
+
+
+def test_a_method_without_use_for_labels_offers_no_correction(browser, app, sqlite):
+    client = app(sqlite)
+    client.post("/streams", json={"name": "a", "prototypes": np.eye(4).tolist(), "method": "tda"})
+    client.post("/streams/a/embeddings", json={"embeddings": np.eye(4).tolist()})
+    page = Driver(browser, client)
+    page.go("/#a")
+    page.wait("document.querySelectorAll('#predictions tbody tr').length === 4")
+    assert page.run("document.querySelector('#fix-note').hidden")
+    assert page.run("document.querySelectorAll('.truth button').length") == 0
     page.clean()

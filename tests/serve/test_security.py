@@ -10,11 +10,12 @@ import pytest
 
 from moontide.cli import main
 from moontide.serve import auth, server
-from moontide.serve.auth import digest_of, new_token
+from moontide.serve.auth import Token, digest_of, new_token
+from moontide.serve.databases import open_store
 from moontide.serve.service import TICK
 
-TOKEN, DIGEST = new_token()
-OTHER, OTHER_DIGEST = new_token()
+TOKEN, KEPT = new_token()
+OTHER, OTHER_KEPT = new_token()
 PROTECTED = [
     ("GET", "/server"), ("GET", "/streams"), ("POST", "/streams"), ("GET", "/streams/a"), ("DELETE", "/streams/a"),
     ("POST", "/streams/a/embeddings"), ("POST", "/streams/a/images"), ("GET", "/streams/a/predictions"),
@@ -31,7 +32,7 @@ def bearer(token):
 
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory, serving):
-    with serving(str(tmp_path_factory.mktemp("data")), tokens={"camera": DIGEST, "crawler": OTHER_DIGEST}) as client:
+    with serving(str(tmp_path_factory.mktemp("data")), tokens={"camera": KEPT, "crawler": OTHER_KEPT}) as client:
         yield client
 
 
@@ -45,7 +46,7 @@ def test_nothing_is_said_without_a_token(guarded, verb, path):
 
 @pytest.mark.parametrize(
     "header",
-    ["", "Bearer", f"Basic {TOKEN}", f"Bearer {TOKEN}x", f"Bearer {TOKEN[:-1]}", f"Bearer {DIGEST}", TOKEN],
+    ["", "Bearer", f"Basic {TOKEN}", f"Bearer {TOKEN}x", f"Bearer {TOKEN[:-1]}", f"Bearer {KEPT.digest}", TOKEN],
     ids=["nothing", "no token", "other scheme", "longer", "shorter", "digest", "no scheme"],
 )
 def test_only_the_token_itself_opens(guarded, header):
@@ -70,7 +71,7 @@ def test_tokens_are_compared_in_constant_time(guarded, monkeypatch):
     for token in (TOKEN, OTHER, "wrong"):
         compared.clear()
         guarded.get("/streams", headers=bearer(token))
-        assert sorted(compared) == sorted([DIGEST, OTHER_DIGEST])
+        assert sorted(compared) == sorted([KEPT.digest, OTHER_KEPT.digest])
 
 
 def test_no_other_site_is_let_in(guarded, shared_app):
@@ -81,10 +82,20 @@ def test_no_other_site_is_let_in(guarded, shared_app):
         refused = shared_app.post("/streams", json={"sample": "simulated"}, headers=headers)
         assert (refused.status_code, "another origin" in refused.json()["detail"]) == (403, True)
     assert shared_app.get("/streams", headers={"Host": "evil.example"}).status_code == 403  # DNS rebinding
-    for host in ("evil.example:8000", "", "[", "localhost.evil.example", "127.0.0.1@evil.example"):
-        assert shared_app.get("/streams", headers={"Host": host}).status_code == 403
+    for host in (
+        "evil.example:8000", "", "[", "localhost.evil.example", "127.0.0.1@evil.example", "evil@localhost",
+        "localhost#evil", "localhost/evil", "localhost?evil", "localhost:80:80", "local\thost",
+    ):  # fmt: skip
+        assert shared_app.get("/streams", headers={"Host": host}).status_code == 403, host
+    for site in ("cross-site", "same-site", "whatever"):
+        refused = shared_app.post("/streams", json={"sample": "simulated"}, headers={"Sec-Fetch-Site": site})
+        assert (refused.status_code, "own pages only" in refused.json()["detail"]) == (403, True)
+    assert shared_app.get("/", headers={"Sec-Fetch-Site": "cross-site"}).status_code == 200  # a link to the page
     own = str(shared_app.base_url).rstrip("/")
-    assert shared_app.get("/streams", headers={"Origin": own}).status_code == 200
+    for headers in ({"Origin": own}, {"Origin": own, "Sec-Fetch-Site": "same-origin"}, {"Sec-Fetch-Site": "none"}):
+        assert shared_app.get("/streams", headers=headers).status_code == 200
+    named = {"Host": "LOCALHOST:8000", "Origin": "http://localhost:8000", "Sec-Fetch-Site": "same-origin"}
+    assert shared_app.get("/streams", headers=named).status_code == 200
     assert shared_app.get("/streams", headers={"Host": "localhost:1"}).status_code == 200
     assert shared_app.get("/streams").json() == []
 
@@ -110,14 +121,15 @@ def test_tokens_are_made_shown_once_hashed_and_revoked(capfd, sqlite, app):
     assert main(["serve", "--new-token", "camera", "--data", sqlite]) == 0
     token = capfd.readouterr().out.strip()
     with sqlite3.connect(Path(sqlite, "moontide.sqlite3")) as connection:
-        assert connection.execute("SELECT name, digest FROM tokens").fetchall() == [("camera", digest_of(token))]
+        ((name, kept),) = connection.execute("SELECT name, token FROM tokens").fetchall()
+        assert (name, Token.read(kept[:-4])) == ("camera", Token(digest_of(token)))
     connection.close()
     for path in Path(sqlite).iterdir():
         assert token.encode() not in path.read_bytes()
     assert len(token) > 40
     assert main(["serve", "--new-token", "second", "--data", sqlite]) == 0
     second = capfd.readouterr().out.strip()
-    client = app(sqlite, tokens={"camera": digest_of(token), "second": digest_of(second)})
+    client = app(sqlite, tokens={"camera": Token(digest_of(token)), "second": Token(digest_of(second))})
     assert client.get("/streams", headers=bearer(token)).status_code == 200
     assert main(["serve", "--revoke-token", "camera", "--data", sqlite]) == 0  # while the server runs
     deadline = time.monotonic() + 10 * TICK
@@ -127,6 +139,74 @@ def test_tokens_are_made_shown_once_hashed_and_revoked(capfd, sqlite, app):
     assert client.get("/streams", headers=bearer(second)).status_code == 200
     assert main(["serve", "--revoke-token", "camera", "--data", sqlite]) == 2
     assert "no token 'camera'" in capfd.readouterr().err
+
+
+def test_a_token_opens_its_scope_and_its_stream_until_it_ends(app, sqlite, text, push, samples):
+    tokens = {
+        scope + (stream or ""): new_token(scope, stream)
+        for scope in ("read", "push", "admin")
+        for stream in (None, "b")
+    }
+    tokens["old"] = new_token("admin", None, time.time() - 1)
+    client = app(sqlite, tokens={name: kept for name, (_, kept) in tokens.items()})
+    for name in ("a", "b"):
+        body = {"name": name, "prototypes": text.tolist()}
+        assert client.post("/streams", json=body, headers=bearer(tokens["admin"][0])).status_code == 201
+    asked = {
+        "read": lambda stream, who: client.get(f"/streams/{stream}", headers=who),
+        "push": lambda stream, who: push(client, stream, samples(1), **who),
+        "admin": lambda stream, who: client.post(f"/streams/{stream}/reset", headers=who),
+    }
+    opens = {"read": {"read"}, "push": {"read", "push"}, "admin": {"read", "push", "admin"}}
+    for name, (token, kept) in tokens.items():
+        for what, ask in asked.items():
+            for stream in ("a", "b"):
+                allowed = what in opens[kept.scope] and kept.stream in (None, stream)
+                status = 401 if name == "old" else 200 if allowed else 403
+                assert ask(stream, bearer(token)).status_code == status, (name, what, stream)
+    assert [each["name"] for each in client.get("/streams", headers=bearer(tokens["readb"][0])).json()] == ["b"]
+    refused = client.post("/streams", json={"sample": "simulated"}, headers=bearer(tokens["adminb"][0]))
+    assert (refused.status_code, "of the stream 'b' only" in refused.json()["detail"]) == (403, True)
+
+
+def test_scopes_and_ends_on_the_command_line(capfd, sqlite):
+    arguments = ["--scope", "push", "--stream", "camera", "--expires", "2h"]
+    assert main(["serve", "--data", sqlite, "--new-token", "camera", *arguments]) == 0
+    store = open_store(sqlite)
+    kept = Token.read(store.tokens()["camera"])
+    store.close()
+    assert (kept.scope, kept.stream) == ("push", "camera")
+    assert 7100 < kept.expires - time.time() <= 7200
+    for arguments, words in (
+        (["--new-token", "camera"], "not there yet"),
+        (["--new-token", " "], "not there yet"),
+        (["--new-token", "b", "--expires", "soon"], "such as 30d"),
+        (["--scope", "read"], "are for '--new-token'"),
+    ):
+        assert main(["serve", "--data", sqlite, *arguments]) == 2
+        assert words in capfd.readouterr().err
+
+
+def test_revoking_the_last_token_closes_a_running_server(app, sqlite):
+    client = app(sqlite, tokens={"camera": KEPT})
+    assert client.get("/streams", headers=bearer(TOKEN)).status_code == 200
+    assert main(["serve", "--revoke-token", "camera", "--data", sqlite]) == 0
+    deadline = time.monotonic() + 10 * TICK
+    while client.get("/streams", headers=bearer(TOKEN)).status_code != 401:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert client.get("/streams").status_code == 401
+
+
+def test_wrong_tokens_cost_time_and_are_logged_now_and_then(guarded, caplog, monkeypatch):
+    monkeypatch.setattr(guarded.service.gate, "_logged", -1e9)
+    start = time.monotonic()
+    for _ in range(3):
+        assert guarded.get("/streams", headers=bearer("wrong")).status_code == 401
+    assert time.monotonic() - start >= 3 * auth.WRONG_SECONDS
+    lines = [record.getMessage() for record in caplog.records if "without a good token" in record.getMessage()]
+    assert len(lines) == 1
+    assert "wrong" not in lines[0]
 
 
 # Clients that take their time

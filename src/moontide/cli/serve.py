@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import closing
 from pathlib import Path
 from typing import Annotated, Literal
@@ -30,24 +31,40 @@ def serve(
     ] = None,
     samples: Annotated[Path | None, Parameter(help="A folder of images that the page offers for a try-out.")] = None,
     device: Annotated[Literal["cpu", "cuda"], Parameter(help="Where to compute.")] = "cpu",
+    log_format: Annotated[Literal["text", "json"], Parameter(help="Lines of the log: text, or JSON objects.")] = "text",
     new_token: Annotated[
         str | None, Parameter(help="Make a token of this name, print it once, and exit. With tokens all need one.")
     ] = None,
+    scope: Annotated[
+        Literal["read", "push", "admin"], Parameter(help="What the new token opens: reading, pushes too, or all.")
+    ] = "admin",
+    stream: Annotated[str | None, Parameter(help="The one stream that the new token is for.")] = None,
+    expires: Annotated[str | None, Parameter(help="When the new token ends, such as 30d, 12h or 15m.")] = None,
     revoke_token: Annotated[str | None, Parameter(help="Drop the token of this name, and exit.")] = None,
-) -> None:
+    verify: Annotated[
+        str | None, Parameter(help="Look for damage in the data of this folder or URL, and exit: status 1 if there is.")
+    ] = None,
+    backup: Annotated[
+        Path | None, Parameter(help="Copy the data into this new folder, also while a server is at work, and exit.")
+    ] = None,
+    restore: Annotated[
+        Path | None, Parameter(help="Fill the folder of '--data' from this backup, or from what is left, and exit.")
+    ] = None,
+) -> int | None:
     """Serve streams over HTTP: push images or embeddings, get labels that adapt; nothing that was answered is lost.
 
     The page at / shows a stream live, /docs lists the requests. For example:
 
         moontide serve
-        moontide serve --new-token camera
+        moontide serve --new-token camera --scope push --stream camera --expires 30d
         moontide serve --host 0.0.0.0 --data postgresql://moontide@db/streams
     """
     try:
-        from moontide.serve.auth import Gate
+        from moontide.serve import backup as copies
+        from moontide.serve.auth import Gate, Token, seconds_of
         from moontide.serve.auth import new_token as draw_token
+        from moontide.serve.databases import open_store
         from moontide.serve.images import list_images
-        from moontide.serve.journal import open_store
         from moontide.serve.server import run
         from moontide.serve.service import Service
     except MissingExtraError:
@@ -61,12 +78,27 @@ def serve(
         raise OptionError("'--classes' needs '--encoder', which embeds them; or create streams with prototypes.")
     if samples is not None and encoder is None:
         raise OptionError("'--samples' needs '--encoder', which embeds them; leave it out, or add one.")
+    if new_token is None and (scope != "admin" or stream is not None or expires is not None):
+        raise OptionError("'--scope', '--stream' and '--expires' are for '--new-token'; add it, or leave them out.")
+    if verify is not None:
+        return _verify(verify)
+    if backup is not None:
+        copies.backup(data, backup)
+        note(f"The data of {data} are in {backup}.")
+        return None
+    if restore is not None:
+        copies.restore(restore, data)
+        note(f"The data of {restore} are in {data}.")
+        return None
     check_device(device)
     only_tokens = new_token is not None or revoke_token is not None
     with closing(open_store(data, fsync, lock=not only_tokens)) as store:
         if new_token is not None:
-            token, digest = draw_token()
-            store.put_token(new_token, digest)
+            if not new_token.strip() or new_token in store.tokens():
+                raise OptionError(f"'--new-token' must be a name that is not there yet. Got {new_token!r} instead.")
+            ends = None if expires is None else time.time() + seconds_of(expires)
+            token, kept = draw_token(scope, stream, ends)
+            store.put_token(new_token, kept.write())
             note(f"The token {new_token!r}, which is shown only now:")
             print(token)
         if revoke_token is not None:
@@ -74,13 +106,24 @@ def serve(
                 raise OptionError(f"There is no token {revoke_token!r}. Known: {', '.join(store.tokens()) or 'none'}.")
             store.put_token(revoke_token, None)
         if only_tokens:
-            return
+            return None
         service = Service(
             store,
-            gate=Gate(store.tokens()),
+            gate=Gate({name: Token.read(kept) for name, kept in store.tokens().items()}),
             encoder=None if encoder is None else make_encoder(encoder, device),
             classes=[] if classes is None else read_class_names(classes),
             samples=[] if samples is None else list_images(samples),
             device=device,
         )
-        run(service, host, port)
+        run(service, host, port, log_format)
+    return None
+
+
+def _verify(data: str) -> int:
+    from moontide.serve.backup import verify
+
+    damage, streams = verify(data)
+    for sentence in damage:
+        print(sentence)
+    note(f"{data}: {len(damage) or 'no'} damage{'s' if len(damage) > 1 else ''} in {streams} streams.")
+    return 1 if damage else 0

@@ -251,18 +251,19 @@ def e_step(start: Any, stop: Any, cosine: Any, slope: Any, offset: Any, live: An
         for l in range(live.shape[0]):
             a[live[l]] = values[i, l] + votes[live[l]]
         top = largest(a[:k])
+        for c in range(k):
+            a[c] -= top  # here, since the padding stays where it is, far below zero
         total, inner, with_votes, before = ZERO, ZERO, ZERO, ZERO
         for c in range(a.shape[0]):
-            x = a[c] - top
-            q[c] = exp(x)
+            q[c] = exp(a[c])
             total += q[c]
-            inner += q[c] * x
+            inner += q[c] * a[c]
             with_votes += q[c] * votes[c]
         by = ONE / total
         for c in range(k):
             p[c] = q[c] * by
             before += old[c] * votes[c]
-        labels[i], log_total = first_at(a[:k], top), np.log(total)
+        labels[i], log_total = first_at(a[:k], ZERO), np.log(total)
         log_sum[i], gamma[i] = top + log_total, weight_of(log_total - inner * by, log_k)
         heard[i], echo[i] = with_votes * by, before
 

@@ -24,6 +24,7 @@ __all__ = [
     "as_real",
     "buffers",
     "class_counts",
+    "class_sums",
     "clip",
     "column_dots",
     "columns",
@@ -39,6 +40,7 @@ __all__ = [
     "row_dots",
     "row_norms",
     "row_sums",
+    "single_in_double",
     "stack",
     "to_numpy",
     "unit_rows",
@@ -177,6 +179,21 @@ def class_counts(labels: Array, k: int, weights: Array | None = None) -> Array:
     return np.bincount(labels, weights, minlength=k)
 
 
+def class_sums(labels: Array, x: Array, k: int) -> Array:
+    """Sum the rows of `x` (N, d) of each class, (K, d).
+
+    >>> class_sums(np.asarray([1, 1]), np.eye(2), 2)
+    array([[0., 0.],
+           [1., 1.]])
+    """
+    if is_torch_array(x):
+        return x.new_zeros(k, x.shape[1]).index_add_(0, labels, x)
+    from scipy.sparse import csr_array
+
+    each = np.arange(x.shape[0] + 1)
+    return csr_array((np.ones(x.shape[0], x.dtype), labels, each), shape=(x.shape[0], k)).T @ x
+
+
 def clip(x: Array, low: float | None = None, high: float | None = None) -> Array:
     """Hold the entries of `x` in [low, high]; the standard's function takes several times as long on small arrays.
 
@@ -206,6 +223,18 @@ def row_norms(x: Array) -> Array:
     array([5.])
     """
     return namespace(x).linalg.vector_norm(x, axis=-1) if is_torch_array(x) else np.sqrt(np.vecdot(x, x))
+
+
+def single_in_double(x: Array) -> Array:
+    """Return numbers rounded to float32, in float64 and new memory.
+
+    For programs that magnify rounding: their inputs are what they were published with, all else is computed in float64.
+
+    >>> single_in_double(np.asarray([1 + 1e-9]))
+    array([1.])
+    """
+    xp = namespace(x)
+    return xp.astype(xp.astype(x, xp.float32), xp.float64)
 
 
 def row_sums(x: Array) -> Array:

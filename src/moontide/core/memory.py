@@ -25,14 +25,37 @@ def available_bytes() -> int | None:
     except OSError:
         if "SC_PHYS_PAGES" in os.sysconf_names:
             limits.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
-    try:  # a container's own limit (cgroup v2)
-        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
-        used = int(Path("/sys/fs/cgroup/memory.current").read_text())
-        if limit != "max":
-            limits.append(int(limit) - used)
-    except (OSError, ValueError):
-        pass
+    limits += [*_cgroup_limits(), *_process_limits()]
     return max(0, min(limits)) if limits else None
+
+
+def _cgroup_limits(root: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")) -> list[int]:
+    """Return what is left below the limits of the container and of every group above it (cgroup v2 and v1)."""
+    found = []
+    groups = {"memory.max": ("", "memory.current"), "memory.limit_in_bytes": ("memory", "memory.usage_in_bytes")}
+    lines = membership.read_text().splitlines() if membership.exists() else []
+    for name, (controller, usage) in groups.items():
+        paths = [line.split(":", 2)[2] for line in lines if controller in line.split(":", 2)[1].split(",")]
+        top = root / controller
+        for folder in {top, *(top / part for path in paths for part in (Path(path[1:]), *Path(path[1:]).parents))}:
+            try:  # unreadable, or "max": no limit
+                found.append(int((folder / name).read_text()) - int((folder / usage).read_text()))
+            except (OSError, ValueError):
+                continue
+    return found
+
+
+def _process_limits() -> list[int]:
+    """Return what is left below the limits that `ulimit` sets: of the address space, and of the data in it."""
+    try:
+        import resource
+
+        sizes = [int(size) * resource.getpagesize() for size in Path("/proc/self/statm").read_text().split()]
+    except (ImportError, OSError):
+        return []
+    used = {resource.RLIMIT_AS: sizes[0], resource.RLIMIT_DATA: sizes[5]}
+    limits = {kind: resource.getrlimit(kind)[0] for kind in used}
+    return [limit - used[kind] for kind, limit in limits.items() if limit != resource.RLIM_INFINITY]
 
 
 def human(size: float) -> str:

@@ -52,7 +52,9 @@ class EMDirichlet(Method):
     }
 
     variant: str = option("hard", "assignments between iterations: one class, or all", choices=("hard", "soft"))
-    iterations: int = option(10, "rounds of estimating and assigning (the original's soft variant: 20)", low=1)
+    iterations: int = option(
+        10, "rounds of estimating and assigning (the original's soft variant: 20)", low=1, high=100
+    )
     relative_temperature: float = option(0.3, "T as a share of the logit scale: 0.3 of CLIP's 100 is 30", above=0)
     complexity: str | float = option("original", "weight of the logarithm of the class shares: a number, or the "
                                      "original's integer part of K / 5", choices=("original",), low=0)  # fmt: skip

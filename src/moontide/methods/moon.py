@@ -107,7 +107,7 @@ class MOON(Method):
     update_mu: bool = option(True, "move the mean directions")
     update_kappa: bool = option(True, "re-estimate the concentrations")
     temper: float = option(50.0, "what the log-likelihood is divided by in the E-step", above=0)
-    kappa_cap: float = option(500.0, "largest re-estimated kappa (inf: none)", above=0)
+    kappa_cap: float = option(500.0, "largest re-estimated kappa (inf: none)", above=0, high=math.inf)
     r_cap: float = option(0.999, "largest mean resultant length (1: none)", above=0, high=1)
     neighbours: int = option(NEIGHBOURS, "m, neighbours of a sample in the graph", low=1)
     graph: str = option("symmetric", "a sample hears its neighbours and those it is neighbour of, or only the first",

@@ -58,14 +58,18 @@ class SamplewiseMOON(OnlineMethod):
     citation: ClassVar[str] = "Huang et al., ICML 2026"
     state_type: ClassVar[type[State]] = BankState
 
-    bank: int = option(128, "B, samples remembered", low=1)
+    bank: int = option(128, "B, samples remembered", low=1, high=100_000)
     alpha: float = option(1.0, "anchor weight, one for all classes", above=0)
     neighbours: int = option(3, "m, nearest samples of the bank that send a message", low=1)
     temper: float = option(100.0, "what the log-likelihood and the message are divided by", above=0)
     laplacian_weight: float = option(1.0, "weight of the message", low=0)
     text_weight: float = option(1.0, "weight of the zero-shot prediction", low=0)
-    kappa_cap: float = option(500.0, "largest kappa (inf: none)", above=0)
+    kappa_cap: float = option(500.0, "largest kappa (inf: none)", above=0, high=math.inf)
     r_cap: float = option(0.999, "largest mean resultant length (1: none)", above=0, high=1)
+
+    def peak_bytes(self, n: int, k: int, d: int, itemsize: int) -> int:
+        """Add the bank and its copy to the usual estimate."""
+        return super().peak_bytes(n, k, d, itemsize) + itemsize * 2 * self.bank * (k + d)
 
     def inert(self) -> Iterator[tuple[tuple[str, ...], str]]:
         """Name the options that the others switch off."""

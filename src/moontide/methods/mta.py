@@ -49,7 +49,7 @@ class MTA(Method):
     needs: ClassVar[frozenset[str]] = frozenset({"views"})
 
     views: int = option(64, "views made of each image, where images and an encoder are given in place of views", low=2)
-    seed: int = option(0, "of the random crops of those views", low=0)
+    seed: int = option(0, "of the random crops of those views", low=0, high=2**32 - 1)
     nearest: float = option(0.3, "share of the other views that sets the bandwidth of a view", above=0, high=1)
     affinity_weight: float = option(4.0, "lambda, weight of views with alike predictions", low=0)
     entropy_weight: float = option(0.2, "lambda_y, how evenly views count", above=0)

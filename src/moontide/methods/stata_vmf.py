@@ -13,6 +13,7 @@ its caps and its large-kappa normaliser. v_k is not scaled to unit length, which
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -43,7 +44,7 @@ class StatAvMF(Method):
 
     beta: str = option("hard", "counts in beta_k: argmax labels or soft assignments", choices=("hard", "soft"))
     alpha: float = option(1.0, "anchor weight, the same for all classes", low=0)
-    kappa_cap: float = option(500.0, "largest re-estimated kappa (inf: none)", above=0)
+    kappa_cap: float = option(500.0, "largest re-estimated kappa (inf: none)", above=0, high=math.inf)
     r_cap: float = option(0.999, "largest mean resultant length (1: none)", above=0, high=1)
     temper: float = option(50.0, "what the log-likelihood is divided by in the E-step", above=0)
     neighbours: int = option(NEIGHBOURS, "m, neighbours of a sample in the graph", low=1)

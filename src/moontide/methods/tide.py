@@ -31,14 +31,15 @@ from typing import Any, ClassVar, NamedTuple
 from moontide.core.arrays import (
     Array,
     class_counts,
+    class_sums,
     clip,
     columns,
     device,
     device_type,
+    exp_,
     is_torch_array,
     like,
     namespace,
-    put_columns,
     row_dots,
     row_norms,
     row_sums,
@@ -48,33 +49,31 @@ from moontide.core.graph import Graph, nearest_neighbours
 from moontide.core.memory import require_memory
 from moontide.core.ple import EPS, neighbour_votes
 from moontide.core.progress import track
-from moontide.core.simplex import log_softmax, one_hot, softmax
+from moontide.core.simplex import log_softmax, one_hot
 from moontide.core.smoothing import NEIGHBOURS, check_graph
 from moontide.options import option
-from moontide.protocols import OnlineMethod, State, copy_array, per_class
+from moontide.protocols import GivenState, OnlineMethod, State, copy_array, given_inputs, given_shares, per_class
 from moontide.types import Result, Task
 
 LARGEST = 1e3  # of the pseudo-count: at 1000 the prior is flat for any batch
-NONE = -1.0  # the share of a class whose share the user did not give
 LARGE = 2**27  # N x K above which a CPU works in blocks of rows, with assignments in 16 bits
-NEWTON = 8  # steps of Newton's method for the calibration
+NEWTON = 12  # steps of Newton's method for the calibration
 STILL = 1e-4  # assignments that move by less no longer change
-REST = 1e-3  # a class with no label and a soft count below this share of a* rests: its logits no longer change
+REST = 0.01  # a class rests whose largest z_ik is below this share of n_k + a*, and of 0.1
+SAME = 1e-6  # how far features may differ and still be those of one sample
 TRUSTS = (1.0, 0.7, 0.5, 0.35, 0.25, 0.18)  # weights of the text, tried on known labels
 SHARPER = (1.0, 1.4, 2.0, 2.8)  # factors of the sharpness, tried on known labels
-RELUCTANCE = (1.0, 8.0)  # nats that a factor of e of either costs: a handful of labels changes little
+RELUCTANCE = (2.0, 16.0)  # nats that a factor of e of either costs: a handful of labels changes little
 
 
 @dataclass(frozen=True)
-class TIDEState(State):
+class TIDEState(GivenState):
     """The last samples, oldest first, with what is known of them, and the labelled samples before those."""
 
     recent: Array  # (M, d) features, with rows of zeros in front until M samples were seen
     recent_known: Array = field(metadata=per_class(None, "numbers"))  # (M,) class numbers, -1 where not known
     known_sums: Array = field(metadata=per_class(0))  # (K, d) sum of the labelled features that are no longer recent
     known_counts: Array = field(metadata=per_class(0))  # (K,) their number
-    class_prior: Array = field(metadata=per_class(0))  # (K,) shares of the classes, NONE where not given
-    negatives: Array  # (G, d) embeddings of names that no image should be
 
 
 @dataclass(frozen=True)
@@ -92,7 +91,7 @@ class TIDE(OnlineMethod):
     accepts: ClassVar[frozenset[str]] = frozenset({"known", "class_prior", "negatives"})
     state_type: ClassVar[type[State]] = TIDEState
 
-    memory: int = option(64, "samples of a stream that are labelled together, the latest included", low=0)
+    memory: int = option(64, "samples of a stream that are labelled together, the latest included", low=0, high=10_000)
     neighbours: int = option(NEIGHBOURS, "m, neighbours of a sample in the graph", low=1)
     sharpness: float = option(10.0, "weight of the cosine to a class mean where few classes are there", low=0)
     iterations: int = option(10, "T, rounds of M-step and E-step after the first E-step", low=1)
@@ -115,8 +114,7 @@ class TIDE(OnlineMethod):
             recent_known=xp.full((self.memory,), -1, dtype=xp.int64, device=device(task.text)),
             known_sums=xp.zeros((k, d), **kind),
             known_counts=xp.zeros((k,), **kind),
-            class_prior=xp.full((k,), NONE, **kind) if task.class_prior is None else task.class_prior,
-            negatives=xp.zeros((0, d), **kind) if task.negatives is None else task.negatives,
+            **given_inputs(task),
         )
 
     def _fit(self, task: Task) -> Result:
@@ -149,7 +147,7 @@ class TIDE(OnlineMethod):
         window = xp.concat([state.recent[first:, :], x])  # (old + n, d)
         labels = xp.concat([state.recent_known[first:], known])  # (old + n,)
         leaving = remember(state, state.recent[:first, :], state.recent_known[:first])
-        result = self.solve(leaving, window, labels if bool(xp.any(labels >= 0)) else None, None)
+        result = self.solve(leaving, window, labels, None)
         every, numbers = xp.concat([state.recent, x]), xp.concat([state.recent_known, known])
         state = remember(state, every[:n, :], numbers[:n])
         return replace(state, recent=copy_array(every[n:, :]), recent_known=copy_array(numbers[n:])), rows_of(
@@ -161,7 +159,7 @@ class TIDE(OnlineMethod):
         xp, recent = namespace(x), state.recent_known
         past = []
         for i in range(x.shape[0]):
-            same = xp.all(state.recent == x[i, :], axis=1)  # (M,)
+            same = xp.all(xp.abs(state.recent - x[i, :]) <= SAME, axis=1)  # (M,)
             recent = xp.where(same, known[i], recent)
             past += [i] if not bool(xp.any(same)) else []
         chosen = xp.asarray(past, dtype=xp.int64, device=device(x))
@@ -184,15 +182,15 @@ class TIDE(OnlineMethod):
         else:
             crowd, expected = Crowd.of_shares(shares), (n - 1) * shares  # (K,)
         w = crowd.density
-        log_y -= (w if shares is None else 1.0) * text_bias(y, xp.sum(y, axis=0), expected)
+        log_y -= (w if shares is None else 1.0) * text_bias(y, expected)
         p, first = xp.mean(y, axis=0), xp.argmax(assigned, axis=1)  # (K,), (N,)
         anchor = anchors(f, state.text, y, cosine, p)  # (K, d)
-        scale = metric(xp.mean(f * f, axis=0), Groups.of(f, first, k))  # (d,)
+        scale = metric(f, Groups.of(f, first, k))  # (d,)
         f, anchor = f / scale, unit_rows(anchor / scale)
         lengths = row_norms(f)[:, None]  # (N, 1)
         f = f / lengths
         labels = labels._replace(sums=labels.sums / (scale * xp.mean(lengths)))
-        alpha = anchor_weight(anchor, Groups.of(f, first, k))
+        alpha = anchor_weight(f, anchor, Groups.of(f, first, k))
         sharp = self.sharpness * sharpening(w, n / k, alpha)
         left_out = xp.full_like(lengths, 1 - w * w) if labels.mask is None else (1 - w * w) * like(~labels.mask, f)
         prior = None if shares is None else xp.log(shares + EPS)  # (K,)
@@ -325,8 +323,9 @@ def anchors(f: Array, text: Array, y: Array, cosine: Array, p: Array) -> Array:
 
 
 def anchors_of(text: Array, p: Array, centre: Array, along: float, square: float) -> Array:
-    """Eq. 4 from means over the samples: p of y_i (K,), `centre` of f_i (d,), `along` of f_i . x_i and `square` of
-    |x_i|^2, x_i = sum_k y_ik t_k the expected text.
+    """Eq. 4 from means over the samples: p of y_i (K,), `centre` of f_i (d,), `along` and `square`.
+
+    With the expected text x_i = sum_k y_ik t_k, `along` is the mean of f_i . x_i and `square` that of |x_i|^2.
 
     >>> import numpy as np
     >>> anchors_of(np.eye(2), np.asarray([0.5, 0.5]), np.asarray([0.5, 0.5]), 1.0, 1.0)
@@ -340,16 +339,26 @@ def anchors_of(text: Array, p: Array, centre: Array, along: float, square: float
     return unit_rows(centre + slope * (text - text_centre))
 
 
-def text_bias(y: Array, total: Array, expected: Array | float) -> Array:
+def text_bias(y: Array, expected: Array | float) -> Array:
     """Eq. 5: b_ik = log((sum_j y_jk - y_ik + 1) / (expected_k + 1)), (N, K): how much more often a class is predicted.
 
-    `total` is sum_j y_j, (K,), over all samples; `expected` is (N - 1) / K, or (N - 1) times the known share of the
-    class. The other samples alone are counted, with one pseudo-sample, so that a sample does not speak against itself.
+    `expected` is (N - 1) / K, or (N - 1) times the known share of the class. The other samples alone are counted, with
+    one pseudo-sample, so that a sample does not speak against itself.
 
     >>> import numpy as np
-    >>> text_bias(np.asarray([[1.0, 0.0], [1.0, 0.0]]), np.asarray([2.0, 0.0]), 0.5).round(2)
+    >>> text_bias(np.asarray([[1.0, 0.0], [1.0, 0.0]]), 0.5).round(2)
     array([[ 0.29, -0.41],
            [ 0.29, -0.41]])
+    """
+    return bias_of(y, namespace(y).sum(y, axis=0), expected)
+
+
+def bias_of(y: Array, total: Array, expected: Array | float) -> Array:
+    """Eq. 5 of some of the samples, (b, K), from sum_j y_j over all of them, (K,).
+
+    >>> import numpy as np
+    >>> bias_of(np.asarray([[1.0, 0.0]]), np.asarray([2.0, 0.0]), 0.5).round(2)
+    array([[ 0.29, -0.41]])
     """
     return namespace(y).log((total + 1 - y) / (expected + 1))
 
@@ -364,48 +373,62 @@ class Groups(NamedTuple):
     @classmethod
     def of(cls, f: Array, labels: Array, k: int) -> Groups:
         """Collect the groups of samples with one label."""
-        hot = one_hot(labels, k, f)  # (N, K)
-        return cls.of_sums(hot.T @ f, namespace(f).sum(hot, axis=0), f.shape[0])
+        return cls.of_sums(class_sums(labels, f, k), like(class_counts(labels, k), f), f.shape[0])
 
     @classmethod
     def of_sums(cls, sums: Array, count: Array, n: int) -> Groups:
         """Return the groups of n samples from the sum of the samples of each, (K, d), and their number, (K,)."""
         return cls(sums / clip(count, 1)[:, None], count, n - int(namespace(sums).sum(count > 0)))
 
-    @property
-    def n(self) -> float:
-        """The number of samples."""
-        return float(namespace(self.count).sum(self.count))
 
-
-def metric(square: Array, groups: Groups) -> Array:
+def metric(f: Array, groups: Groups) -> Array:
     """Eq. 6: the standard deviation of each dimension within classes, shrunk to their mean by d pseudo-samples, (d,).
 
-    `square` is the mean of f_i^2, (d,). Dividing by it makes the classes round, as a von Mises-Fisher distribution
-    wants them. Relative to the mean: a scale does not matter to a cosine.
+    Dividing by it makes the classes round, as a von Mises-Fisher distribution wants them. Relative to the mean: a scale
+    does not matter to a cosine.
 
     >>> import numpy as np
-    >>> metric(np.full(2, 0.5), Groups.of(np.eye(2), np.asarray([0, 1]), 2))
+    >>> metric(np.eye(2), Groups.of(np.eye(2), np.asarray([0, 1]), 2))
+    array([1., 1.])
+    """
+    return metric_of(namespace(f).mean(f * f, axis=0), groups, f.shape[0])
+
+
+def metric_of(square: Array, groups: Groups, n: int) -> Array:
+    """Eq. 6 from the mean of f_i^2 over the n samples, (d,).
+
+    >>> import numpy as np
+    >>> metric_of(np.full(2, 0.5), Groups.of(np.eye(2), np.asarray([0, 1]), 2), 2)
     array([1., 1.])
     """
     xp, d = namespace(square), square.shape[0]
-    between = xp.sum(groups.count[:, None] * groups.mean**2, axis=0) / groups.n  # (d,)
+    between = xp.sum(groups.count[:, None] * groups.mean**2, axis=0) / n  # (d,)
     variance = clip(square - between, 0)  # (d,)
     average = clip(xp.mean(variance), EPS)
     return xp.sqrt((groups.freedom * variance / average + d) / (groups.freedom + d))
 
 
-def anchor_weight(anchor: Array, groups: Groups) -> float:
+def anchor_weight(f: Array, anchor: Array, groups: Groups) -> float:
     """Eq. 7: alpha = sigma^2 / tau^2, held in [0.3, 30]: the empirical Bayes weight of an anchor in a class mean.
 
     sigma^2 is the variance within classes and tau^2 that of the class means about their anchors, both by an analysis of
     variance of the zero-shot labels. Where every sample has a class of its own, there is none and alpha is 1.
 
     >>> import numpy as np
-    >>> anchor_weight(np.eye(2), Groups.of(np.eye(2), np.asarray([0, 1]), 2))
+    >>> anchor_weight(np.eye(2), np.eye(2), Groups.of(np.eye(2), np.asarray([0, 1]), 2))
     1.0
     """
-    xp, n = namespace(anchor), groups.n
+    return anchor_weight_of(anchor, groups, f.shape[0])
+
+
+def anchor_weight_of(anchor: Array, groups: Groups, n: int) -> float:
+    """Eq. 7 from the groups of all n samples.
+
+    >>> import numpy as np
+    >>> anchor_weight_of(np.eye(2), Groups(np.eye(2), np.ones(2), 0), 2)
+    1.0
+    """
+    xp = namespace(anchor)
     if groups.freedom < 1:
         return 1.0
     mean, count, freedom = groups
@@ -428,7 +451,7 @@ class Labels(NamedTuple):
     def of(cls, known: Array | None, state: TIDEState, y: Array) -> Labels:
         """Collect what is known of samples with predictions y (N, K)."""
         past = (state.known_sums, state.known_counts)
-        if known is None:
+        if known is None or not bool(namespace(known).any(known >= 0)):
             return cls(None, None, None, *past)
         return cls(known, (known >= 0)[:, None], one_hot(known, y.shape[1], y), *past)
 
@@ -457,51 +480,61 @@ class Model(NamedTuple):
     prior: Array | None  # (K,) log shares of the classes, where known
     labels: Labels
 
+    def of_classes(self, some: Array) -> Model:
+        """Return the model of some of the classes, (L,)."""
+        known = self.labels._replace(sums=rows(self.labels.sums, some), counts=self.labels.counts[some])
+        return self._replace(
+            anchor=rows(self.anchor, some),
+            at_anchor=columns(self.at_anchor, some),
+            log_y=columns(self.log_y, some),
+            prior=None if self.prior is None else self.prior[some],
+            labels=known,
+        )
+
 
 class Means(NamedTuple):
-    """Statistics of L classes after an M-step."""
+    """Statistics of the H classes with labels after an M-step; a class without any is at its anchor."""
 
-    weight: Array  # (N, L) gamma_i z_ik, discounted for samples without a known label
-    sums: Array  # (L, d)
-    soft: Array  # (L,)
-    hard: Array  # (L,)
-    labels: Array  # (N,) places in the L classes
-    own: Array  # (N, 1) what a sample adds to the hard count of its label
+    weight: Array  # (N, H) gamma_i z_ik, discounted for samples without a known label
+    sums: Array  # (H, d)
+    soft: Array  # (H,)
+    hard: Array  # (H,)
+    places: Array  # (N,) the label of each sample, as a place in the H classes
+    own: Array  # (N,) what a sample adds to the hard count of its label
 
 
-def m_step(model: Model, z: Array, gamma: Array, live: Any, reliability: float) -> Means:
-    """Eq. 8, its sums: S_k = sum_i gamma_i z_ik f_i, s_k = sum_i gamma_i z_ik and hard counts c_k, over labels known.
+def m_step(model: Model, z: Array, gamma: Array, labels: Array, reliability: float) -> tuple[Any, Means]:
+    """Eq. 8, its sums: S_k = sum_i gamma_i z_ik f_i, s_k = sum_i gamma_i z_ik and hard counts c_k; and the H classes.
 
     A sample without a known label counts `reliability` times as much as one with it.
     """
-    xp, past = namespace(z), model.labels
-    labels = xp.argmax(z, axis=1)  # (N,)
-    one = xp.ones_like(gamma)
-    trusted = reliability * one if past.mask is None else xp.where(past.mask[:, 0], one, reliability * one)  # (N,)
-    weight = z * (gamma * trusted)[:, None]  # (N, L)
-    sums = weight.T @ model.f + rows(past.sums, live)  # (L, d)
-    soft = xp.sum(weight, axis=0) + past.counts[live]
-    hard = class_counts(labels, z.shape[1], trusted) + past.counts[live]
-    return Means(weight, sums, soft, like(hard, z), labels, trusted[:, None])
+    xp, known, one = namespace(z), model.labels, namespace(z).ones_like(gamma)
+    trusted = reliability * one if known.mask is None else xp.where(known.mask[:, 0], one, reliability * one)  # (N,)
+    hard = like(class_counts(labels, z.shape[1], trusted), z) + known.counts  # (L,)
+    some: Any = slice(None) if is_torch_array(z) else xp.nonzero(hard)[0]  # (H,)
+    weight = columns(z, some) * (gamma * trusted)[:, None]  # (N, H)
+    sums = weight.T @ model.f + rows(known.sums, some)  # (H, d)
+    soft = xp.sum(weight, axis=0) + known.counts[some]
+    places = labels if isinstance(some, slice) else xp.searchsorted(some, labels)
+    return some, Means(weight, sums, soft, hard[some], places, trusted)
 
 
-def cosine_to_means(model: Model, means: Means, live: Any, left_out: Array, dots: Array | None = None) -> Array:
-    """Eqs. 8 and 9: cos(f_i, R_ik), R_ik = beta_ik S_k / s_k + (1 - beta_ik) mu'_k, beta = c / (c + alpha), (N, L).
+def cosine_to_means(model: Model, means: Means, some: Any, left_out: Array, dots: Array | None = None) -> Array:
+    """Eqs. 8 and 9: cos(f_i, R_ik), R_ik = beta_ik S_k / s_k + (1 - beta_ik) mu'_k, beta = c / (c + alpha), (N, H).
 
     All of them without the share `left_out` of sample i: S_k - u gamma_i z_ik f_i, and so on. Nothing but f_i . S_k is
-    N x L x d work, as |S_k - u f_i|^2 = |S_k|^2 - 2 u f_i . S_k + u^2; it is `dots` (N, L) where it is at hand.
+    N x H x d work, as |S_k - u f_i|^2 = |S_k|^2 - 2 u f_i . S_k + u^2; it is `dots` (N, H) where it is at hand.
     """
     xp, f = namespace(model.f), model.f
-    anchor, at_anchor = rows(model.anchor, live), columns(model.at_anchor, live)  # (L, d), (N, L)
-    mine = left_out * means.weight  # (N, L)
+    anchor, at_anchor = rows(model.anchor, some), columns(model.at_anchor, some)  # (H, d), (N, H)
+    mine = left_out * means.weight  # (N, H)
     each = xp.arange(f.shape[0], device=device(f))
-    hard = xp.zeros_like(mine) + means.hard  # (N, L)
-    hard[each, means.labels] -= (left_out * means.own)[:, 0]
-    hard = clip(hard, 0)
-    beta = hard / (hard + model.alpha)  # (N, L)
+    hard = xp.zeros_like(mine) + means.hard  # (N, H)
+    hard[each, means.places] = clip(hard[each, means.places] - left_out[:, 0] * means.own, 0)
+    beta = hard / (hard + model.alpha)  # (N, H)
     rest = 1 - beta
     beta /= clip(means.soft - mine, 1e-9)
-    dots = f @ means.sums.T if dots is None else dots  # (N, L)
+    dots = f @ means.sums.T if dots is None else dots  # (N, H)
     top = beta * (dots - mine) + rest * at_anchor  # f_i . R_ik
     square = row_dots(means.sums, means.sums) + mine * (mine - 2 * dots)  # |S_k - mine f_i|^2
     along = row_dots(means.sums, anchor) - mine * at_anchor  # (S_k - mine f_i) . mu'_k
@@ -555,102 +588,150 @@ def trust(base: Array, cosine: Array, known: Array, sharpness: float) -> tuple[f
 
 
 class Rest(NamedTuple):
-    """The classes that rest, as one: their logits no longer change."""
+    """The R classes that rest: without labels and with next to no assignments, all that changes is their prior.
 
-    logits: Array  # (N, K) of all classes
-    log_sum: Array  # (N, 1) log sum over the resting classes of exp(logits)
-    entropy: Array  # (N,) of the distribution over them
+    Their logits are c_ik + log(n_k + a*) with c_ik that never change. What an iteration needs of them, sums over
+    classes or samples, is products of matrices by vectors; their part in votes and leave-one-out is neglected.
+    """
+
+    classes: Array  # (R,) numbers
+    top: Array  # (N, 1) max_k c_ik
+    shares: Array  # (N, R) e_ik = exp(c_ik - top_i)
+    logs: Array  # (N, R) e_ik (c_ik - top_i)
+    pull: Array  # (R,) n_k + a*
+
+    @classmethod
+    def of(cls, classes: Array, logits: Array, pull: Array) -> Rest:
+        """Let classes rest whose logits without the prior are (N, R)."""
+        xp = namespace(logits)
+        top = xp.max(logits, axis=1, keepdims=True)
+        logits = logits - top
+        shares = xp.exp(logits)
+        return cls(classes, top, shares, shares * logits, pull)
+
+    def log_sum(self) -> tuple[Array, Array]:
+        """Return log sum_k exp(logits_ik) over the resting classes and the entropy of their distribution, (N,) each."""
+        xp = namespace(self.pull)
+        total = self.shares @ self.pull  # (N,)
+        log_total = xp.log(total)
+        entropy = log_total - (self.logs @ self.pull + self.shares @ (self.pull * xp.log(self.pull))) / total
+        return self.top[:, 0] + log_total, entropy
+
+    def counted(self, log_total: Array, smoothing: float) -> Rest:
+        """Return them with the counts n_k that follow from log sum_k exp(logits_ik) over all classes, (N,)."""
+        counts = self.pull * (self.shares.T @ namespace(log_total).exp(self.top[:, 0] - log_total))  # (R,)
+        return self._replace(pull=counts + smoothing)
 
 
-def resting(z: Array, logits: Array, smoothing: float) -> tuple[Any, Rest | None]:
-    """Return the live classes, all or their numbers, and the rest: classes with no label and next to no assignments.
+def resting(z: Array, labels: Array, smoothing: float) -> Array | None:
+    """Return a mask of the classes of z (N, L) that may rest, (L,), where they are many; None otherwise.
 
     Only numpy gains by it: a GPU is quicker with all classes than with waiting for their number.
     """
-    xp = namespace(z)
     if is_torch_array(z):
-        return slice(None), None
-    some = class_counts(xp.argmax(z, axis=1), z.shape[1]) > 0
-    live = xp.nonzero(some | (xp.sum(z, axis=0) >= REST * smoothing))[0]  # (L,)
-    if live.shape[0] > z.shape[1] // 2:
-        return slice(None), None
-    still = xp.ones(z.shape[1], dtype=bool)
-    still[live] = False
-    idle = logits[:, still]  # (N, K - L)
-    top = xp.max(idle, axis=1, keepdims=True)
-    idle -= top
-    share = xp.exp(idle)
-    total = row_sums(share)  # (N,)
-    entropy = xp.log(total) - row_dots(share, idle) / total
-    return live, Rest(logits, top + xp.log(total)[:, None], entropy)
+        return None
+    xp = namespace(z)
+    bound = REST * xp.minimum(xp.sum(z, axis=0) + smoothing, 0.1 + 0 * z[0, :])  # (L,)
+    idle = (xp.max(z, axis=0) <= bound) & (class_counts(labels, z.shape[1]) == 0)
+    return idle if int(xp.sum(idle)) > z.shape[1] // 4 else None
 
 
-def assign(logits: Array, rest: Rest | None) -> tuple[Array, Array]:
-    """Eq. 11, its softmax: z of the live classes (N, L), and the entropy of all K probabilities of a sample, (N,)."""
+def assign(logits: Array, rest: Rest | None) -> tuple[Array, Array, Array]:
+    """Eq. 11, its softmax: z (N, L) of classes that do not rest, and of all K the entropy and log sum of exp, (N,)."""
     xp = namespace(logits)
     top = xp.max(logits, axis=1, keepdims=True)  # (N, 1)
-    if rest is not None:
-        top = xp.maximum(top, rest.log_sum)
+    idle, idle_entropy = (None, None) if rest is None else rest.log_sum()  # (N,), (N,)
+    if idle is not None:
+        top = xp.maximum(top, idle[:, None])
     shifted = logits - top
     z = xp.exp(shifted)
-    total = row_sums(z)[:, None]  # (N, 1)
+    total = row_sums(z)  # (N,)
     entropy = -row_dots(z, shifted)
-    if rest is not None:
-        idle = xp.exp(rest.log_sum - top)  # (N, 1)
-        entropy = entropy + idle[:, 0] * (rest.entropy - (rest.log_sum - top)[:, 0])
-        total = total + idle
-    z /= total
-    return z, entropy / total[:, 0] + xp.log(total[:, 0])
+    if idle is not None and idle_entropy is not None:
+        mass = xp.exp(idle - top[:, 0])  # (N,)
+        entropy = entropy + mass * (idle_entropy - (idle - top[:, 0]))
+        total = total + mass
+    z /= total[:, None]
+    log_total = xp.log(total)
+    return z, entropy / total + log_total, top[:, 0] + log_total
 
 
 def iterate(model: Model, logits: Array, votes_of: Any, iterations: int) -> tuple[Array, Array, int, bool]:
     """Alternate M-steps and E-steps from first logits (N, K); return z (N, K), beta (K,), steps and convergence."""
-    xp, (n, k), labels = namespace(logits), logits.shape, model.labels
-    log_k = math.log(max(k, 2))
-    z, entropy = assign(logits, None)
-    z = labels.clamp(z)
-    live, rest = (slice(None), None) if labels.any else resting(z, logits, model.smoothing)
-    z, log_y = columns(z, live), columns(model.log_y, live)  # (N, L)
-    text, sharpness, reliable, steps = 1.0, model.sharpness, 1.0, 0
+    xp, (n, k), known = namespace(logits), logits.shape, model.labels
+    log_k, steps, rest, live = math.log(max(k, 2)), 0, None, None
+    z, entropy, log_total = assign(logits, None)
+    z = known.clamp(z)
+    text, sharpness, reliable = 1.0, model.sharpness, 1.0
     for _ in track(range(iterations), "iterations"):
         steps += 1
+        labels, counts, before = xp.argmax(z, axis=1), xp.sum(z, axis=0), z  # (N,), (L,)
+        wanted = steps > 1 and rest is None and model.prior is None and not known.any
+        idle = resting(z, labels, model.smoothing) if wanted else None
+        if idle is not None:
+            live = xp.nonzero(~idle)[0]  # (L,)
+            at_rest = model.log_y[:, idle] + sharpness * model.at_anchor[:, idle]
+            rest = Rest.of(xp.nonzero(idle)[0], at_rest, counts[idle] + model.smoothing)
+            model, z, counts = model.of_classes(live), columns(z, live), counts[live]
+            labels, before = xp.searchsorted(live, labels), z
         gamma = clip(1 - entropy / log_k, 0, 1)  # (N,)
-        if labels.mask is not None:
-            gamma = xp.where(labels.mask[:, 0], xp.ones_like(gamma), gamma)
-        means = m_step(model, z, gamma, live, reliable)
-        votes = model.vote_weight * votes_of(z)  # (N, L)
-        counts = xp.sum(z, axis=0)  # (L,)
-        base = log_y + votes
-        if labels.known is not None:  # what the model makes of labelled samples that it leaves out (Eqs. 12, 13)
-            there = xp.nonzero(labels.known >= 0)[0]  # (n',)
-            own, without = labels.known[there], class_pull(model, counts, z, 1.0, live)[there, :]
-            cosine = cosine_to_means(model, means, live, xp.ones_like(model.left_out))[there, :]
-            text, sharpness = trust(base[there, :] + without, cosine, own, model.sharpness)
-            found = xp.argmax(text * (base[there, :] + without) + sharpness * cosine, axis=1)
-            reliable = reliability(int(xp.sum(found == own)), int(own.shape[0]), n / k)
-        base += class_pull(model, counts, z, model.left_out, live)
-        logits = text * base + sharpness * cosine_to_means(model, means, live, model.left_out)
-        before = z
-        z, entropy = assign(logits, rest)
-        z = labels.clamp(z)
-        same = bool(xp.all(xp.argmax(z, axis=1) == means.labels))
+        if known.mask is not None:
+            gamma = xp.where(known.mask[:, 0], xp.ones_like(gamma), gamma)
+        some, means = m_step(model, z, gamma, labels, reliable)
+        base = votes_of(z)  # (N, L)
+        base *= model.vote_weight
+        base += model.log_y
+        if known.known is not None:
+            text, sharpness, reliable = learn_from_known(model, known.known, means, some, base, counts, z)
+        base += class_pull(model, counts, z, model.left_out)
+        if text != 1:
+            base *= text
+        base += sharpness * model.at_anchor
+        nearer = cosine_to_means(model, means, some, model.left_out) - columns(model.at_anchor, some)
+        base[:, some] += sharpness * nearer
+        z, entropy, log_total = assign(base, rest)
+        z = known.clamp(z)
+        rest = None if rest is None else rest.counted(log_total, model.smoothing)
+        same = bool(xp.all(xp.argmax(z, axis=1) == labels))
         if same and float(xp.max(xp.abs(z - before))) < STILL:
             break
-    hard = like(class_counts(xp.argmax(z, axis=1), z.shape[1]), z) + labels.counts[live]
-    beta = hard / (hard + model.alpha)  # (L,)
-    if rest is None:
+    hard = like(class_counts(xp.argmax(z, axis=1), z.shape[1]), z) + model.labels.counts  # (L,)
+    beta = hard / (hard + model.alpha)
+    if rest is None or live is None:
         return z, beta, steps, same
-    full = put_columns(rest.logits, live, logits)  # (N, K)
-    everyone = xp.zeros(k, dtype=beta.dtype)
-    everyone[live] = beta
-    return softmax(full), everyone, steps, same
+    full, all_beta = xp.empty((n, k), dtype=z.dtype), xp.zeros((k,), dtype=z.dtype)
+    full[:, live], all_beta[live] = z, beta
+    full[:, rest.classes] = rest.shares * rest.pull * xp.exp(rest.top[:, 0] - log_total)[:, None]
+    full /= row_sums(full)[:, None]
+    return full, all_beta, steps, same
 
 
-def class_pull(model: Model, counts: Array, z: Array, left_out: Any, live: Any) -> Array:
+def learn_from_known(
+    model: Model, known: Array, means: Means, some: Any, base: Array, counts: Array, z: Array
+) -> tuple[float, float, float]:
+    """Return the weight of the text, the sharpness and the reliability of other labels, from known ones (Eqs. 12, 13).
+
+    What is asked is what the model makes of each labelled sample where its label is not known: without its own part in
+    class means and counts, and with the votes of its neighbours.
+    """
+    xp, (n, k) = namespace(z), z.shape
+    there = xp.nonzero(known >= 0)[0]  # (n',)
+    labels = known[there]
+    cosine = 1 * model.at_anchor[there, :]  # (n', K)
+    cosine[:, some] = cosine_to_means(model, means, some, xp.ones_like(model.left_out))[there, :]
+    base = base[there, :] + class_pull(model, counts, z, 1.0)[there, :]
+    text, sharpness = trust(base, cosine, labels, model.sharpness)
+    found = xp.argmax(text * base + sharpness * cosine, axis=1)
+    return text, sharpness, reliability(int(xp.sum(found == labels)), int(labels.shape[0]), n / k)
+
+
+def class_pull(model: Model, counts: Array, z: Array, left_out: Any) -> Array:
     """Eq. 11, its prior: log(n_k - u z_ik + a*), (N, L), the collapsed mixture's; or the log shares that are known."""
     if model.prior is not None:
-        return model.prior[live] + 0 * z
-    return namespace(z).log(clip(counts - left_out * z, 0) + model.smoothing)
+        return model.prior + 0 * z
+    pull = clip(counts - left_out * z, 0)
+    pull += model.smoothing
+    return namespace(z).log(pull)
 
 
 def calibrated(z: Array, y: Array, density: float, labels: Labels) -> Array:
@@ -672,18 +753,21 @@ def calibrated(z: Array, y: Array, density: float, labels: Labels) -> Array:
     total = float(xp.sum(free))
     if total == 0:
         return z
-    target = expected_right(float(xp.sum(q * free)) / total, density, n)
-    log_z = log_ratios(z, label)  # (N, K)
+    log_z, e = log_ratios(z, label), z  # (N, K), (N, K)
 
     def means_at(power: float) -> tuple[float, float]:
-        confidence, slope = (float(xp.sum(x * free)) / total for x in confidences(log_z, power))
+        nonlocal e
+        e = exp_(power * log_z)
+        confidence, slope = (float(xp.sum(x * free)) / total for x in confidences(e, log_z, power))
         return confidence, slope
 
-    return softmax(calibration(target, means_at) * log_z)
+    calibration(expected_right(float(xp.sum(q * free)) / total, density, n), means_at)
+    e /= row_sums(e)[:, None]
+    return e
 
 
 def expected_right(q: float, density: float, n: int) -> float:
-    """Eq. 14, its right-hand side, for n labels with the mean probability q under zero-shot.
+    """Eq. 14, the share of n labels expected right whose mean probability under zero-shot is q.
 
     >>> expected_right(0.5, 0.5, 1)
     0.5
@@ -692,10 +776,10 @@ def expected_right(q: float, density: float, n: int) -> float:
 
 
 def log_ratios(z: Array, label: Array) -> Array:
-    """Return log(z_ik / z_il) for the label l of each sample, (N, 1), as an array (N, K).
+    """Return log(z_ik / z_il), l the label of sample i, (N, K); `label` is (N, 1).
 
     >>> import numpy as np
-    >>> log_ratios(np.asarray([[1.0, 1.0]]), np.asarray([[0]]))
+    >>> log_ratios(np.asarray([[0.5, 0.5]]), np.asarray([[0]]))
     array([[0., 0.]])
     """
     xp = namespace(z)
@@ -704,31 +788,38 @@ def log_ratios(z: Array, label: Array) -> Array:
     return log_z
 
 
-def confidences(log_z: Array, power: float) -> tuple[Array, Array]:
-    """Return the probability of the label under z^T and its derivative by log T, (N,) each, from `log_ratios`.
+def confidences(e: Array, log_z: Array, power: float) -> tuple[Array, Array]:
+    """Return the probability of the label under z^T and its derivative by log T, (N,) each.
+
+    `log_z` (N, K) are the `log_ratios` and `e` is exp(T log_z).
 
     >>> import numpy as np
-    >>> confidences(np.zeros((1, 2)), 1.0)[0]
+    >>> confidences(np.ones((1, 2)), np.zeros((1, 2)), 1.0)[0]
     array([0.5])
     """
-    e = namespace(log_z).exp(power * log_z)
     confidence = 1 / row_sums(e)  # (N,)
     return confidence, -power * row_dots(e, log_z) * confidence**2
 
 
 def calibration(target: float, means_at: Callable[[float], tuple[float, float]]) -> float:
-    """Eq. 14, its T, by Newton's method on log T: `means_at(T)` are the means over the samples of `confidences`.
+    """Eq. 14, its T, held in [0.02, 5], by Newton's method on log T.
 
-    >>> round(calibration(0.8, lambda power: (power / 10, power / 10)), 3)
-    5.0
+    `means_at(T)` returns the means over the samples of `confidences`; its last call is with the T that is returned.
+
+    >>> round(calibration(0.2, lambda power: (power / 10, power / 10)), 3)
+    2.0
     """
     power = 1.0
     for _ in range(NEWTON):
-        confidence, slope = means_at(power)
-        step = min(max((target - confidence) / max(slope, 1e-6), -1.0), 1.0)
-        power = min(max(power * math.exp(step), 0.02), 5.0)
-        if abs(step) < 1e-4:
+        confidence, rise = means_at(power)
+        gap = target - confidence
+        if abs(gap) < 1e-5:
+            return power
+        power *= math.exp(min(max(gap / max(rise, 1e-6), -1.0), 1.0))
+        if not 0.02 < power < 5:
+            power = min(max(power, 0.02), 5.0)
             break
+    means_at(power)
     return power
 
 
@@ -740,21 +831,21 @@ def unknown_score(cosine: Array, f: Array, state: TIDEState, votes_of: Any) -> A
     return with_neighbours(unlikeness(cosine, f, state.logit_scale, state.negatives), votes_of)
 
 
-def unlikeness(cosine: Array, f: Array, logit_scale: float, negatives: Array) -> Array:
+def unlikeness(cosine: Array, f: Array, scale: float, negatives: Array) -> Array:
     """Eq. 15 of a sample alone, from its cosines to the classes (N, K), itself (N, d) and negatives (G, d): (N,).
 
-    1 - (max_k f_i . t_k - mean_k f_i . t_k), what the maximum softmax at temperature 1 sorts by; or, with negatives,
-    the share of the softmax over classes and negatives that the negatives take.
+    1 - (max_k f_i . t_k - mean_k f_i . t_k), what the maximum softmax at temperature 1 sorts by. Negatives add half the
+    log odds of the share that they take in a softmax over classes and negatives, in units of a cosine.
 
     >>> import numpy as np
     >>> unlikeness(np.asarray([[1.0, 0.0]]), np.eye(2)[:1], 100.0, np.zeros((0, 2)))
     array([0.5])
     """
     xp = namespace(cosine)
-    if not negatives.shape[0]:
-        return 1 - (xp.max(cosine, axis=1) - xp.mean(cosine, axis=1))
-    negative = log_sum_exp(logit_scale * (f @ negatives.T))  # (N,)
-    return 1 / (1 + xp.exp(clip(log_sum_exp(logit_scale * cosine) - negative, -80, 80)))
+    score = 1 - (xp.max(cosine, axis=1) - xp.mean(cosine, axis=1))  # (N,)
+    if negatives.shape[0]:
+        score = score + (log_sum_exp(scale * (f @ negatives.T)) - log_sum_exp(scale * cosine)) / (2 * scale)
+    return score
 
 
 def with_neighbours(score: Array, votes_of: Any) -> Array:
@@ -790,22 +881,6 @@ def remember(state: TIDEState, f: Array, known: Array) -> TIDEState:
     hot = one_hot(known, state.text.shape[0], f)  # (n, K)
     sums, counts = state.known_sums + hot.T @ f, state.known_counts + xp.sum(hot, axis=0)
     return replace(state, known_sums=sums, known_counts=counts)
-
-
-def given_shares(prior: Array) -> Array | None:
-    """Return the class shares that the user gave, (K,), classes without one taken as average; None where none was.
-
-    >>> import numpy as np
-    >>> given_shares(np.asarray([0.5, 0.5, -1.0])).round(2)
-    array([0.33, 0.33, 0.33])
-    """
-    xp, given = namespace(prior), prior >= 0
-    number = float(xp.sum(given))
-    if not number:
-        return None
-    average = float(xp.sum(xp.where(given, prior, 0 * prior))) / number
-    shares = xp.where(given, prior, average + 0 * prior)
-    return shares / xp.sum(shares)
 
 
 def rows(x: Array, which: Any) -> Array:

@@ -21,8 +21,9 @@ from moontide.store.datasets import dataset
 TITLES = {
     "zero_shot": "zero-shot", "mta": "MTA", "tent": "TENT", "tda": "TDA", "dmn": "DMN", "oga": "OGA",
     "em_dirichlet": "EM-Dirichlet", "zlap": "ZLaP", "gda_clip": "GDA-CLIP", "transclip": "TransCLIP", "adapt": "ADAPT",
-    "stata": "StatA", "stata_vmf": "StatA-vMF", "moon_gaussian": "MOON-Gaussian", "moon_samplewise": "MOON sample-wise",
-    "moon": "MOON",
+    "sinkhorn": "Sinkhorn", "inmap": "InMaP", "frolic": "Frolic", "otter": "OTTER", "onzeta": "OnZeta", "bca": "BCA",
+    "dota": "DOTA", "dpe": "DPE", "ecalp": "ECALP", "stata": "StatA", "stata_vmf": "StatA-vMF",
+    "moon_gaussian": "MOON-Gaussian", "moon_samplewise": "MOON sample-wise", "moon": "MOON",
 }  # fmt: skip
 _ORDER = list(TITLES)
 

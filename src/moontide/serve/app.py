@@ -1,7 +1,8 @@
 """The application: the routes behind their guard, the pages, and how errors are said.
 
 An error is a JSON object with one sentence, `detail`. Statuses: 400 unreadable, 401 and 403 not let in, 404 not there,
-408 too slow, 409 taken, 413 too large, 415 of another kind, 422 readable but wrong, 429 too busy (with Retry-After).
+408 too slow, 409 taken, 413 too large, 415 of another kind, 422 readable but wrong, 429 too busy, 503 not now (the last
+two with Retry-After).
 """
 
 from __future__ import annotations
@@ -9,9 +10,11 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from importlib.resources import files
+from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
+from fastapi.openapi.utils import get_openapi
 from fastapi.responses import JSONResponse, Response
 
 import moontide
@@ -19,25 +22,28 @@ from moontide.errors import FileError, MoontideError, ResourceError
 from moontide.serve.auth import Guard
 from moontide.serve.batching import BusyError
 from moontide.serve.images import KindError, TooLargeError
-from moontide.serve.journal import DamagedError, StoreError
+from moontide.serve.journal import StoreError
+from moontide.serve.models import in_words
+from moontide.serve.parsing import JSONError
 from moontide.serve.routes import router
 from moontide.serve.service import Service
-from moontide.serve.state import GoneError, TakenError
+from moontide.serve.state import EmptyError, GoneError, TakenError
 
 STATUS: dict[type[BaseException], int] = {
+    JSONError: 400,
     GoneError: 404,
     TakenError: 409,
+    EmptyError: 409,
     ResourceError: 413,
     TooLargeError: 413,
     KindError: 415,
     BusyError: 429,
-    DamagedError: 500,
     StoreError: 503,
     FileError: 503,
     MoontideError: 422,
 }
 PAGES = {"/": "index.html", "/docs": "docs.html"} | {
-    f"/{name}": name for name in ("app.js", "docs.js", "style.css", "icon.svg")
+    f"/{name}": name for name in ("app.js", "known.js", "docs.js", "style.css", "icon.svg")
 }
 KINDS = {"html": "text/html", "js": "text/javascript", "css": "text/css", "svg": "image/svg+xml"}
 
@@ -56,14 +62,34 @@ def create_app(service: Service) -> FastAPI:
         docs_url=None, redoc_url=None, lifespan=lifespan,
     )  # fmt: skip
     app.state.service = service
+    app.openapi = lambda: document(app)  # type: ignore[method-assign]
     app.include_router(router)
     for path, name in PAGES.items():
         app.add_api_route(path, _page(name), include_in_schema=False)
     app.add_middleware(Guard, gate=service.gate, metrics=service.metrics)
+    app.add_exception_handler(405, _say_methods)
     app.add_exception_handler(MoontideError, _say)
     app.add_exception_handler(RequestValidationError, _say_invalid)
     app.add_exception_handler(Exception, _say_bug)
     return app
+
+
+def document(app: FastAPI) -> dict[str, Any]:
+    """Return the OpenAPI document; parameters that may be left out are not null where they are sent.
+
+    >>> document(FastAPI())["openapi"][:2]
+    '3.'
+    """
+    if app.openapi_schema is None:
+        made = get_openapi(title=app.title, version=app.version, summary=app.summary, routes=app.routes)
+        for verbs in made["paths"].values():
+            for parameter in (each for verb in verbs.values() for each in verb.get("parameters", ())):
+                kinds = parameter["schema"].pop("anyOf", [])
+                for kind in kinds:
+                    if kind != {"type": "null"}:
+                        parameter["schema"] |= kind
+        app.openapi_schema = made
+    return app.openapi_schema
 
 
 def _page(name: str) -> Callable[[], Awaitable[Response]]:
@@ -83,13 +109,20 @@ async def _say(_: Request, error: Exception) -> JSONResponse:
     return JSONResponse({"detail": str(error)}, status, headers)
 
 
+async def _say_methods(request: Request, _: Exception) -> JSONResponse:
+    """Name all methods of a path, which several routes may have."""
+    path = request.url.path
+    found = {verb for route in router.routes if route.path_regex.match(path) for verb in route.methods}  # type: ignore[attr-defined]
+    allowed = ", ".join(sorted(found or {"GET"}))
+    return JSONResponse({"detail": f"This path takes {allowed}. Got {request.method[:20]!r}."}, 405, {"Allow": allowed})
+
+
 async def _say_invalid(_: Request, error: Exception) -> JSONResponse:
     """Name the first things that are wrong, without repeating what was sent."""
     found = error.errors() if isinstance(error, RequestValidationError) else []
     if any(each["type"] == "json_invalid" for each in found):
         return JSONResponse({"detail": "The body is not JSON."}, 400)
-    said = [f"'{'.'.join(map(str, each['loc'][1:])) or each['loc'][0]}': {each['msg']}" for each in found[:3]]
-    return JSONResponse({"detail": "; ".join(said)[:500] + "."}, 422)
+    return JSONResponse({"detail": in_words([{**each, "loc": each["loc"][1:] or each["loc"]} for each in found])}, 422)
 
 
 async def _say_bug(_: Request, error: Exception) -> JSONResponse:

@@ -1,8 +1,9 @@
 """Who may ask, and how much: bearer tokens, and limits that hold while a request is still coming in.
 
-A token is 256 random bits; the store has only its SHA-256. Without tokens the server answers only on a loopback
-address, and there only to pages of its own: a request whose `Host` or `Origin` is another name is refused, so that no
-site in the user's browser can reach it.
+A token is 256 random bits; the store has only its SHA-256, with what it opens: reading, pushing or all, of one stream
+or of every one, until some time. Without tokens the server answers only on a loopback address, and there only to pages
+of its own: a request whose `Host` or `Origin` is another name, or that a browser calls cross-site, is refused, so that
+no site in the user's browser can reach it. A server that has had tokens stays closed when the last one is revoked.
 """
 
 from __future__ import annotations
@@ -12,10 +13,13 @@ import hashlib
 import hmac
 import ipaddress
 import json
+import logging
+import re
 import secrets
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from urllib.parse import urlsplit
+from typing import NamedTuple
 
 from fastapi import HTTPException
 from starlette.datastructures import Headers
@@ -24,8 +28,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from moontide.errors import OptionError
 from moontide.serve.metrics import Metrics
 
-PAGES = frozenset({"/", "/docs", "/app.js", "/docs.js", "/style.css", "/icon.svg"})
+PAGES = frozenset({"/", "/docs", "/app.js", "/known.js", "/docs.js", "/style.css", "/icon.svg"})
 PUBLIC = PAGES | {"/openapi.json", "/healthz", "/readyz"}
+SCOPES = ("read", "push", "admin")  # each opens what the ones before it do, and more
+PUSHES = frozenset({"embeddings", "images", "known"})  # what else than GET does not need the scope "admin"
+LARGE = re.compile(r"/streams(/[^/]+/(embeddings|images))?")  # requests that may be larger than `SMALL_BODY`
+SMALL_BODY = 2**18
+WRONG_SECONDS, LOG_SECONDS = 0.2, 10.0  # that a wrong token costs; between two lines in the log about them
 METHODS = frozenset({"GET", "POST", "DELETE", "HEAD", "OPTIONS", "PUT", "PATCH"})
 HEADERS = [
     (b"content-security-policy", b"default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
@@ -36,15 +45,68 @@ HEADERS = [
 ]  # fmt: skip
 
 
-def new_token() -> tuple[str, str]:
-    """Draw a token; returns it and its digest.
+log = logging.getLogger("moontide.serve")
 
-    >>> token, digest = new_token()
-    >>> digest_of(token) == digest
+
+class Token(NamedTuple):
+    """What is kept of a token.
+
+    >>> Token.read(Token("ab", "push", "camera").write())
+    Token(digest='ab', scope='push', stream='camera', expires=None)
+    """
+
+    digest: str
+    scope: str = "admin"
+    stream: str | None = None  # None: all
+    expires: float | None = None  # seconds since 1970; None: never
+
+    def write(self) -> bytes:
+        """Return it as JSON."""
+        return json.dumps(self._asdict()).encode()
+
+    @classmethod
+    def read(cls, data: bytes) -> Token:
+        """Read it from JSON."""
+        return cls(**json.loads(data))
+
+    def opens(self, verb: str, path: str) -> bool:
+        """Tell whether it is good for a request.
+
+        >>> Token("", "push", "a").opens("POST", "/streams/a/known"), Token("", "push", "a").opens("GET", "/streams/b")
+        (True, False)
+        """
+        _, *parts = path.split("/")
+        of_stream = parts[0] == "streams" and len(parts) > 1
+        if self.stream is not None and (parts[1] != self.stream if of_stream else verb not in ("GET", "HEAD")):
+            return False
+        if verb in ("GET", "HEAD", "OPTIONS") or (of_stream and parts[2:] == ["revise"]):
+            return True
+        if of_stream and parts[2:3] and parts[2] in PUSHES:
+            return self.scope in ("push", "admin")
+        return self.scope == "admin"
+
+
+def new_token(scope: str = "admin", stream: str | None = None, expires: float | None = None) -> tuple[str, Token]:
+    """Draw a token; returns it and what is kept of it.
+
+    >>> token, kept = new_token()
+    >>> digest_of(token) == kept.digest
     True
     """
     token = f"moontide_{secrets.token_urlsafe(32)}"
-    return token, digest_of(token)
+    return token, Token(digest_of(token), scope, stream, expires)
+
+
+def seconds_of(duration: str) -> float:
+    """Read a duration such as 30d, 12h, 15m or 90s.
+
+    >>> seconds_of("30d")
+    2592000.0
+    """
+    found = re.fullmatch(r"(\d{1,6})([dhms])", duration)
+    if found is None:
+        raise OptionError(f"'--expires' must be a duration such as 30d, 12h or 15m. Got {duration!r} instead.")
+    return float(found[1]) * {"d": 86400, "h": 3600, "m": 60, "s": 1}[found[2]]
 
 
 def digest_of(token: str) -> str:
@@ -71,18 +133,16 @@ def is_loopback(host: str) -> bool:
 
 
 def name_of(host: str) -> str:
-    """Return the name or address in a `Host` header.
+    """Return the name or address in a `Host` header, or nothing where it is not of the form of one.
 
-    >>> name_of("localhost:8000"), name_of("[::1]:8000"), name_of("[")
-    ('localhost', '::1', '')
+    >>> name_of("LocalHost:8000"), name_of("[::1]:8000"), name_of("["), name_of("evil@localhost"), name_of("a#b")
+    ('localhost', '::1', '', '', '')
     """
-    try:
-        return urlsplit(f"//{host}").hostname or ""
-    except ValueError:
-        return ""
+    found = re.fullmatch(r"(?:\[([0-9a-f:.]+)\]|([a-z0-9._-]+))(?::\d{1,5})?", host.lower())
+    return "" if found is None else found[1] or found[2]
 
 
-def check_exposure(host: str, tokens: Mapping[str, str]) -> None:
+def check_exposure(host: str, tokens: Mapping[str, Token]) -> None:
     """Refuse to listen to the network without tokens.
 
     >>> check_exposure("127.0.0.1", {})
@@ -96,34 +156,75 @@ def check_exposure(host: str, tokens: Mapping[str, str]) -> None:
 
 @dataclass
 class Gate:
-    """What is let in: `tokens` are digests by name, none means that everybody on this machine may ask."""
+    """What is let in: `tokens` by name; a gate that never had one lets in everybody on this machine."""
 
-    tokens: Mapping[str, str] = field(default_factory=dict)
+    tokens: Mapping[str, Token] = field(default_factory=dict)
     max_body: int = 2**25  # bytes of a request
     max_bodies: int = 2**28  # bytes of all requests that are being read or answered
     body_seconds: float = 30.0  # for a request to come in
     bodies: int = 0
+    closed: bool = False  # whether there ever was a token
+    closing: bool = False  # whether the server is going down
+
+    def __post_init__(self) -> None:
+        """Note whether there are tokens."""
+        self._coming: set[_Body] = set()
+        self._logged, self._unlogged = -LOG_SECONDS, 0
+        self.set_tokens(self.tokens)
+
+    def set_tokens(self, tokens: Mapping[str, Token]) -> None:
+        """Take the tokens as they are now; a gate that had some stays closed without."""
+        self.tokens, self.closed = tokens, self.closed or bool(tokens)
+
+    def close(self) -> None:
+        """Give up on requests that are still coming in: the server is going down."""
+        self.closing = True
+        for body in list(self._coming):
+            body.give_up()
 
     def refusal(self, scope: Scope) -> tuple[int, str] | None:
         """Return the status and the sentence for a request that is not let in, or None."""
-        headers = Headers(scope=scope)
-        if self.tokens:
-            if scope["path"] in PUBLIC or self.knows(headers.get("authorization", "")):
+        headers, path = Headers(scope=scope), scope["path"]
+        if self.closed:
+            if path in PUBLIC:
                 return None
-            return 401, "This server needs a token: send the header 'Authorization: Bearer TOKEN'."
+            token = self.find(headers.get("authorization", ""))
+            if token is None:
+                return 401, "This server needs a token: send the header 'Authorization: Bearer TOKEN'."
+            if not token.opens(scope["method"], path):
+                of = "" if token.stream is None else f" of the stream {token.stream!r}"
+                return 403, f"The token is for the scope '{token.scope}'{of} only; use another."
+            scope["moontide.stream"] = token.stream
+            return None
         host = headers.get("host", "")
         if not is_loopback(name_of(host)):
             return 403, f"Without tokens this server answers to loopback names only. Got the host {host[:100]!r}."
-        if headers.get("origin", f"http://{host}") != f"http://{host}":
+        origin = headers.get("origin")
+        if origin is not None and origin.lower() not in (f"http://{host.lower()}", f"https://{host.lower()}"):
             return 403, "Without tokens this server answers to its own pages only. Got another origin."
+        site = headers.get("sec-fetch-site", "none")
+        if site not in ("none", "same-origin") and not (path in PAGES and scope["method"] in ("GET", "HEAD")):
+            return 403, f"Without tokens this server answers to its own pages only. Got a {site[:20]!r} request."
         return None
 
-    def knows(self, authorization: str) -> bool:
-        """Tell whether a header holds one of the tokens; takes the same time whichever it is."""
+    def find(self, authorization: str) -> Token | None:
+        """Return the token in a header, where it is known and good; takes the same time whichever it is."""
         kind, _, token = authorization.partition(" ")
         digest = digest_of(token.strip())
-        found = [hmac.compare_digest(digest, known) for known in self.tokens.values()]
-        return kind.lower() == "bearer" and any(found)
+        found = [known for known in self.tokens.values() if hmac.compare_digest(digest, known.digest)]
+        if kind.lower() != "bearer" or not found:
+            return None
+        return found[0] if found[0].expires is None or found[0].expires > time.time() else None
+
+    def note_refused(self, client: str) -> None:
+        """Write a line about refused tokens into the log, now and then."""
+        now = time.monotonic()
+        if now < self._logged + LOG_SECONDS:
+            self._unlogged += 1
+            return
+        more = f", and {self._unlogged} more before" if self._unlogged else ""
+        self._logged, self._unlogged = now, 0
+        log.warning("a request from %s without a good token was refused%s", client, more)
 
 
 class Guard:
@@ -152,11 +253,15 @@ class Guard:
         try:
             refusal = self.gate.refusal(scope) or body.refusal(scope)
             if refusal is not None:
+                if refusal[0] == 401:
+                    self.gate.note_refused((scope.get("client") or ("somebody",))[0])
+                    if Headers(scope=scope).get("authorization"):
+                        await asyncio.sleep(WRONG_SECONDS)  # wrong tokens cost time
                 await _refuse(answer, *refusal)
             else:
                 await self.app(scope, body.receive, answer)
         finally:
-            self.gate.bodies -= body.size
+            body.end()
 
 
 class _Body:
@@ -164,20 +269,27 @@ class _Body:
 
     def __init__(self, gate: Gate, receive: Receive) -> None:
         self.gate, self.next = gate, receive
-        self.size = 0
-        self.complete = False
+        self.size, self.most = 0, gate.max_body
+        self.complete = self.late = False
+        self.task: asyncio.Task[None] | None = None  # that waits for more
         self.deadline = asyncio.get_running_loop().time() + gate.body_seconds
+
+    def end(self) -> None:
+        """Give back what it took."""
+        self.gate.bodies -= self.size
 
     def refusal(self, scope: Scope) -> tuple[int, str] | None:
         length = Headers(scope=scope).get("content-length", "0")
         if not length.isdecimal() or len(length) > 18:
             return 400, "'Content-Length' must be a number of at most 18 digits."
         self.complete = length == "0" and "transfer-encoding" not in Headers(scope=scope)
+        if LARGE.fullmatch(scope["path"]) is None:
+            self.most = min(self.most, SMALL_BODY)
         return self.too_large(int(length))
 
     def too_large(self, size: int) -> tuple[int, str] | None:
-        if size > self.gate.max_body:
-            return 413, f"A request may have {self.gate.max_body} bytes. Got {size} or more; send less at once."
+        if size > self.most:
+            return 413, f"A request may have {self.most} bytes. Got {size} or more; send less at once."
         if self.gate.bodies + size - self.size > self.gate.max_bodies:
             return 429, "The server is busy with other requests; come again."
         return None
@@ -195,25 +307,30 @@ class _Body:
 
     async def in_time(self) -> Message:
         """Return what comes next, or give up; a timer and not `wait_for`, which would start a task for each part."""
-        task, loop, late = asyncio.current_task(), asyncio.get_running_loop(), False
-
-        def give_up() -> None:
-            nonlocal late
-            late = True
-            if task is not None:
-                task.cancel()
-
-        timer = loop.call_at(self.deadline, give_up)
+        self.task = asyncio.current_task()
+        timer = asyncio.get_running_loop().call_at(self.deadline, self.give_up)
+        self.gate._coming.add(self)
         try:
+            if self.gate.closing:
+                self.give_up()
             return await self.next()
         except asyncio.CancelledError:
-            if not late:
+            if not self.late:
                 raise
-            if task is not None and hasattr(task, "uncancel"):  # from Python 3.11 on
-                task.uncancel()
+            if self.task is not None and hasattr(self.task, "uncancel"):  # from Python 3.11 on
+                self.task.uncancel()
+            if self.gate.closing:
+                raise HTTPException(503, "The server is going down; come again.", {"retry-after": "5"}) from None
             raise HTTPException(408, f"A request must come in within {self.gate.body_seconds:g} s.") from None
         finally:
             timer.cancel()
+            self.gate._coming.discard(self)
+
+    def give_up(self) -> None:
+        """Wait no longer."""
+        self.late = True
+        if self.task is not None:
+            self.task.cancel()
 
 
 async def _refuse(send: Send, status: int, sentence: str) -> None:

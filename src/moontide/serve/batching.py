@@ -1,29 +1,37 @@
 """The line of pushes in front of a stream: in order, gathered into micro-batches, and never longer than allowed.
 
-A push waits until `max_batch` samples are there or it has waited `max_wait_ms`, whichever comes first. A push is never
-split: a batch is as many whole pushes as fit, or one push that is larger. What else must happen in order, such as a
-snapshot or a reset, waits in the same line.
+A push that finds the line empty goes at once. Pushes that come while a micro-batch is under way make the next one: as
+many whole pushes as fit into `GROWTH` times `max_batch` samples, or one push that is larger. After a micro-batch of
+several pushes the next waits for as many, at most `max_wait_ms`. What else must happen in order, such as a correction,
+a snapshot or a reset, waits in the same line. Work that takes longer than `STEP_SECONDS` makes the stream busy: who
+waits is sent away, and so is who comes, until it is done.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
 import math
 import time
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Executor
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from moontide.errors import MoontideError
+from moontide.serve.journal import DamagedError, StoreError
 from moontide.serve.metrics import Metrics
-from moontide.serve.state import Answer, GoneError, Item, Moment, Stream
+from moontide.serve.records import Answer, Corrected, Correction, Item, columns, numbers
+from moontide.serve.state import GoneError, Moment, Stream
 
-MAX_LISTENERS, LISTENER_EVENTS = 64, 256  # of a stream, and how far one may fall behind before it is cut off
+MAX_LISTENERS = 64  # of a stream
+LISTENER_EVENTS, LISTENER_BYTES = 256, 2**20  # how far one may fall behind before it is cut off
+GROWTH, MAX_BATCH = 8, 4096  # several pushes make a micro-batch of at most so many times `max_batch`, and so many
+STEP_SECONDS = 5.0
 
 T = TypeVar("T")
 log = logging.getLogger("moontide.serve")
@@ -38,11 +46,16 @@ class BusyError(MoontideError):
         self.retry_after = retry_after
 
 
-class Event(NamedTuple):
-    """What is told of a micro-batch: its predictions, and the moment after it."""
+class Listener(asyncio.Queue[bytes | None]):
+    """Events that one listener has not got yet; None is the end."""
 
-    answer: Answer
-    moment: Moment
+    behind = 0  # bytes
+
+    async def next(self) -> bytes | None:
+        """Return the next event."""
+        event = await self.get()
+        self.behind -= len(event or b"")
+        return event
 
 
 class _Waiting(NamedTuple):
@@ -61,37 +74,65 @@ class _Waiting(NamedTuple):
 
 
 class Line:
-    """Takes pushes and calls for a stream, and runs them one after the other on the threads of `pool`."""
+    """Takes pushes and calls for a stream, and runs them one after the other on a thread of its own."""
 
-    def __init__(self, stream: Stream, pool: Executor, metrics: Metrics, max_waiting: int) -> None:
-        """Start to work; `max_waiting`: samples that may wait."""
-        self.stream, self.pool, self.metrics, self.max_waiting = stream, pool, metrics, max_waiting
+    def __init__(
+        self,
+        stream: Stream,
+        metrics: Metrics,
+        max_waiting: int,
+        thread: ThreadPoolExecutor | None = None,
+        failed: Callable[[StoreError], None] | None = None,
+    ) -> None:
+        """Start to work; `max_waiting`: samples that may wait; `failed` is told of every failure of the store."""
+        self.stream, self.metrics, self.max_waiting, self.failed = stream, metrics, max_waiting, failed
+        self.thread = thread or ThreadPoolExecutor(1, f"line {stream.name}")
         self.waiting: deque[_Waiting] = deque()
         self.samples = 0  # that wait
         self.rate = 1000.0  # samples a second, as measured
-        self.listeners: set[asyncio.Queue[Event | None]] = set()
+        self.before = 1  # pushes in the micro-batch before
+        self.busy: float | None = None  # since when work takes too long
+        self.listeners: set[Listener] = set()
         self._arrived = asyncio.Event()
         self._ending = False
         self._task = asyncio.create_task(self._work())
 
     def push(self, item: Item) -> asyncio.Future[Answer]:
         """Put a push in line."""
-        if self.samples and self.samples + len(item.x) > self.max_waiting:
+        self.admit(len(item.x))
+        return self._enqueue(item)
+
+    def admit(self, samples: int) -> None:
+        """Refuse a push of so many samples where the line is full or the stream busy."""
+        if self.busy is not None:
+            raise self._busy()
+        if self.samples and self.samples + samples > self.max_waiting:
             raise BusyError(
                 f"{self.samples} samples wait for the stream already, of {self.max_waiting} that may; come again.",
                 min(60, max(1, math.ceil(self.samples / self.rate))),
             )
-        return self._enqueue(item)
+
+    async def correct(self, correction: Correction) -> Corrected:
+        """Put a correction in line, and tell the listeners of it."""
+        done = await self.call(lambda: self.stream.correct(correction))
+        if not done.repeated:
+            self.tell("known", {"samples": done.samples.tolist(), "known": known_of(done.labels)})
+        return done
 
     async def call(self, function: Callable[[], T]) -> T:
         """Call a function when all that came before is done, and before all that comes after."""
+        if self.busy is not None:
+            raise self._busy()
         result: T = await self._enqueue(function)
         return result
 
     async def end(self, function: Callable[[], None], *, now: bool = False) -> None:
         """Call a function as the last thing, after all that waits, or `now`, and what waits is told that it is gone."""
+        if self.busy is not None:
+            raise self._busy()
         await self._enqueue(function, last=True, now=now)
         await self._task
+        self.thread.shutdown(wait=False)
 
     async def moment(self) -> Moment:
         """Return where the stream is, once it is read from the store."""
@@ -115,8 +156,32 @@ class Line:
     def _gone(self) -> GoneError:
         return GoneError(f"There is no stream {self.stream.name!r} any more.")
 
-    async def _run(self, function: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self.pool, function)
+    def _busy(self) -> BusyError:
+        return BusyError(
+            f"The stream {self.stream.name!r} is busy with work that takes longer than {STEP_SECONDS:g} s; "
+            "come again, with the same Idempotency-Key.",
+            10,
+        )
+
+    async def _run(self, function: Callable[[], T], batch: list[_Waiting]) -> T:
+        loop = asyncio.get_running_loop()
+        timer = loop.call_later(STEP_SECONDS, self._too_long, batch)
+        try:
+            return await loop.run_in_executor(self.thread, function)
+        finally:
+            timer.cancel()
+            self.busy = None
+
+    def _too_long(self, batch: list[_Waiting]) -> None:
+        """Send away who waits: the stream is busy, and the server is not."""
+        self.busy = time.monotonic()
+        log.warning("stream %s: work takes longer than %g s", self.stream.name, STEP_SECONDS)
+        staying = [waiting for waiting in self.waiting if waiting.last]
+        for waiting in [*batch, *self.waiting]:
+            if not waiting.last:
+                waiting.answer(self._busy())
+        self.samples -= sum(len(waiting.work.x) for waiting in self.waiting if isinstance(waiting.work, Item))
+        self.waiting = deque(staying)
 
     async def _work(self) -> None:
         while True:
@@ -125,18 +190,20 @@ class Line:
                 if isinstance(batch[0].work, Item):
                     await self._process(batch)
                 else:
-                    batch[0].answer(await self._run(batch[0].work))
+                    batch[0].answer(await self._run(batch[0].work, batch))
                 if batch[0].last:
                     break
             except Exception as error:
-                if not isinstance(error, MoontideError):
+                if isinstance(error, StoreError) and not isinstance(error, DamagedError) and self.failed is not None:
+                    self.failed(error)
+                elif not isinstance(error, MoontideError):
                     log.exception("stream %s", self.stream.name)
                 for waiting in batch:
                     waiting.answer(error)
                 self._ending = self._ending and not batch[0].last
         for waiting in self.waiting:
             waiting.answer(self._gone())
-        self.tell(None)
+        self.tell_end()
 
     async def _next(self) -> list[_Waiting]:
         """Wait for the next call, or for pushes that make a micro-batch."""
@@ -147,17 +214,18 @@ class Line:
             return [self.waiting.popleft()]
         config, loop = self.stream.config, asyncio.get_running_loop()
         deadline = first.since + config.max_wait_ms / 1000
-        while self.samples < config.max_batch and (left := deadline - loop.time()) > 0:
+        while len(self.waiting) < self.before and self.samples < config.max_batch and deadline > loop.time():
             if self.waiting[0] is not first or not isinstance(self.waiting[-1].work, Item):
                 break  # a call waits
-            await self._more(left)
+            await self._more(deadline - loop.time())
         batch: list[_Waiting] = []
-        size = 0
+        size, most = 0, min(MAX_BATCH, GROWTH * config.max_batch)
         while self.waiting and isinstance(item := self.waiting[0].work, Item):
             size += len(item.x)
-            if batch and size > config.max_batch:
+            if batch and size > most:
                 break
             batch.append(self.waiting.popleft())
+        self.before = max(1, len(batch))
         return batch or [self.waiting.popleft()]  # a call that came in `now`
 
     async def _more(self, seconds: float | None) -> None:
@@ -167,10 +235,10 @@ class Line:
 
     async def _process(self, batch: list[_Waiting]) -> None:
         items = [waiting.work for waiting in batch if isinstance(waiting.work, Item)]
-        size = sum(len(item.x) for item in items)
+        size, now = sum(len(item.x) for item in items), asyncio.get_running_loop().time()
         start = time.perf_counter()
         try:
-            answers = await self._run(lambda: self.stream.process(items))
+            answers = await self._run(lambda: self.stream.process(items), batch)
         finally:
             self.samples -= size
         seconds = time.perf_counter() - start
@@ -179,29 +247,55 @@ class Line:
             waiting.answer(answer)
         fresh = [answer for answer in answers if isinstance(answer, Answer) and not answer.repeated]
         self.metrics.batch(self.stream.name, len(items), sum(len(answer.rows) for answer in fresh), seconds)
-        if self.listeners and fresh and self.stream.moment:
+        for phase, spent in self.stream.timing.items():
+            self.metrics.phase(self.stream.name, phase, spent)
+        for waiting in batch:
+            self.metrics.phase(self.stream.name, "queue", now - waiting.since)
+        moment = self.stream.moment
+        if self.listeners and fresh and moment is not None:
             rows = np.concatenate([answer.rows for answer in fresh])
-            self.tell(Event(Answer(fresh[0].first, rows), self.stream.moment))
+            told = columns(fresh[0].first, rows, self.stream.config.class_names)
+            told |= {"seen": moment.state.seen, "total": moment.total, "beta": numbers(moment.tally.beta)}
+            self.tell("batch", told, moment.total)
         if self.stream.due:
             try:
-                await self._run(self.stream.checkpoint)
+                await self._run(self.stream.checkpoint, [])
             except MoontideError as error:  # it is tried again after the next batch
                 log.error("stream %s: %s", self.stream.name, error)
 
-    def listen(self) -> asyncio.Queue[Event | None]:
+    def listen(self) -> Listener:
         """Return a queue of what happens from now on; None ends it, where all ends or it is not emptied fast enough."""
         if len(self.listeners) >= MAX_LISTENERS:
             raise BusyError(f"{MAX_LISTENERS} listen to the stream already; come again.", 10)
-        queue: asyncio.Queue[Event | None] = asyncio.Queue(LISTENER_EVENTS)
-        self.listeners.add(queue)
-        return queue
+        listener = Listener()
+        self.listeners.add(listener)
+        return listener
 
-    def tell(self, event: Event | None) -> None:
-        """Give an event to all who listen."""
-        for queue in list(self.listeners):
-            if queue.full():
-                self.listeners.discard(queue)
-                queue.get_nowait()
-                queue.put_nowait(None)
+    def tell(self, kind: str, told: dict[str, Any], number: int | None = None) -> None:
+        """Give an event to all who listen, the same bytes to each."""
+        if not self.listeners:
+            return
+        name = "" if number is None else f"id: {number}\n"
+        event = f"{name}event: {kind}\ndata: {json.dumps(told, separators=(',', ':'))}\n\n".encode()
+        for listener in list(self.listeners):
+            listener.behind += len(event)
+            if listener.qsize() >= LISTENER_EVENTS or listener.behind > max(LISTENER_BYTES, len(event)):
+                self.listeners.discard(listener)
+                listener.put_nowait(None)
             else:
-                queue.put_nowait(event)
+                listener.put_nowait(event)
+
+    def tell_end(self) -> None:
+        """End all event streams."""
+        for listener in self.listeners:
+            listener.put_nowait(None)
+        self.listeners.clear()
+
+
+def known_of(labels: Any) -> list[int | None]:
+    """Return known labels with None for those that are not known.
+
+    >>> known_of(np.asarray([2, -1]))
+    [2, None]
+    """
+    return [None if label < 0 else label for label in labels.tolist()]

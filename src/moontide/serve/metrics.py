@@ -17,9 +17,11 @@ HELP = {
     "moontide_samples_total": "counter Samples that entered the state.",
     "moontide_batches_total": "counter Micro-batches.",
     "moontide_batch_seconds": "histogram Time of a micro-batch: step, journal and sync.",
+    "moontide_phase_seconds": "histogram Time of a push in line (queue), of a step, and of the journal with its sync.",
     "moontide_waiting_samples": "gauge Samples in line.",
     "moontide_seen_samples": "gauge Samples in the state.",
     "moontide_listeners": "gauge Open event streams.",
+    "moontide_busy": "gauge Whether a step takes longer than its budget.",
 }
 
 
@@ -35,7 +37,7 @@ class Metrics:
     def __init__(self) -> None:
         """Start at zero."""
         self.values: defaultdict[Series, float] = defaultdict(float)
-        self.buckets: defaultdict[str, list[int]] = defaultdict(lambda: [0] * (len(BUCKETS) + 1))
+        self.buckets: defaultdict[Series, list[int]] = defaultdict(lambda: [0] * (len(BUCKETS) + 1))
 
     def add(self, name: str, value: float, **labels: str) -> None:
         """Add to a counter."""
@@ -50,22 +52,30 @@ class Metrics:
         self.add("moontide_pushes_total", pushes, stream=stream)
         self.add("moontide_samples_total", samples, stream=stream)
         self.add("moontide_batches_total", 1, stream=stream)
-        self.add("moontide_batch_seconds_sum", seconds, stream=stream)
-        self.buckets[stream][bisect_left(BUCKETS, seconds)] += 1
+        self.observe("moontide_batch_seconds", seconds, stream=stream)
+
+    def phase(self, stream: str, phase: str, seconds: float) -> None:
+        """Count the time of a part of the work."""
+        self.observe("moontide_phase_seconds", seconds, stream=stream, phase=phase)
+
+    def observe(self, name: str, seconds: float, **labels: str) -> None:
+        """Add to a histogram."""
+        self.add(f"{name}_sum", seconds, **labels)
+        self.buckets[name, tuple(labels.items())][bisect_left(BUCKETS, seconds)] += 1
 
     def forget(self, stream: str) -> None:
         """Drop the counters of a stream that was deleted."""
-        for key in [key for key in self.values if ("stream", stream) in key[1]]:
-            del self.values[key]
-        self.buckets.pop(stream, None)
+        for table in (self.values, self.buckets):
+            for key in [key for key in table if ("stream", stream) in key[1]]:
+                del table[key]
 
     def text(self, gauges: Mapping[str, Mapping[str, float]]) -> str:
         """Return everything as text; `gauges` holds values by name and stream."""
         rows = dict(self.values)
-        for stream, counts in self.buckets.items():
+        for (name, labels), counts in self.buckets.items():
             for bound, count in zip([*BUCKETS, "+Inf"], accumulate(counts), strict=True):
-                rows["moontide_batch_seconds_bucket", (("stream", stream), ("le", str(bound)))] = count
-            rows["moontide_batch_seconds_count", (("stream", stream),)] = sum(counts)
+                rows[f"{name}_bucket", (*labels, ("le", str(bound)))] = count
+            rows[f"{name}_count", labels] = sum(counts)
         for name, streams in gauges.items():
             rows |= {(name, (("stream", stream),)): value for stream, value in streams.items()}
         lines = []

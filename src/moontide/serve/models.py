@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from http import HTTPStatus
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 MAX_PUSH = 4096  # samples
+MAX_CLASSES = 100_000  # of a stream
+DEFAULT_METHOD = "tide"
 Value = bool | int | float | str  # of an option
+
+
+def whole(value: Any) -> Any:
+    """Return a number such as 3.0, which is an integer in JSON, as one; anything else as it is.
+
+    >>> whole(3.0), whole("3")
+    (3, '3')
+    """
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+Whole = Annotated[int, BeforeValidator(whole)]
 
 
 class NewStream(BaseModel):
@@ -17,19 +32,21 @@ class NewStream(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     name: str | None = Field(None, pattern=r"^[a-z0-9][a-z0-9_-]{0,63}$", description="Else a random one.")
-    classes: list[str] | None = Field(None, min_length=1, max_length=100_000, description="Class names.")
+    classes: list[str] | None = Field(None, min_length=1, max_length=MAX_CLASSES, description="Class names.")
     prototypes: list[list[float]] | None = Field(None, description="Class embeddings, K rows of d numbers.")
     sample: Literal["simulated"] | None = Field(None, description="The classes of the simulated sample set.")
     template: str | None = Field(
         None, max_length=200, description="What the encoder reads, {} the class; else its own."
     )
-    method: str = Field("moon", max_length=100, description="A method of GET /server.")
+    method: str = Field(DEFAULT_METHOD, max_length=100, description="A method of GET /server.")
     preset: str | None = Field(None, max_length=100)
-    options: dict[str, Value] = Field({}, description="Options of the method.")
-    logit_scale: float | None = Field(None, gt=0, le=1e6, description="1 / temperature; else the encoder's, or 100.")
-    max_batch: int = Field(64, ge=1, le=MAX_PUSH, description="Samples that make a micro-batch at once.")
-    max_wait_ms: float = Field(10.0, ge=0, le=10_000, description="How long a sample waits for others.")
-    window: int = Field(512, ge=1, le=MAX_PUSH, description="Last samples that can be predicted again.")
+    options: dict[str, Value] = Field({}, description="Options of the method; 'inf' for infinity.")
+    logit_scale: float | None = Field(None, ge=1e-6, le=1e6, description="1 / temperature; else the encoder's, or 100.")
+    max_batch: Whole = Field(64, ge=1, le=MAX_PUSH, description="Samples that make a micro-batch at once.")
+    max_wait_ms: float = Field(
+        10.0, ge=0, le=10_000, description="How long a push waits for others, where several came together before."
+    )
+    window: Whole = Field(512, ge=1, le=MAX_PUSH, description="Last samples that can be predicted again.")
 
 
 class Summary(BaseModel):
@@ -80,6 +97,15 @@ class Predictions(BaseModel):
     zero_shot_labels: list[int]
     zero_shot_class_names: list[str]
     zero_shot_confidence: list[float]
+    known: list[int | None] = Field(description="True classes that were told, null where none was.")
+
+
+class Corrections(BaseModel):
+    """What is known now of samples; lists are by sample, null where a label was taken back."""
+
+    samples: list[int]
+    known: list[int | None]
+    class_names: list[str | None]
 
 
 class Revision(Predictions):
@@ -109,7 +135,7 @@ class Restore(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    snapshot: int = Field(ge=0, le=2**53)
+    snapshot: Whole = Field(ge=0, le=2**53)
 
 
 class ServerInfo(BaseModel):
@@ -118,6 +144,8 @@ class ServerInfo(BaseModel):
     version: str
     encoder: str | None
     methods: list[str]
+    default_method: str
+    accept_known: list[str] = Field(description="Methods that can use known labels.")
     sample_images: int
     max_push: int
     max_images: int
@@ -135,6 +163,16 @@ def status_words(*statuses: int) -> dict[int | str, dict[str, Any]]:
     return {status: {"description": HTTPStatus(status).phrase, "content": content} for status in statuses}
 
 
+def in_words(found: Sequence[Any]) -> str:
+    """Name the first things that are wrong in a request, without repeating what was sent.
+
+    >>> in_words([{"loc": ("window",), "msg": "Input should be greater than 0"}])
+    "'window': Input should be greater than 0."
+    """
+    said = [f"'{'.'.join(map(str, each['loc']))}': {each['msg']}" for each in found[:3]]
+    return "; ".join(said)[:500] + "."
+
+
 def body(**kinds: dict[str, Any]) -> dict[str, Any]:
     """Describe a request body by its media types, `_` for `/`."""
     content = {kind.replace("_", "/", 1).replace("_", "-"): {"schema": schema} for kind, schema in kinds.items()}
@@ -143,11 +181,29 @@ def body(**kinds: dict[str, Any]) -> dict[str, Any]:
 
 BINARY = {"type": "string", "format": "binary"}
 NUMBERS = {"type": "array", "items": {"type": "number"}}
+LABELS = {"type": "array", "items": {"type": ["string", "integer", "null"]}}
+KNOWN = body(
+    application_json={
+        "type": "object",
+        "properties": {
+            "samples": {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1},
+            "labels": {**LABELS, "minItems": 1},
+        },
+        "required": ["samples", "labels"],
+        "additionalProperties": False,
+    },
+)
+SOURCES = [{"required": [field]} for field in ("prototypes", "classes", "sample")]
+NEW_STREAM = body(application_json={**NewStream.model_json_schema(), "anyOf": SOURCES})
 EMBEDDINGS = body(
     application_json={
         "type": "object",
-        "properties": {"embeddings": {"type": "array", "items": NUMBERS}},
+        "properties": {
+            "embeddings": {"type": "array", "items": NUMBERS},
+            "known": {**LABELS, "description": "True classes that are known already, by name or number, or null."},
+        },
         "required": ["embeddings"],
+        "additionalProperties": False,
     },
     application_octet_stream=BINARY,
 )

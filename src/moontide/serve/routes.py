@@ -1,27 +1,25 @@
-"""What is asked for by which path. `/docs` on a server shows it, `docs/serve.md` explains it."""
+"""What is asked for by which path, beside `pushes`. `/docs` on a server shows it, `docs/serve.md` explains it."""
 
 from __future__ import annotations
 
 import asyncio
-import json
-import re
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+import math
+from collections.abc import AsyncIterator
 from typing import Annotated, Any
 
-import numpy as np
-from fastapi import APIRouter, Depends, Header, HTTPException, Path, Query, Request
+from fastapi import Path, Query, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
-from fastapi.routing import APIRoute
-from starlette.datastructures import UploadFile
+from pydantic import ValidationError
 
 import moontide
 from moontide.errors import InputError
-from moontide.serve.batching import Event, Line
+from moontide.registry import method_type
+from moontide.serve.batching import Line, Listener
 from moontide.serve.images import MAX_IMAGES, KindError, sniff
 from moontide.serve.models import (
-    EMBEDDINGS,
-    IMAGES,
+    DEFAULT_METHOD,
     MAX_PUSH,
+    NEW_STREAM,
     Description,
     FlatMap,
     NewStream,
@@ -31,184 +29,20 @@ from moontide.serve.models import (
     ServerInfo,
     SnapshotInfo,
     Summary,
+    in_words,
     status_words,
 )
-from moontide.serve.service import Service, check_rows, sample_set, usable_methods
-from moontide.serve.state import Answer, Answers, Floats, GoneError
+from moontide.serve.pushes import TheLine, TheService, media_type, parsed, reply, router
+from moontide.serve.records import columns, numbers
+from moontide.serve.service import sample_set, usable_methods
+from moontide.serve.state import GoneError
 
 MAX_PREDICTIONS = 10_000  # of one request
 HEARTBEAT = 15.0  # seconds after which an idle event stream gives a sign of life
-KEY, SHAPE = r"^[!-~]{1,128}$", r"^\d{1,6},\d{1,6}$"  # forms of headers
 MISSING = status_words(404)
-
-router = APIRouter(responses=status_words(400, 401, 403, 408, 413, 422, 429))
-
-
-Name = Annotated[str, Path(description="The name of the stream.")]
-
-
-async def _service(request: Request) -> Service:
-    service: Service = request.app.state.service
-    return service
-
-
-async def _line(request: Request, stream: Name) -> Line:
-    return (await _service(request)).line(stream)
-
-
-TheService = Annotated[Service, Depends(_service)]
-TheLine = Annotated[Line, Depends(_line)]
 Number = Annotated[int, Path(ge=0, le=2**53)]
-Key = Annotated[
-    str | None,
-    Header(
-        alias="Idempotency-Key",
-        pattern=KEY,
-        description="A push that was answered under the same key is not counted again: its first answer is returned.",
-    ),
-]
-Shape = Annotated[
-    str | None,
-    Header(
-        alias="X-Shape",
-        pattern=SHAPE,
-        description="Rows and columns of a raw body of little-endian float32, such as 64,512.",
-    ),
-]
 
-
-def reply(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    """Return a JSON response of plain values, without a pass through the models that document it."""
-    content = json.dumps(value, separators=(",", ":"), allow_nan=False).encode()
-    return Response(content, status, headers, "application/json")
-
-
-def columns(first: int, rows: Answers, names: Sequence[str]) -> dict[str, Any]:
-    """Return predictions as lists by sample.
-
-    >>> from moontide.serve.state import ANSWER
-    >>> columns(7, np.asarray([(1, 0.75, 0, 0.5)], ANSWER), ("cat", "dog"))["class_names"]
-    ['dog']
-    """
-    told: dict[str, Any] = {"first": first, "size": len(rows)}
-    for prefix in ("", "zero_shot_"):
-        labels = rows[f"{prefix}label"].tolist()
-        told[f"{prefix}labels"] = labels
-        told[f"{prefix}class_names"] = [names[label] for label in labels]
-        told[f"{prefix}confidence"] = rows[f"{prefix}confidence"].astype(np.float64).round(6).tolist()
-    return told
-
-
-def numbers(values: Any) -> list[float] | None:
-    """Return an array as a list, or None where there is none.
-
-    >>> numbers(np.asarray([0.5], np.float32))
-    [0.5]
-    """
-    return None if values is None else np.asarray(values, np.float64).round(6).tolist()
-
-
-# Samples, first: routes are tried in order
-
-
-class Direct(APIRoute):
-    """A push of embeddings, without FastAPI's sorting of parameters, which would take as long as all else here."""
-
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """Read the parameters that the function documents from the request."""
-
-        async def handle(request: Request) -> Response:
-            key = header(request, "Idempotency-Key", KEY, "1 to 128 visible characters")
-            shape = header(request, "X-Shape", SHAPE, "rows and columns, such as 64,512")
-            response: Response = await self.endpoint(request, request.path_params["stream"], key, shape)
-            return response
-
-        return handle
-
-
-def header(request: Request, name: str, pattern: str, words: str) -> str | None:
-    """Return a header, or None where it is not there."""
-    value = request.headers.get(name)
-    if value is not None and re.fullmatch(pattern, value) is None:
-        raise InputError(f"'{name}' must be {words}. Got {value[:50]!r} instead.")
-    return value
-
-
-async def push_embeddings(request: Request, stream: Name, key: Key = None, shape: Shape = None) -> Response:
-    """Push embeddings as JSON or as raw float32, and get their predictions when they are safe in the journal."""
-    service: Service = request.app.state.service
-    line = service.line(stream)
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind == "application/json":
-        x = from_json(await request.body())
-    elif kind == "application/octet-stream":
-        x = from_raw(await request.body(), shape)
-    else:
-        raise KindError(f"Embeddings must be application/json or application/octet-stream. Got {kind[:50]!r} instead.")
-    return answered(line, await service.push(line, x, key))
-
-
-@router.post(
-    "/streams/{stream}/images", response_model=Predictions, responses=status_words(404, 415), openapi_extra=IMAGES
-)
-async def push_images(request: Request, service: TheService, line: TheLine, key: Key = None) -> Response:
-    """Push JPEG, PNG or WebP images as the parts `images` of a form, where the server has an encoder."""
-    if not request.headers.get("content-type", "").startswith("multipart/form-data"):
-        raise KindError("Images must be sent as multipart/form-data.")
-    async with request.form(max_files=MAX_IMAGES, max_fields=1) as form:
-        parts = form.getlist("images")
-        if set(form) - {"images"} or not all(isinstance(part, UploadFile) for part in parts):
-            raise InputError("The form must have files as parts 'images' and nothing else.")
-        files = [await part.read() for part in parts if isinstance(part, UploadFile)]
-    return answered(line, await service.push_images(line, files, key))
-
-
-router.add_api_route(
-    "/streams/{stream}/embeddings",
-    push_embeddings,
-    methods=["POST"],
-    response_model=Predictions,
-    responses=status_words(404, 415),
-    openapi_extra=EMBEDDINGS,
-    route_class_override=Direct,
-)
-
-
-def answered(line: Line, answer: Answer) -> Response:
-    """Return the answer to a push."""
-    told = columns(answer.first, answer.rows, line.stream.config.class_names)
-    return reply(told, headers={"Idempotency-Replayed": "true"} if answer.repeated else None)
-
-
-def from_json(body: bytes) -> Floats:
-    """Read {"embeddings": [[...], ...]}.
-
-    >>> from_json(b'{"embeddings": [[1, 2]]}')
-    array([[1., 2.]], dtype=float32)
-    """
-    try:
-        value = json.loads(body)
-    except (ValueError, RecursionError):
-        raise HTTPException(400, "The body is not JSON.") from None
-    if not isinstance(value, dict) or set(value) != {"embeddings"}:
-        raise InputError("The body must be a JSON object with 'embeddings' and nothing else.")
-    return check_rows(value["embeddings"], "embeddings")
-
-
-def from_raw(body: bytes, shape: str | None) -> Floats:
-    """Read little-endian float32 of a shape that is said.
-
-    >>> from_raw(bytes(4) + b"\\0\\0\\x80?", "1,2")
-    array([[0., 1.]], dtype=float32)
-    """
-    if shape is None:
-        raise InputError("A raw body needs the header 'X-Shape: rows,columns', such as 64,512.")
-    n, d = map(int, shape.split(","))
-    if len(body) != 4 * n * d:
-        raise InputError(
-            f"'X-Shape' {shape} of float32 is {4 * n * d} bytes. Got {len(body)} instead; is it of another dtype?"
-        )
-    return check_rows(np.frombuffer(body, "<f4").reshape(n, d), "embeddings")
+__all__ = ["router"]
 
 
 @router.get("/streams/{stream}/predictions", response_model=Predictions, responses=MISSING)
@@ -219,11 +53,14 @@ async def predictions(
     size: Annotated[int, Query(ge=1, le=MAX_PREDICTIONS)] = 1000,
 ) -> Response:
     """Return what was answered for samples by their numbers; those that are no longer kept are left out."""
-    start, rows = await service.aside(lambda: line.stream.predictions(first, size))
-    return reply(columns(start, rows, line.stream.config.class_names))
+
+    def told() -> Response:
+        return reply(columns(*line.stream.predictions(first, size), line.stream.config.class_names))
+
+    return await service.aside(told)
 
 
-@router.post("/streams/{stream}/revise", response_model=Revision, responses=MISSING)
+@router.post("/streams/{stream}/revise", response_model=Revision, responses=status_words(404, 409))
 async def revise(service: TheService, line: TheLine) -> Response:
     """Predict the window's samples again with the state as it is now; nothing is counted again, nothing changes."""
     moment = await line.moment()
@@ -232,41 +69,38 @@ async def revise(service: TheService, line: TheLine) -> Response:
     return reply({**told, "seen": moment.state.seen, "beta": numbers(beta)})
 
 
-@router.get("/streams/{stream}/map", response_model=FlatMap, responses=MISSING)
+@router.get("/streams/{stream}/map", response_model=FlatMap, responses=status_words(404, 409))
 async def flat_map(service: TheService, line: TheLine) -> Response:
     """Return the window's samples in the plane in which they differ most, their first two principal components."""
-    moment = await line.moment()
-    first, places, rows = await service.aside(lambda: line.stream.flat_map(moment))
+    first, places, rows = await service.flat_map(line)
     x, y = places.T.round(5).tolist()
     return reply({**columns(first, rows, line.stream.config.class_names), "x": x, "y": y})
 
 
 @router.get("/streams/{stream}/events", responses=MISSING, response_class=StreamingResponse)
 async def events(line: TheLine) -> StreamingResponse:
-    """Follow a stream by server-sent events: `batch` with the predictions of each micro-batch, as JSON.
+    """Follow a stream by server-sent events, as JSON: `batch` with the predictions of each micro-batch, and `known`
+    with the labels of each correction.
 
     A listener that falls too far behind is cut off; it gets what it missed from `predictions`, by numbers.
     """
     return StreamingResponse(_events(line, line.listen()), media_type="text/event-stream")
 
 
-async def _events(line: Line, queue: asyncio.Queue[Event | None]) -> AsyncIterator[bytes]:
+async def _events(line: Line, listener: Listener) -> AsyncIterator[bytes]:
     try:
         yield b": welcome\n\n"
         while True:
             try:
-                event = await asyncio.wait_for(queue.get(), HEARTBEAT)
+                event = await asyncio.wait_for(listener.next(), HEARTBEAT)
             except asyncio.TimeoutError:
                 yield b": still here\n\n"
                 continue
             if event is None:
                 return
-            answer, moment = event
-            told = columns(answer.first, answer.rows, line.stream.config.class_names)
-            told |= {"seen": moment.state.seen, "total": moment.total, "beta": numbers(moment.tally.beta)}
-            yield f"id: {moment.total}\nevent: batch\ndata: {json.dumps(told, separators=(',', ':'))}\n\n".encode()
+            yield event
     finally:
-        line.listeners.discard(queue)
+        line.listeners.discard(listener)
 
 
 # The server
@@ -279,6 +113,8 @@ async def server(service: TheService) -> ServerInfo:
         version=moontide.__version__,
         encoder=None if service.encoder is None else service.encoder.id,
         methods=usable_methods(),
+        default_method=DEFAULT_METHOD,
+        accept_known=[name for name in usable_methods() if "known" in method_type(name).accepts],
         sample_images=len(service.samples),
         max_push=MAX_PUSH,
         max_images=MAX_IMAGES,
@@ -312,8 +148,9 @@ async def sample_image(service: TheService, number: Number) -> Response:
 
 
 @router.get("/streams")
-async def streams(service: TheService) -> list[Summary]:
-    """List the streams."""
+async def streams(request: Request, service: TheService) -> list[Summary]:
+    """List the streams; a token of one stream sees that."""
+    only = request.scope.get("moontide.stream")
     return [
         Summary(
             name=name, method=line.stream.config.method, source=line.stream.config.source,
@@ -321,14 +158,29 @@ async def streams(service: TheService) -> list[Summary]:
             created=line.stream.config.created, seen=line.stream.moment.state.seen if line.stream.moment else None,
         )
         for name, line in sorted(service.lines.items())
+        if only in (None, name)
     ]  # fmt: skip
 
 
-@router.post("/streams", status_code=201, response_model=Description, responses=status_words(409))
-async def create(service: TheService, new: NewStream) -> Response:
+@router.post(
+    "/streams", status_code=201, response_model=Description, responses=status_words(409, 415), openapi_extra=NEW_STREAM
+)
+async def create(request: Request, service: TheService) -> Response:
     """Make a stream."""
+    if media_type(request) != "application/json":
+        raise KindError("A new stream must be application/json.")
+    fields = tuple(name for name in NewStream.model_fields if name != "prototypes")
+    rest, prototypes = await parsed(service, await request.body(), "prototypes", fields)
+    if isinstance(rest.get("options"), dict) and len(rest["options"]) > 100:
+        raise InputError("'options' may have 100 entries, and has more.")
+    if isinstance(rest.get("classes"), list) and not all(isinstance(name, str) for name in rest["classes"]):
+        raise InputError("'classes' must be a list of names.")
+    try:
+        new = NewStream.model_validate(rest)
+    except ValidationError as error:
+        raise InputError(in_words(error.errors(include_url=False, include_input=False))) from None
     values = new.model_dump(exclude={"method", "prototypes"})
-    line = await service.create(method_name=new.method, prototypes=new.prototypes, **values)
+    line = await service.create(method_name=new.method, prototypes=prototypes, **values)
     return reply(await description(line), 201)
 
 
@@ -341,10 +193,11 @@ async def describe(line: TheLine) -> Response:
 async def description(line: Line) -> dict[str, Any]:
     """Return what is told of a stream."""
     config, moment = line.stream.config, await line.moment()
-    told = ("method", "options", "source", "dim", "logit_scale", "max_batch", "max_wait_ms", "window", "created")
+    told = ("method", "source", "dim", "logit_scale", "max_batch", "max_wait_ms", "window", "created")
     counts = moment.tally.counts.tolist()
+    options = {key: "inf" if value == math.inf else value for key, value in config.options.items()}
     return {
-        "name": line.stream.name, **{key: getattr(config, key) for key in told},
+        "name": line.stream.name, **{key: getattr(config, key) for key in told}, "options": options,
         "class_names": list(config.class_names), "seen": moment.state.seen, "total": moment.total,
         "kept": min(moment.kept, config.window), "waiting": line.samples, "batches": moment.seq,
         "changed": moment.tally.changed, "counts": counts[0], "zero_shot_counts": counts[1],
@@ -416,20 +269,26 @@ async def healthy() -> dict[str, str]:
     return {"status": "ok"}
 
 
-@router.get("/readyz", responses={503: {"description": "Not yet, or no longer"}})
+@router.get("/readyz", responses={503: {"description": "Not yet, no longer, or not now"}})
 async def ready(service: TheService) -> JSONResponse:
-    """Say whether all streams are read and the server is not going down; `failed` names streams that cannot be read."""
-    status = "closing" if service.closing else "loading" if service.loading else "ready"
-    return JSONResponse({"status": status, "failed": service.failed}, 200 if status == "ready" else 503)
+    """Say whether pushes are taken, and why not: `status` is ready, loading, closing or failing.
+
+    `failed` names streams that cannot be read, `problems` what else is wrong; a busy stream does not stop the others.
+    """
+    states = {"closing": service.closing, "loading": service.loading, "failing": service.trouble}
+    status = next((name for name, there in states.items() if there), "ready")
+    told = {"status": status, "failed": service.failed, "problems": service.problems()}
+    return JSONResponse(told, 200 if status == "ready" else 503)
 
 
 @router.get("/metrics", response_class=Response)
 async def metrics(service: TheService) -> Response:
     """Return counters in Prometheus' text format."""
     lines = service.lines.items()
-    gauges = {
+    gauges: dict[str, dict[str, float]] = {
         "moontide_waiting_samples": {name: line.samples for name, line in lines},
         "moontide_seen_samples": {name: line.stream.moment.state.seen for name, line in lines if line.stream.moment},
         "moontide_listeners": {name: len(line.listeners) for name, line in lines},
+        "moontide_busy": {name: float(line.busy is not None) for name, line in lines},
     }
     return Response(service.metrics.text(gauges), media_type="text/plain; version=0.0.4; charset=utf-8")

@@ -1,12 +1,18 @@
-"""Listening: one process, one event loop, a clock on headers that come in drop by drop, and an end without loss."""
+"""Listening: one process, one event loop, bounds on what a connection may hold, and an end without loss."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
+import os
+import signal
 import socket
 import sys
+import threading
+import time
+from collections.abc import Iterator
 from http import HTTPStatus
 
 import uvicorn
@@ -18,46 +24,107 @@ from moontide.serve.auth import check_exposure, problem
 from moontide.serve.service import Service
 
 HEADER_SECONDS, MAX_HEADER_BYTES = 10.0, 2**16  # of the headers of a request
+WRITE_SECONDS, MAX_UNREAD = 20.0, 2**26  # for a client to read its answer; bytes of all answers that are not read
 CLOSE_SECONDS = 30  # for open requests to be answered when the server is stopped
 MAX_CONNECTIONS = 1000
 SWITCH_SECONDS = 0.0005  # so that a step does not keep the event loop waiting for the interpreter
 
 
 class Protocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
-    """HTTP/1.1 by uvicorn, with limits on the time and the size that the headers of a request take."""
+    """HTTP/1.1 by uvicorn, with limits on the time and the size that a connection takes.
 
-    timer: asyncio.TimerHandle | None = None
-    header_bytes = 0
+    Where there are too many connections, one that does not read its answer makes room, or one without a request.
+    """
+
+    timer: asyncio.TimerHandle | None = None  # on headers that come in
+    writing: asyncio.TimerHandle | None = None  # on an answer that is not read
+    header_bytes = unread = 0
+    deaf = False  # whether what comes is not read
+    since = 0.0
 
     def connection_made(self, transport: asyncio.Transport) -> None:
-        """Start the clock."""
+        """Start the clock, and make room."""
         super().connection_made(transport)
+        self.since = self.loop.time()
         self.timer = self.loop.call_later(HEADER_SECONDS, self.too_slow)
+        if len(self.connections) > MAX_CONNECTIONS:
+            others = [each for each in self.connections if each is not self]
+            stuck = [each for each in others if each.unread]
+            idle = [each for each in others if each.cycle is None or each.cycle.response_complete]
+            if stuck or idle:
+                min(stuck or idle, key=lambda each: each.since).drop()
+            else:
+                self.refuse(503, f"The server has {MAX_CONNECTIONS} connections, as many as may be; come again.")
 
     def data_received(self, data: bytes) -> None:
         """Start the clock for a further request, and stop it when the headers are in."""
+        if self.deaf:
+            return
         before = self.cycle
-        if self.timer is None and before.response_complete:
+        behind = before is not None and not before.more_body  # a further request, while this one is answered
+        if self.timer is None and (before is None or before.response_complete):
             self.timer = self.loop.call_later(HEADER_SECONDS, self.too_slow)
         super().data_received(data)
         if self.cycle is not before:  # uvicorn has begun with the request
             self.stop_clock()
-        elif self.timer is not None:
+        elif self.timer is not None or behind:
             self.header_bytes += len(data)
             if self.header_bytes > MAX_HEADER_BYTES and not self.transport.is_closing():
-                self.refuse(431, f"The headers of a request may have {MAX_HEADER_BYTES} bytes.")
+                if self.timer is None:  # an answer is under way
+                    self.drop()
+                else:
+                    self.refuse(431, f"The headers of a request may have {MAX_HEADER_BYTES} bytes.")
+
+    def on_headers_complete(self) -> None:
+        """Begin with a request; one that does not wait for the answer to the one before it is not read."""
+        if self.cycle is None or self.cycle.response_complete:
+            return super().on_headers_complete()  # type: ignore[no-any-return]
+        self.cycle.keep_alive, self.deaf = False, True  # the connection ends with this answer
+        self.flow.pause_reading()
+
+    def pause_writing(self) -> None:
+        """Wait for the client to read, for some time, and not for too many bytes of all."""
+        super().pause_writing()
+        self.unread = self.transport.get_write_buffer_size()
+        self.writing = self.loop.call_later(WRITE_SECONDS, self.drop)
+        waiting = sorted((each for each in self.connections if each.unread), key=lambda each: each.since)
+        excess = sum(each.unread for each in waiting) - MAX_UNREAD
+        for each in waiting:
+            if excess <= 0:
+                break
+            excess -= each.unread
+            each.drop()
+
+    def resume_writing(self) -> None:
+        """Stop waiting."""
+        super().resume_writing()
+        self.stop_waiting()
+
+    def drop(self) -> None:
+        """End the connection at once; nothing more is written to it."""
+        if self.cycle is not None:
+            self.cycle.disconnected = True
+        self.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop the clock."""
+        """Stop the clocks."""
         self.stop_clock()
+        self.stop_waiting()
         super().connection_lost(exc)
 
     def stop_clock(self) -> None:
-        """Stop the clock."""
+        """Stop the clock on headers."""
         self.header_bytes = 0
         if self.timer is not None:
             self.timer.cancel()
             self.timer = None
+
+    def stop_waiting(self) -> None:
+        """Stop the clock on an answer."""
+        self.unread = 0
+        if self.writing is not None:
+            self.writing.cancel()
+            self.writing = None
 
     def too_slow(self) -> None:
         """End a connection whose headers do not come in."""
@@ -67,6 +134,7 @@ class Protocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         """Say why, and close the connection."""
         body = problem(sentence)
         head = f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\ncontent-type: application/json\r\n"
+        head += "retry-after: 1\r\n" if status == 503 else ""
         self.transport.write(f"{head}content-length: {len(body)}\r\nconnection: close\r\n\r\n".encode() + body)
         self.transport.close()
 
@@ -86,10 +154,17 @@ class Server(uvicorn.Server):
                 access_log=False,
                 server_header=False,
                 proxy_headers=False,
-                limit_concurrency=MAX_CONNECTIONS,
                 timeout_graceful_shutdown=CLOSE_SECONDS,
             )
         )
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Take signals as a request to stop, from now on and for good: a stop is no failure."""
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(number, self.handle_exit)
+        yield
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """End event streams, wait for open requests, and close the service."""
@@ -97,17 +172,41 @@ class Server(uvicorn.Server):
         await super().shutdown(sockets)
 
 
-def run(service: Service, host: str = "127.0.0.1", port: int = 8000) -> None:
+class JSONLines(logging.Formatter):
+    """A line of the log as a JSON object.
+
+    >>> line = JSONLines().format(logging.makeLogRecord({"msg": "a %s", "args": ("b",), "levelname": "INFO"}))
+    >>> json.loads(line)["message"]
+    'a b'
+    """
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line."""
+        stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+        told = {"time": f"{stamp}.{int(record.msecs):03d}Z", "level": record.levelname.lower(), "logger": record.name}
+        told["message"] = record.getMessage()
+        if record.exc_info:
+            told["exception"] = self.formatException(record.exc_info)
+        return json.dumps(told)
+
+
+def run(service: Service, host: str = "127.0.0.1", port: int = 8000, log_format: str = "text") -> None:
     """Serve until a signal comes; then answer what is open, make checkpoints and end."""
     check_exposure(host, service.gate.tokens)
-    logging.basicConfig(format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    handler = logging.StreamHandler()
+    text = logging.Formatter("%(asctime)s %(name)s %(levelname)s %(message)s")
+    handler.setFormatter(JSONLines() if log_format == "json" else text)
+    logging.basicConfig(handlers=[handler])
     sys.setswitchinterval(SWITCH_SECONDS)
-    with listen(host, port) as listening:
+    server = Server(service)
+    with listen(host, port) as listening, server.capture_signals():
         url = f"http://{f'[{host}]' if ':' in host else host}:{listening.getsockname()[1]}"
         safe = "bearer tokens" if service.gate.tokens else "no tokens, this machine only"
         print(f"Moontide at {url} ({safe}; data in {service.store.place})", flush=True)
-        with contextlib.suppress(KeyboardInterrupt):
-            Server(service).run(sockets=[listening])
+        server.run(sockets=[listening])
+    if service.stuck:  # a thread that is at work would keep the process
+        logging.shutdown()
+        os._exit(0)
 
 
 def listen(host: str, port: int) -> socket.socket:

@@ -6,12 +6,12 @@ import asyncio
 import contextlib
 import dataclasses
 import logging
+import math
 import os
 import secrets
 import time
-import zlib
 from collections import Counter
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
@@ -19,21 +19,26 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from moontide.core.arrays import as_real, unit_rows
 from moontide.encoders import Encoder
 from moontide.encoders.prompts import embed_classes
-from moontide.errors import InputError, MoontideError, OptionError, unknown_name
+from moontide.errors import InputError, OptionError, ResourceError, unknown_name
 from moontide.registry import method, method_names, method_type
-from moontide.serve.auth import Gate
+from moontide.serve import batching
+from moontide.serve.auth import Gate, Token
 from moontide.serve.batching import BusyError, Line
 from moontide.serve.images import TooLargeError, embed
-from moontide.serve.journal import DamagedError, Snapshot, Store
+from moontide.serve.journal import DamagedError, Snapshot, Store, StoreError
 from moontide.serve.metrics import Metrics
-from moontide.serve.models import MAX_PUSH
-from moontide.serve.state import Answer, Config, Floats, GoneError, Item, Stream, TakenError
+from moontide.serve.models import DEFAULT_METHOD, MAX_CLASSES, MAX_PUSH
+from moontide.serve.parsing import check_rows
+from moontide.serve.records import Answer, Config, Corrected, Correction, Floats, Item, Labels, digest_of
+from moontide.serve.state import GoneError, Stream, TakenError
 from moontide.simulate import Simulated, simulate
 
 TICK = 1.0  # seconds between two syncs of the policy "interval", and two looks for changed tokens
+MAX_MAKING = 4  # streams that are being made at a time
+MAKE_SECONDS = 20.0  # for the first step of a new stream, which may have to compile its loops
+CLOSE_SECONDS = 30.0  # for the lines to finish when the server is stopped
 
 T = TypeVar("T")
 log = logging.getLogger("moontide.serve")
@@ -93,44 +98,87 @@ class Service:
         self.gate, self.limits, self.metrics = gate or Gate(), limits or Limits(), Metrics()
         self.lines: dict[str, Line] = {}
         self.failed: dict[str, str] = {}  # streams that cannot be read, and why
+        self.trouble: str | None = None  # why the store cannot be written
+        self.making: dict[str, ThreadPoolExecutor] = {}  # names of streams that are being made
         self.loading, self.closing = 0, False
-        cores = os.cpu_count() or 1
-        self.pool = ThreadPoolExecutor(cores + 2, "line")
-        self.side = ThreadPoolExecutor(cores, "side")  # for what takes no turn, so that it never delays a push
+        self.side = ThreadPoolExecutor((os.cpu_count() or 1) + 2, "side")  # for what takes no turn
 
     # Life
 
     async def open(self) -> None:
         """Start a line for every stream of the store; they are read in the background."""
-        self._creating, self._encoding = asyncio.Lock(), asyncio.Lock()
+        self._encoding, self._mapping, self.parsing = asyncio.Lock(), asyncio.Lock(), asyncio.Semaphore(2)
         self._tasks: set[asyncio.Task[None]] = set()
         known = await self.aside(self.store.streams)
-        for name, text in known.items():
+        for name, config in known.items():
             self.loading += 1
-            self._start(self._load(name, text))
+            self._start(self._load(name, config))
         if self.classes and "default" not in known:
             await self.create(name="default", classes=self.classes)
         self._start(self._tick())
 
-    async def _load(self, name: str, text: str) -> None:
+    async def _load(self, name: str, text: str | DamagedError) -> None:
         try:
+            if isinstance(text, DamagedError):
+                raise text
             config = Config.read(text)
             solver = method(config.method, **config.options)
-            self.lines[name] = self._line(Stream(name, config, self.store, solver, self.device, self.limits.keep))
-            await self.lines[name].moment()
+            line = self._line(Stream(name, config, self.store, solver, self.device, self.limits.keep))
+            self.lines[name] = line
+            while line.stream.moment is None:
+                with contextlib.suppress(BusyError):  # many records take their time
+                    await line.moment()
+                await asyncio.sleep(0.1 if line.busy else 0)
         except Exception as error:
+            if isinstance(error, StoreError) and not isinstance(error, DamagedError):
+                return  # it is read when the store is back
             self.failed[name] = str(error)
             log.error("stream %s: %s", name, error)
+            if name in self.lines:
+                await self.lines.pop(name).end(lambda: None, now=True)
         finally:
             self.loading -= 1
 
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(TICK)
-            with contextlib.suppress(MoontideError):
-                await self.aside(self.store.sync)
-                # never from some to none, which would open the server
-                self.gate.tokens = await self.aside(self.store.tokens) or self.gate.tokens
+            await self._try("sync", self._sync)
+            await self._try("tokens", self._read_tokens)
+
+    async def _try(self, what: str, work: Callable[[], Awaitable[None]]) -> None:
+        """Do something that must not stop being done, whatever happens."""
+        try:
+            await work()
+        except StoreError as error:
+            self.note_trouble(error)
+        except Exception:
+            log.exception("%s", what)
+
+    async def _sync(self) -> None:
+        await self.aside(self.store.sync)
+        if self.trouble is not None:
+            await self.aside(self.store.try_write)
+            log.warning("the data in %s can be written again", self.store.place)
+            self.trouble = None
+
+    async def _read_tokens(self) -> None:
+        kept = await self.aside(self.store.tokens)
+        self.gate.set_tokens({name: Token.read(data) for name, data in kept.items()})
+
+    def note_trouble(self, error: StoreError) -> None:
+        """Remember why the store cannot be written, until it can, and write it into the log once."""
+        if self.trouble is None:
+            log.error("%s", error)
+        self.trouble = str(error)
+
+    def problems(self) -> dict[str, str]:
+        """Return what is wrong with the server, or with a stream, in words."""
+        found = {} if self.trouble is None else {"store": self.trouble}
+        for name, line in self.lines.items():
+            if line.busy is not None:
+                spent = time.monotonic() - line.busy + batching.STEP_SECONDS
+                found[f"stream {name}"] = f"busy with one step for {spent:.0f} s"
+        return found
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
@@ -138,23 +186,32 @@ class Service:
         task.add_done_callback(self._tasks.discard)
 
     def hush(self) -> None:
-        """End the event streams, which would hold up the end of the server."""
+        """End the event streams and requests that are still coming in, which would hold up the end of the server."""
         self.closing = True
+        self.gate.close()
         for line in self.lines.values():
-            line.tell(None)
+            line.tell_end()
 
     async def close(self) -> None:
         """Finish what waits in every line, make checkpoints, and close the store."""
         self.hush()
         for task in self._tasks:
             task.cancel()
-        ends = [line.end(line.stream.checkpoint) for line in self.lines.values()]
-        for error in await asyncio.gather(*ends, return_exceptions=True):
-            if error is not None:
-                log.error("%s", error)
-        self.pool.shutdown()
-        self.side.shutdown()
+        ends = [asyncio.ensure_future(line.end(line.stream.checkpoint)) for line in self.lines.values()]
+        if ends:
+            done, late = await asyncio.wait(ends, timeout=CLOSE_SECONDS)
+            for end in done:
+                if (error := end.exception()) is not None:
+                    log.error("%s", error)
+            for end in late:
+                end.cancel()
+        self.side.shutdown(wait=False)
         self.store.close()
+
+    @property
+    def stuck(self) -> bool:
+        """Whether some thread does not end, so that the process must be ended with it."""
+        return bool(self.making) or any(line.busy is not None for line in self.lines.values())
 
     async def aside(self, function: Callable[[], T]) -> T:
         """Run a function on a thread, beside the lines."""
@@ -170,8 +227,8 @@ class Service:
             raise DamagedError(f"The stream {name!r} cannot be read: {self.failed[name]}")
         raise GoneError(f"There is no stream {name!r}.")
 
-    def _line(self, stream: Stream) -> Line:
-        return Line(stream, self.pool, self.metrics, self.limits.max_waiting)
+    def _line(self, stream: Stream, thread: ThreadPoolExecutor | None = None) -> Line:
+        return Line(stream, self.metrics, self.limits.max_waiting, thread, self.note_trouble)
 
     async def create(
         self,
@@ -181,7 +238,7 @@ class Service:
         prototypes: Any = None,
         sample: str | None = None,
         template: str | None = None,
-        method_name: str = "moon",
+        method_name: str = DEFAULT_METHOD,
         preset: str | None = None,
         options: Mapping[str, Any] | None = None,
         logit_scale: float | None = None,
@@ -191,22 +248,46 @@ class Service:
         presets = method_type(method_name).presets
         if preset is not None and preset not in presets:
             raise unknown_name(f"preset of {method_name}", preset, presets)
-        solver = method(method_name, **{**(presets[preset] if preset else {}), **(options or {})})
-        async with self._creating:
-            if len(self.lines) >= self.limits.max_streams:
-                raise BusyError(f"There are {len(self.lines)} streams, as many as may be; delete one first.", 60)
-            stream = name or secrets.token_hex(6)
-            if stream in self.lines or stream in self.failed:
-                raise TakenError(f"There is a stream {stream!r} already; choose another name, or delete it first.")
+        given = {key: math.inf if value == "inf" else value for key, value in (options or {}).items()}
+        solver = method(method_name, **{**(presets[preset] if preset else {}), **given})
+        values = {key: getattr(solver, key) for key in solver.specs()}
+        if len(self.lines) + len(self.making) >= self.limits.max_streams:
+            raise BusyError(f"There are {len(self.lines)} streams, as many as may be; delete one first.", 60)
+        if len(self.making) >= MAX_MAKING:
+            raise BusyError(f"{MAX_MAKING} streams are being made already; come again.", 5)
+        stream = name or secrets.token_hex(6)
+        if stream in self.lines or stream in self.failed or stream in self.making:
+            raise TakenError(f"There is a stream {stream!r} already; choose another name, or delete it first.")
+        self.making[stream] = thread = ThreadPoolExecutor(1, f"line {stream}")
+        made = False
+        try:
             text, names, scale, source = await self._classes(classes, prototypes, sample, template)
-            values = {key: getattr(solver, key) for key in solver.specs()}
             scale = scale if logit_scale is None else logit_scale
             config = Config(method_name, values, names, text.shape[1], scale, source, created=time.time(), **batching)
-            made = await self.aside(
-                lambda: Stream.create(stream, config, text, self.store, solver, self.device, self.limits.keep)
+            new = Stream(stream, config, self.store, solver, self.device, self.limits.keep)
+            moment = await self._in_time(thread, lambda: new.prepare(text, self.device))
+            await asyncio.get_running_loop().run_in_executor(thread, lambda: new.add(moment))
+            made = True
+        finally:
+            if not made:  # the name is taken as long as the thread is at work
+                loop = asyncio.get_running_loop()
+                with contextlib.suppress(RuntimeError):
+                    thread.submit(lambda: loop.call_soon_threadsafe(self.making.pop, stream, None))
+                thread.shutdown(wait=False)
+        del self.making[stream]
+        self.lines[stream] = self._line(new, thread)
+        return self.lines[stream]
+
+    async def _in_time(self, thread: ThreadPoolExecutor, function: Callable[[], T]) -> T:
+        """Run a function on a thread, and wait for it no longer than it may take."""
+        work = asyncio.get_running_loop().run_in_executor(thread, function)
+        done, _ = await asyncio.wait({work}, timeout=MAKE_SECONDS)
+        if not done:
+            work.add_done_callback(lambda late: late.cancelled() or late.exception())
+            raise ResourceError(
+                f"A step over one sample takes longer than {MAKE_SECONDS:g} s with these options; use others."
             )
-            self.lines[stream] = self._line(made)
-            return self.lines[stream]
+        return work.result()
 
     async def _classes(
         self, names: Sequence[str] | None, prototypes: Any, sample: str | None, template: str | None
@@ -217,7 +298,9 @@ class Service:
             data = await self.aside(sample_set)
             return Classes(data.text, data.class_names, data.logit_scale, sample)
         if prototypes is not None:
-            text = check_rows(prototypes, "prototypes")
+            text = prototypes if isinstance(prototypes, np.ndarray) else check_rows(prototypes, "prototypes")
+            if len(text) > MAX_CLASSES:
+                raise TooLargeError(f"A stream may have {MAX_CLASSES} classes. Got {len(text)} instead.")
             names = tuple(names or (f"class {k}" for k in range(len(text))))
             if len(names) != len(text):
                 raise InputError(f"'classes' must have one name for each of {len(text)} prototypes. Got {len(names)}.")
@@ -249,16 +332,22 @@ class Service:
 
     # Samples
 
-    async def push(self, line: Line, x: Floats, key: str | None, crc: int | None = None) -> Answer:
+    async def push(
+        self, line: Line, x: Floats, key: str | None, known: Labels | None = None, digest: bytes | None = None
+    ) -> Answer:
         """Give checked embeddings (n, d) to a stream, and wait for the answer."""
         dim = line.stream.config.dim
         if x.shape[1] != dim:
             raise InputError(f"Embeddings must have the dimension of the stream, {dim}. Got {x.shape[1]} instead.")
         if len(x) > MAX_PUSH:
             raise TooLargeError(f"A push may have {MAX_PUSH} samples. Got {len(x)} instead; send several.")
-        if crc is None and key is not None:
-            crc = zlib.crc32(x.data)
-        return await line.push(Item(x, key, crc or 0))
+        if known is not None:
+            line.stream.online.require_accepted("known")
+            if len(known) != len(x):
+                raise InputError(f"'known' must have one entry for each of {len(x)} samples. Got {len(known)} instead.")
+        if digest is None and key is not None:
+            digest = digest_of(x, known)
+        return await line.push(Item(x, key, digest or b"", known))
 
     async def push_images(self, line: Line, files: Sequence[bytes], key: str | None) -> Answer:
         """Embed images, and give them to a stream."""
@@ -269,10 +358,23 @@ class Service:
             raise InputError(f"The encoder {encoder.id} has not the dimension of the stream; send embeddings.")
         async with self._encoding:
             x = await self.aside(lambda: embed(files, encoder))
-        crc = 0
-        for data in files:
-            crc = zlib.crc32(data, crc)
-        return await self.push(line, check_rows(x, "images"), key, crc)
+        return await self.push(line, check_rows(x, "images"), key, digest=digest_of(*files))
+
+    async def correct(self, line: Line, samples: Sequence[int], labels: Sequence[Any], key: str | None) -> Corrected:
+        """Take in the true labels, by number or name, of samples that were answered before, by number."""
+        if len(samples) != len(labels):
+            raise InputError(f"'labels' must have one entry for each of {len(samples)} samples. Got {len(labels)}.")
+        if len(set(samples)) < len(samples):
+            raise InputError("'samples' must be different numbers. Got one more than once.")
+        numbers = np.asarray(samples, np.int64)
+        known = class_numbers(labels, line.stream.config.class_names, "labels")
+        return await line.correct(Correction(numbers, known, key, digest_of(numbers, known)))
+
+    async def flat_map(self, line: Line) -> tuple[int, Any, Any]:
+        """Return the map of a stream's window; one is made at a time, since they are large."""
+        moment = await line.moment()
+        async with self._mapping:
+            return await self.aside(lambda: line.stream.flat_map(moment))
 
     async def snapshot(self, line: Line) -> Snapshot:
         """Keep the state as it is now."""
@@ -281,21 +383,29 @@ class Service:
         return await line.call(line.stream.take_snapshot)
 
 
-def check_rows(values: Any, name: str) -> Floats:
-    """Check embeddings (n, d) and bring them to float32.
+def class_numbers(labels: Sequence[Any], names: Sequence[str], field: str) -> Labels:
+    """Return classes given by number or name as numbers, -1 where one is None.
 
-    >>> check_rows([[1, 2], [3, float("nan")]], "embeddings")
+    >>> class_numbers(["dog", 0, None], ("cat", "dog"), "labels")
+    array([ 1,  0, -1])
+    >>> class_numbers(["cow"], ("cat", "dog"), "labels")
     Traceback (most recent call last):
         ...
-    moontide.errors.InputError: 'embeddings' must be finite. Got NaN or infinity in row 1; remove or recompute them.
+    moontide.errors.UnknownNameError: There is no class 'cow'. Known: cat, dog.
     """
-    rows = as_real(values, name)
-    with np.errstate(over="ignore"):
-        x: Floats = np.ascontiguousarray(rows, dtype=np.float32)
-    squares = np.einsum("nd,nd->n", x, x)
-    if not 1e-24 < squares.min() <= squares.max() < 1e24:  # or NaN
-        unit_rows(x, name)  # says what is not finite, and which rows are zero
-    return x
+    found = {name: k for k, name in enumerate(names)} if any(isinstance(label, str) for label in labels) else {}
+    numbers = []
+    for label in labels:
+        if isinstance(label, str):
+            if label not in found:
+                raise unknown_name("class", label, names[:20])
+            label = found[label]
+        elif label is None:
+            label = -1
+        elif not 0 <= label < len(names):
+            raise InputError(f"'{field}' must be names of classes, or numbers from 0 to {len(names) - 1}. Got {label}.")
+        numbers.append(label)
+    return np.asarray(numbers, np.int64)
 
 
 def check_names(names: Sequence[str]) -> tuple[str, ...]:

@@ -7,123 +7,61 @@ sees one state with the window and the counts that belong to it. `process` makes
     append   the journal gets x, the answers get the answers, in one transaction
     replace  the stream is at the new moment, and the pushes are answered
 
-Where the append fails the stream stays where it was and is read from the store again. Loading takes the checkpoint and
-steps through the records after it, the same `x` each, so on the same machine every array is the same to the last bit.
+A correction does the same with `state = method.correct(state, x, labels)`. Where a step fails or its answers are not
+finite, and where the append fails, the stream stays where it was. Loading takes the checkpoint and goes through the
+records after it, so on the same machine every array is the same to the last bit.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import json
+import time
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from safetensors.numpy import load, save
 
-from moontide.core.arrays import Array, to_numpy, unit_rows
+from moontide.core.arrays import Array, to_numpy
 from moontide.core.memory import require_memory
-from moontide.errors import InputError, MissingInputError, MoontideError
+from moontide.errors import InputError, MissingInputError, MoontideError, ResourceError
 from moontide.protocols import Method, State, as_online
-from moontide.serve.journal import Push, Record, Saved, Snapshot, Store, StoreError
+from moontide.serve.journal import Answered, Record, Saved, Snapshot, Store, StoreError
+from moontide.serve.records import (
+    ANSWER,
+    PUSH,
+    Answer,
+    Answers,
+    Config,
+    Corrected,
+    Correction,
+    Floats,
+    Item,
+    Known,
+    Labels,
+    Tally,
+    answers_of,
+    flat_map,
+    key_of,
+    pushes_in,
+)
 from moontide.store.files import place
 from moontide.streams import read_state, state_bytes, unpack
-from moontide.types import Result, Task
+from moontide.types import Task
 
-Floats = npt.NDArray[np.float32]
-Answers = npt.NDArray[np.void]  # (n,) of the type below
-
-ANSWER = np.dtype(
-    [("label", "<i4"), ("confidence", "<f4"), ("zero_shot_label", "<i4"), ("zero_shot_confidence", "<f4")]
-)
-CHECKPOINT_RECORDS, CHECKPOINT_BYTES = 256, 2**26  # a checkpoint is due after so many records, or bytes of them
+# a checkpoint is due after so many records, bytes of them, or seconds of steps, which reading them again takes too
+CHECKPOINT_RECORDS, CHECKPOINT_BYTES, CHECKPOINT_SECONDS = 1024, 2**26, 5.0
 
 
 class TakenError(MoontideError):
     """A name is taken."""
 
 
+class EmptyError(InputError):
+    """A stream has no samples to work on yet."""
+
+
 class GoneError(MoontideError):
     """What is asked for is not there, or no more."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Config:
-    """What a stream was made with.
-
-    >>> Config.read(Config("moon", {}, ("cat", "dog"), 512, 100.0).write()).class_names
-    ('cat', 'dog')
-    """
-
-    method: str
-    options: dict[str, Any]
-    class_names: tuple[str, ...]
-    dim: int
-    logit_scale: float
-    source: str = "prototypes"  # or the id of the encoder that embedded the class names, or "simulated"
-    max_batch: int = 64
-    max_wait_ms: float = 10.0
-    window: int = 512
-    created: float = 0.0
-
-    def write(self) -> str:
-        """Return it as JSON."""
-        return json.dumps(dataclasses.asdict(self))
-
-    @classmethod
-    def read(cls, text: str) -> Config:
-        """Read it from JSON."""
-        values = json.loads(text)
-        return cls(**{**values, "class_names": tuple(values["class_names"])})
-
-
-class Item(NamedTuple):
-    """A push on its way: checked embeddings, and its idempotency key with a checksum of what was sent."""
-
-    x: Floats  # (n, d)
-    key: str | None = None
-    crc: int = 0
-
-
-class Answer(NamedTuple):
-    """What a push is answered with: the number of its first sample, and a prediction for each."""
-
-    first: int
-    rows: Answers  # (n,)
-    repeated: bool = False  # the push was answered before, and this is that answer
-
-
-class Tally(NamedTuple):
-    """Counts over all samples in a state, and the last beta."""
-
-    counts: npt.NDArray[np.int64]  # (2, K) predictions of each class: adapted, zero-shot
-    changed: int  # samples whose prediction differs from zero-shot
-    beta: Floats | None  # (K,) of the last micro-batch, for methods that have one
-
-    def add(self, rows: Answers, beta: Array | None) -> Tally:
-        """Count the predictions of a micro-batch."""
-        k = self.counts.shape[1]
-        labels = rows["label"], rows["zero_shot_label"]
-        counts = self.counts + np.stack([np.bincount(column, minlength=k) for column in labels])
-        changed = self.changed + int(np.count_nonzero(labels[0] != labels[1]))
-        return Tally(counts, changed, None if beta is None else to_numpy(beta).astype(np.float32))
-
-    def write(self) -> bytes:
-        """Return it as bytes."""
-        arrays = {"counts": self.counts, "changed": np.asarray(self.changed)}
-        data: bytes = save(arrays if self.beta is None else {**arrays, "beta": self.beta})
-        return data
-
-    @classmethod
-    def read(cls, data: bytes) -> Tally:
-        """Read it from bytes.
-
-        >>> Tally.read(Tally(np.zeros((2, 3), np.int64), 4, None).write()).changed
-        4
-        """
-        arrays = load(data)
-        return cls(arrays["counts"], int(arrays["changed"]), arrays.get("beta"))
 
 
 class Moment(NamedTuple):
@@ -141,19 +79,6 @@ class Moment(NamedTuple):
         return sum(map(len, self.window))
 
 
-def answers_of(result: Result) -> Answers:
-    """Return the predictions of a result as one record a sample.
-
-    >>> answers_of(Result(probs=np.asarray([[0.25, 0.75]]), zero_shot=np.asarray([[0.5, 0.5]]))).tolist()
-    [(1, 0.75, 0, 0.5)]
-    """
-    rows = np.empty(len(result.labels), ANSWER)
-    before = to_numpy(result.zero_shot)
-    rows["label"], rows["confidence"] = to_numpy(result.labels), to_numpy(result.confidence)
-    rows["zero_shot_label"], rows["zero_shot_confidence"] = to_numpy(result.zero_shot_labels), before.max(axis=1)
-    return rows
-
-
 class Stream:
     """A stream and its store. `load`, `process`, `checkpoint` and `restore` are called one after the other."""
 
@@ -164,38 +89,56 @@ class Stream:
         self.ref = None if device == "cpu" else place(np.zeros(1, np.float32), None, device)
         self.moment: Moment | None = None  # None: to be read from the store
         self.since = [0, 0]  # records and bytes after the checkpoint
+        self.spent = 0.0  # seconds of the steps after it
+        self.keys: Known = {}
+        self.timing: dict[str, float] = {}  # seconds of the parts of the last micro-batch
 
     @classmethod
     def create(
         cls, name: str, config: Config, text: Array, store: Store, method: Method, device: str, keep: int
     ) -> Stream:
         """Make a stream at its start, and add it to the store."""
+        stream = cls(name, config, store, method, device, keep)
+        stream.add(stream.prepare(text, device))
+        return stream
+
+    def prepare(self, text: Array, device: str) -> Moment:
+        """Return the moment before the first sample, after a step over one: what a step refuses is refused now."""
+        method, config = self.method, self.config
         if method.needs:
             raise MissingInputError(
                 f"The method {method.name} needs {', '.join(sorted(method.needs))} of every sample, "
                 "which a stream does not get; choose another method."
             )
-        stream = cls(name, config, store, method, device, keep)
         text = place(text, "float32", device)
         most = max(config.max_batch, config.window)
         k, d = text.shape
         require_memory(method.peak_bytes(most, k, d, 4), f"{method.name} on {most} samples and {k} classes", text)
-        state = stream.online.start(Task(text[:1, :], text, config.logit_scale))
-        stream.online.step(state, text[:1, :])  # what a step refuses is refused now
-        tally = Tally(np.zeros((2, k), np.int64), 0, None)
-        store.create(name, config.write(), state_bytes(method, state), tally.write())
-        stream.moment = Moment(state, tally, 0, 0, ())
-        return stream
+        try:
+            state = self.online.start(Task(text[:1, :], text, config.logit_scale))
+            answers_of(self.online.step(state, text[:1, :])[1])
+        except MemoryError as error:
+            raise ResourceError(f"{method.name} with these options needs more memory than there is.") from error
+        return Moment(state, Tally(np.zeros((2, k), np.int64), 0, None), 0, 0, ())
+
+    def add(self, moment: Moment) -> None:
+        """Add the stream to the store, at a moment."""
+        self.store.create(self.name, self.config.write(), state_bytes(self.method, moment.state), moment.tally.write())
+        self.moment = moment
 
     def load(self) -> Moment:
         """Return where the stream is, read from the store where that is not known."""
         if self.moment is None:
-            saved, inside, after = self.store.load(self.name)
-            moment = self.at(saved, tuple(self.embeddings(record) for record in inside))
+            saved, inside, after, answered = self.store.load(self.name)
+            window = tuple(self.samples_of(record)[0] for record in inside if record.size)
+            moment = self.at(saved, window)
             for record in after:
-                moment, _ = self.step(moment, self.embeddings(record))
+                moment = self.replay(moment, record)
+            self.keys = {}
+            for row in answered:
+                self.keys |= pushes_in(row)
             self.moment = moment
-            self.since = [len(after), sum(len(record.x) for record in after)]
+            self.since = [len(after), sum(len(record.data) for record in after)]
         return self.moment
 
     def at(self, saved: Saved, window: tuple[Floats, ...]) -> Moment:
@@ -203,14 +146,27 @@ class Stream:
         _, state = read_state(*unpack(saved.state, self.name), self.name, self.ref)
         return Moment(state, Tally.read(saved.tally), saved.seq, saved.total, window)
 
-    def embeddings(self, record: Record) -> Floats:
-        """Return the samples of a record, (n, d)."""
-        return np.frombuffer(record.x, "<f4").reshape(record.size, self.config.dim).copy()
+    def replay(self, moment: Moment, record: Record) -> Moment:
+        """Return the moment after a record of the journal."""
+        if record.size:
+            return self.step(moment, *self.samples_of(record))[0]
+        m = len(record.data) // (16 + 4 * self.config.dim)
+        labels = np.frombuffer(record.data, "<i8", m, 8 * m)
+        x = np.frombuffer(record.data, "<f4", offset=16 * m).reshape(m, self.config.dim).copy()
+        return moment._replace(state=self.online.correct(moment.state, x, labels), seq=record.seq)
 
-    def step(self, moment: Moment, x: Floats) -> tuple[Moment, Answers]:
+    def samples_of(self, record: Record) -> tuple[Floats, Labels | None]:
+        """Return the samples of a record, (n, d), and their known labels where there are some."""
+        n, end = record.size, 4 * record.size * self.config.dim
+        x = np.frombuffer(record.data, "<f4", n * self.config.dim).reshape(n, self.config.dim).copy()
+        return x, np.frombuffer(record.data, "<i8", offset=end).copy() if len(record.data) > end else None
+
+    def step(self, moment: Moment, x: Floats, known: Labels | None = None) -> tuple[Moment, Answers]:
         """Return the moment after the samples x (n, d), and what is predicted for them."""
-        state, result = self.online.step(moment.state, x)
+        state, result = self.online.step(moment.state, x, known)
         rows = answers_of(result)
+        if known is not None:
+            rows["known"] = known
         window = (*moment.window, x)
         extra = sum(map(len, window)) - self.config.window
         while extra >= len(window[0]):  # the oldest batch is wholly outside
@@ -220,60 +176,134 @@ class Stream:
         return Moment(state, tally, moment.seq + 1, moment.total + len(x), window), rows
 
     def process(self, items: Sequence[Item]) -> list[Answer | Exception]:
-        """Answer pushes by one step over those that were not answered before."""
-        moment = self.load()
-        keys = [item.key for item in items if item.key is not None]
-        known = self.store.keyed(self.name, keys) if keys else {}
-        fresh: list[Item] = []
-        new: list[tuple[str, Push]] = []
-        starts: list[int | None] = []  # the number of the first sample of each push, None where it is a repeat
-        total = moment.total
-        for item in items:
-            starts.append(None if item.key in known else total)
-            if starts[-1] is None:
-                continue
-            fresh.append(item)
-            if item.key is not None:
-                known[item.key] = Push(total, len(item.x), item.crc)
-                new.append((item.key, known[item.key]))
-            total += len(item.x)
-        rows = self.advance(moment, fresh, new) if fresh else np.empty(0, ANSWER)
+        """Answer pushes by one step over those that were not answered before.
+
+        Where that step is refused, each push takes a step by itself, so that one that cannot be answered fails alone.
+        """
+        answers: list[Answer | Exception | None] = [self.repeat(item) for item in items]
+        fresh = [i for i, answer in enumerate(answers) if answer is None]
+        unique: dict[object, int] = {}
+        for i in fresh:  # a push may come twice in one batch
+            unique.setdefault(items[i].key or i, i)
+        groups = [list(unique.values())] if unique else []
+        for group in groups:
+            try:
+                for i, answer in zip(group, self.advance([items[i] for i in group]), strict=True):
+                    answers[i] = answer
+            except (InputError, ResourceError) as error:
+                if len(group) == 1:
+                    answers[group[0]] = error
+                else:
+                    groups += [[i] for i in group]
+        for i in fresh:
+            if answers[i] is None:
+                first = answers[unique[items[i].key]]
+                answers[i] = first if isinstance(first, Exception) else self.repeat(items[i])
+        return [answer for answer in answers if answer is not None]
+
+    def advance(self, items: Sequence[Item]) -> list[Answer]:
+        """Take one step over the samples of pushes, write it down, and only then be there."""
+        moment, start = self.load(), time.perf_counter()
+        x = np.concatenate([item.x for item in items]) if len(items) > 1 else items[0].x  # (n, d)
+        need = self.method.peak_bytes(len(x), len(self.config.class_names), self.config.dim, 4)
+        require_memory(need, f"{self.method.name} on {len(x)} samples", moment.state.text)
+        known = None
+        if any(item.known is not None for item in items):
+            unknown = np.full(len(x), -1)
+            known = np.concatenate([unknown[: len(i.x)] if i.known is None else i.known for i in items])
+        try:
+            after, rows = self.step(moment, x, known)
+        except MemoryError as error:
+            raise ResourceError(f"{len(x)} samples at once need more memory than there is; push fewer.") from error
+        middle = time.perf_counter()
+        firsts = moment.total + np.cumsum([0, *(len(item.x) for item in items)])
+        pushes = [
+            (key_of(item.key), int(first), len(item.x), item.digest)
+            for item, first in zip(items, firsts[:-1], strict=True)
+            if item.key is not None
+        ]
+        data = rows.tobytes() + np.array(pushes, PUSH).tobytes()
+        journalled = x.tobytes() + (b"" if known is None else known.astype("<i8").tobytes())
+        record = Record(after.seq, moment.total, len(x), journalled)
+        self.append(after, record, [Answered(moment.total, len(x), data)])
+        self.timing = {"step": middle - start, "journal": time.perf_counter() - middle}
+        self.spent += middle - start
         return [
-            self.repeat(item, known[str(item.key)])
-            if first is None
-            else Answer(first, rows[first - moment.total :][: len(item.x)])
-            for item, first in zip(items, starts, strict=True)
+            Answer(int(first), rows[first - moment.total :][: len(item.x)])
+            for item, first in zip(items, firsts[:-1], strict=True)
         ]
 
-    def advance(self, moment: Moment, items: Sequence[Item], keys: Sequence[tuple[str, Push]]) -> Answers:
-        """Take one step over the samples of pushes, write it down, and only then be there."""
-        x = np.concatenate([item.x for item in items])  # (n, d)
-        after, rows = self.step(moment, x)
-        record = Record(after.seq, moment.total, len(x), x.tobytes())
+    def append(self, after: Moment, record: Record, answered: Sequence[Answered]) -> None:
+        """Write a record down, and be at the moment after it."""
         try:
-            self.store.append(self.name, record, rows.tobytes(), keys)
+            self.store.append(self.name, record, answered)
         except StoreError:
             self.moment = None
             raise
         self.moment = after
-        self.since = [self.since[0] + 1, self.since[1] + x.nbytes]
-        return rows
+        self.since = [self.since[0] + 1, self.since[1] + len(record.data)]
+        for row in answered:
+            self.keys |= pushes_in(row)
 
-    def repeat(self, item: Item, push: Push) -> Answer | Exception:
-        """Return the first answer to a push that came before."""
-        if (push.size, push.crc) != (len(item.x), item.crc):
-            return InputError(
-                f"'Idempotency-Key' {item.key!r} was used before for another push; use a new key for new samples."
+    def earlier(self, key: str | None, size: int, digest: bytes) -> int | None:
+        """Return the first sample of a push or correction (size 0) that came before under a key, or None."""
+        self.load()
+        if key is None or (found := self.keys.get(key_of(key))) is None:
+            return None
+        if found[1:] != (size, digest):
+            raise InputError(
+                f"'Idempotency-Key' {key!r} was used before for another push; use a new key for new samples."
             )
-        return Answer(push.first, self.predictions(push.first, push.size)[1], repeated=True)
+        return found[0]
+
+    def repeat(self, item: Item) -> Answer | Exception | None:
+        """Return the first answer to a push that came before, or None where it did not."""
+        try:
+            first = self.earlier(item.key, len(item.x), item.digest)
+        except InputError as error:
+            return error
+        if first is None:
+            return None
+        start, rows = self.predictions(first, len(item.x))
+        return Answer(start, rows, repeated=True)
+
+    def correct(self, correction: Correction) -> Corrected:
+        """Take in true labels of samples of the window: the next step makes use of them."""
+        samples, labels, key, digest = correction
+        if self.earlier(key, 0, digest) is not None:
+            return Corrected(samples, labels, repeated=True)
+        self.online.require_accepted("known")
+        moment = self.load()
+        low = moment.total - moment.kept
+        for number in samples[(samples < low) | (samples >= moment.total)][:1]:
+            rule = f"has samples {low} to {moment.total - 1}" if moment.kept else "is empty"
+            raise InputError(
+                f"'samples' must be in the window of the stream, which {rule}. Got {number} instead; "
+                "make streams with a larger 'window' to correct older ones."
+            )
+        x = np.concatenate(moment.window)[samples - low]  # (m, d)
+        after = moment._replace(state=self.online.correct(moment.state, x, labels), seq=moment.seq + 1)
+        data = samples.astype("<i8").tobytes() + labels.astype("<i8").tobytes() + x.tobytes()
+        changed = []
+        for row in self.store.answers(self.name, int(samples.min()), int(samples.max()) + 1):
+            mine = (samples >= row.first) & (samples < row.first + row.size)
+            if mine.any():
+                rows = np.frombuffer(row.data, ANSWER, row.size).copy()
+                rows["known"][samples[mine] - row.first] = labels[mine]
+                changed.append(row._replace(data=rows.tobytes() + row.data[rows.nbytes :]))
+        if key is not None:
+            push = np.array([(key_of(key), changed[0].first, 0, digest)], PUSH)
+            changed[0] = changed[0]._replace(data=changed[0].data + push.tobytes())
+        self.append(after, Record(after.seq, moment.total, 0, data), changed)
+        return Corrected(samples, labels)
 
     def predictions(self, first: int, count: int) -> tuple[int, Answers]:
         """Return what was answered for samples by their numbers; the first is the first still kept."""
         parts = self.store.answers(self.name, first, first + count)
         if not parts:
             return first, np.empty(0, ANSWER)
-        start = parts[0][0]
-        rows = np.concatenate([np.frombuffer(part, ANSWER) for _, part in parts])
+        start = parts[0].first
+        rows = np.concatenate([np.frombuffer(part.data, ANSWER, part.size) for part in parts])
         begin = max(first, start)
         return begin, rows[begin - start : first + count - start]
 
@@ -283,7 +313,11 @@ class Stream:
         It is one step over the window's samples from that state; the state after the step is thrown away.
         """
         x = self.window_of(moment)
-        _, result = self.online.step(moment.state, x)
+        known = None
+        if "known" in self.method.accepts:
+            known = self.predictions(moment.total - len(x), len(x))[1]["known"].astype(np.int64)
+            known = known if len(known) == len(x) and (known >= 0).any() else None
+        _, result = self.online.step(moment.state, x, known)
         return moment.total - len(x), answers_of(result), None if result.beta is None else to_numpy(result.beta)
 
     def flat_map(self, moment: Moment) -> tuple[int, npt.NDArray[np.float64], Answers]:
@@ -295,13 +329,14 @@ class Stream:
     def window_of(self, moment: Moment) -> Floats:
         """Return the last samples of a moment, (n, d)."""
         if not moment.window:
-            raise InputError("The window is empty; push samples first.")
+            raise EmptyError("The window is empty; push samples first.")
         return np.concatenate(moment.window)[-self.config.window :]
 
     @property
     def due(self) -> bool:
         """Whether a checkpoint should be made, so that the journal stays short."""
-        return self.since[0] >= CHECKPOINT_RECORDS or self.since[1] >= CHECKPOINT_BYTES
+        records, size = self.since
+        return records >= CHECKPOINT_RECORDS or size >= CHECKPOINT_BYTES or self.spent >= CHECKPOINT_SECONDS
 
     def checkpoint(self) -> None:
         """Save the state, and drop records outside the window and answers that are no longer kept."""
@@ -311,13 +346,16 @@ class Stream:
 
     def write_checkpoint(self, moment: Moment, x_from: int) -> None:
         """Make a moment the one to go on from."""
-        self.store.checkpoint(self.name, self.saved(moment), x_from=x_from, answers_from=moment.total - self.keep)
-        self.since = [0, 0]
+        oldest = moment.total - self.keep
+        self.store.checkpoint(self.name, self.saved(moment), x_from=x_from, answers_from=oldest)
+        self.since, self.spent = [0, 0], 0.0
+        while self.keys and sum(next(iter(self.keys.values()))[:2]) <= oldest:
+            del self.keys[next(iter(self.keys))]
 
     def saved(self, moment: Moment) -> Saved:
         """Return a moment as the store keeps it."""
         state = state_bytes(self.method, moment.state)
-        return Saved(moment.seq, moment.total, moment.state.seen, state, moment.tally.write())
+        return Saved(moment.seq, moment.total, moment.state.seen, moment.kept, state, moment.tally.write())
 
     def take_snapshot(self) -> Snapshot:
         """Keep the state as it is now under a new number."""
@@ -348,18 +386,3 @@ class Stream:
         if saved is None:
             raise GoneError(f"The stream {self.name!r} has no snapshot {number}.")
         return saved
-
-
-def flat_map(x: Floats) -> npt.NDArray[np.float64]:
-    """Project samples (n, d) onto the two directions in which they differ most, (n, 2), the same way every time.
-
-    >>> flat_map(np.asarray([[1, 0], [1, 0], [0.6, 0.8]], np.float32))[:, 0].round(2)
-    array([-0.3, -0.3,  0.6])
-    """
-    x = unit_rows(x).astype(np.float64)
-    x = x - x.mean(axis=0)
-    _, axes = np.linalg.eigh(x.T @ x)
-    axes = np.pad(axes, ((0, 0), (max(0, 2 - x.shape[1]), 0)))[:, :-3:-1]  # (d, 2) largest first; d = 1: one is 0
-    largest = np.abs(axes).argmax(axis=0)
-    flat: npt.NDArray[np.float64] = x @ (axes * np.where(axes[largest, [0, 1]] < 0, -1, 1))
-    return flat

@@ -6,7 +6,7 @@ calibration takes one pass over the assignments for each step of Newton's method
 
 Zero-shot predictions and cosines to the anchors are made again in every step, as keeping them would take two N x K
 arrays of 32 bits. In 16 bits, the fourth root of an assignment is stored: it is exact to 3e-5 near 1 (float16: 1e-3)
-and keeps what is far below 1 / 65535, of which the calibration raises powers. Products are made for all classes.
+and keeps what is far below 1 / 65535, of which the calibration raises powers.
 """
 
 from __future__ import annotations
@@ -18,10 +18,23 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from moontide.core.arrays import Array, class_counts, like, namespace, row_dots, row_norms, to_numpy, unit_rows
+from moontide.core.arrays import (
+    Array,
+    class_counts,
+    class_sums,
+    columns,
+    device,
+    exp_,
+    like,
+    namespace,
+    row_dots,
+    row_norms,
+    to_numpy,
+    unit_rows,
+)
 from moontide.core.ple import EPS, entropy_weights, weighted_sums
 from moontide.core.progress import track
-from moontide.core.simplex import log_softmax, one_hot, softmax
+from moontide.core.simplex import log_softmax, softmax
 from moontide.core.threads import in_threads
 from moontide.engine.rows import Counted, Rows
 from moontide.engine.solvers import Plan, Run
@@ -36,26 +49,25 @@ from moontide.methods.tide import (
     Means,
     Model,
     agreements,
-    anchor_weight,
+    anchor_weight_of,
     anchors_of,
     assign,
+    bias_of,
     calibration,
     class_pull,
     confidences,
     cosine_to_means,
     crowd_of,
     expected_right,
-    given_shares,
     log_ratios,
-    metric,
+    metric_of,
     sharpening,
-    text_bias,
     unlikeness,
     with_neighbours,
 )
+from moontide.protocols import given_shares
 
 Floats = NDArray[np.float32]
-ALL = slice(None)  # the classes that products are made for
 
 
 @dataclass
@@ -126,12 +138,33 @@ class Fixed(NamedTuple):
 
 
 class Classes(NamedTuple):
-    """What an M-step has of all samples."""
+    """What an M-step has of all samples: the H classes with labels, as the others are at their anchors."""
 
-    sums: Floats  # (K, d)
-    soft: Floats  # (K,)
-    hard: Floats  # (K,)
+    some: Any  # (H,) their numbers
+    sums: Floats  # (H, d)
+    soft: Floats  # (H,)
+    hard: Floats  # (H,)
     counts: Floats  # (K,)
+
+    @classmethod
+    def of(cls, step: Assigned, dtype: Any) -> Classes:
+        """Take them from the sums of an E-step."""
+        some = np.flatnonzero(step.hard)
+        held = (step.sums[some], step.soft[some], step.hard[some], step.counts)
+        return cls(some, *(x.astype(dtype) for x in held))
+
+    def like(self, ref: Array) -> Classes:
+        """Return them with arrays of the kind of `ref`; all classes are a slice, which takes no copies."""
+        every = len(self.some) == len(self.counts)
+        some = slice(None) if every else namespace(ref).asarray(self.some, device=device(ref))
+        return Classes(some, *(like(x, ref) for x in self[1:]))
+
+    def means(self, z: Array, gamma: Array, labels: Array) -> Means:
+        """Return the statistics for some samples with assignments (b, K), weights (b,) and labels (b,)."""
+        xp, every = namespace(z), isinstance(self.some, slice)
+        weight = columns(z, self.some) * gamma[:, None]  # (b, H)
+        places = labels if every else xp.searchsorted(self.some, labels)
+        return Means(weight, self.sums, self.soft, self.hard, places, xp.ones_like(gamma))
 
 
 class Shard(Rows):
@@ -161,11 +194,10 @@ class Shard(Rows):
             y, cosine, _ = self._zero_shot(rows)  # (b, K), (b, K)
             self.unknown[rows] = unlikeness(cosine, f, self.logit_scale, names)
             expected = y @ self.text  # (b, d)
-            hot = one_hot(self.labels[rows], k, f)  # (b, K)
             part = Predicted(
                 len(y), _double(y.sum(axis=0)), _double(f.sum(axis=0)), _double((f * f).sum(axis=0)),
-                _add_up(row_dots(y, cosine)), _add_up(row_dots(expected, expected)), _double(hot.T @ f),
-                _double(hot.sum(axis=0)),
+                _add_up(row_dots(y, cosine)), _add_up(row_dots(expected, expected)),
+                _double(class_sums(self.labels[rows], f, k)), _double(class_counts(self.labels[rows], k)),
             )  # fmt: skip
             total = part if total is None else total + part
         return total  # type: ignore[return-value]
@@ -183,7 +215,7 @@ class Shard(Rows):
 
             parts = in_threads(block, self._cut(rows))
             agree, own, near, most = (namespace(self.f).concat(column) for column in zip(*parts, strict=True))
-            sums = one_hot(self.labels[rows], len(self.text), self.f).T @ self._in_metric(rows, like(scale, self.f))
+            sums = class_sums(self.labels[rows], self._in_metric(rows, like(scale, self.f)), len(self.text))
             square = float((_double(agree) ** 2).sum())
             part = Compared(_add_up(agree), square, _add_up(own), _add_up(near), _add_up(most), _double(sums))
             joined = part if joined is None else joined + part
@@ -191,7 +223,7 @@ class Shard(Rows):
 
     def step(self, fixed: Fixed, classes: Classes) -> Assigned:
         """E-step with the classes given, Eq. 11, and the sums of Eq. 8 for the next M-step."""
-        fixed, classes = fixed.like(self.f), Classes(*(like(x, self.f) for x in classes))
+        fixed, classes = fixed.like(self.f), classes.like(self.f)
         before, total = self.labels, None
         self.labels = namespace(before).empty_like(before)
         for rows in track(self.blocks, "iteration"):
@@ -205,8 +237,8 @@ class Shard(Rows):
         """Add up the confidences under a temperature, and their slopes (Eq. 14)."""
 
         def block(at: slice) -> Confident:
-            sums = confidences(log_ratios(self._wide(at), self.labels[at][:, None]), power)
-            return Confident(*(_add_up(x) for x in sums))
+            log_z = log_ratios(self._wide(at), self.labels[at][:, None])  # (b, K)
+            return Confident(*(_add_up(x) for x in confidences(exp_(power * log_z), log_z, power)))
 
         parts = [part for rows in self.blocks for part in in_threads(block, self._cut(rows))]
         return sum(parts[1:], parts[0])
@@ -230,31 +262,35 @@ class Shard(Rows):
         """Make the assignments of some rows, and what they add up to."""
         xp, k, f = namespace(self.f), len(self.text), self._in_metric(rows, fixed.scale)  # (b, d)
         # products use all cores by themselves, what follows in threads does not
-        cosine, at_anchor, dots = self.f[rows] @ self.text.T, f @ fixed.anchor.T, f @ classes.sums.T  # (b, K) each
+        cosine, at_anchor = self.f[rows] @ self.text.T, f @ fixed.anchor.T  # (b, K), (b, K)
+        dots = f @ classes.sums.T  # (b, H)
 
         def block(at: slice) -> tuple[Any, ...]:
             part = slice(at.start - rows.start, at.stop - rows.start)
-            z, one = self._wide(at), xp.ones_like(f[part][:, :1])  # (b, K), (b, 1)
+            z, gamma = self._wide(at), self.gamma[at]  # (b, K), (b,)
             log_y = log_softmax(self.logit_scale * cosine[part])  # (b, K)
             y = xp.exp(log_y)
-            log_y -= fixed.bias_weight * text_bias(y, fixed.total, fixed.expected)
-            left_out = fixed.left_out * one
+            log_y -= fixed.bias_weight * bias_of(y, fixed.total, fixed.expected)
+            left_out = fixed.left_out * xp.ones_like(gamma)[:, None]  # (b, 1)
             model = Model(
                 f[part], fixed.anchor, at_anchor[part], log_y, fixed.alpha, fixed.sharpness, left_out,
                 fixed.vote_weight, fixed.smoothing, fixed.prior, NO_LABELS,
             )  # fmt: skip
-            means = Means(z * self.gamma[at][:, None], *classes[:3], before[at], one)
             logits = log_y + fixed.vote_weight * self._votes(at)
-            logits += class_pull(model, classes.counts, z, left_out, ALL)
-            logits += fixed.sharpness * cosine_to_means(model, means, ALL, left_out, dots[part])
-            p, entropy = assign(logits, None)  # (b, K), (b,)
+            logits += class_pull(model, classes.counts, z, left_out)
+            logits += fixed.sharpness * at_anchor[part]
+            if len(classes.hard):
+                means = classes.means(z, gamma, before[at])
+                nearer = cosine_to_means(model, means, classes.some, left_out, dots[part])  # (b, H)
+                logits[:, classes.some] += fixed.sharpness * (nearer - columns(at_anchor[part], classes.some))
+            p, entropy, _ = assign(logits, None)  # (b, K), (b,)
             labels = xp.argmax(p, axis=1)
             self.new[at] = self._narrow(p)
             moved = float(xp.max(xp.abs(p - z)))
             return moved, labels, entropy, xp.take_along_axis(y, labels[:, None], axis=1)[:, 0]
 
-        moved, *columns = zip(*in_threads(block, self._cut(rows)), strict=True)
-        labels, entropy, right = (xp.concat(column) for column in columns)
+        moved, *rest = zip(*in_threads(block, self._cut(rows)), strict=True)
+        labels, entropy, right = (xp.concat(column) for column in rest)  # (b,) each
         self.labels[rows], self.gamma[rows] = labels, entropy_weights(entropy, k)
         z = self._floats(self.new[rows])  # (b, K) as stored, so that a sample is left out as it was counted
         sums, soft = weighted_sums(z, self.gamma[rows], f)  # (K, d), (K,)
@@ -307,9 +343,9 @@ def plan(method: TIDE) -> Plan:
     """First pass, comparison, an E-step before and after each M-step, the calibration.
 
     >>> plan(TIDE())
-    Plan(calls=22, steps=11)
+    Plan(calls=27, steps=11)
     """
-    return Plan(method.iterations + NEWTON + 4, method.iterations + 1)
+    return Plan(method.iterations + NEWTON + 5, method.iterations + 1)
 
 
 def solve(
@@ -329,14 +365,14 @@ def solve(
     """
     k, first = len(text), run("first_pass", negatives)
     n = first.n
-    scale = metric(first.square / n, Groups.of_sums(first.sums, first.counts, n)).astype(text.dtype)  # (d,)
+    scale = metric_of(first.square / n, Groups.of_sums(first.sums, first.counts, n), n).astype(text.dtype)  # (d,)
     found = run("compare", first.total.astype(text.dtype), n, scale)
     shares = None if class_prior is None else given_shares(class_prior)  # (K,)
     crowd = crowd_of_sums(found, n, k, method.neighbours) if shares is None else Crowd.of_shares(shares)
     w = crowd.density
     anchor = anchors_of(text, first.total / n, first.centre / n, first.along / n, first.expected / n)  # (K, d)
     anchor = unit_rows(anchor / scale)
-    alpha = anchor_weight(anchor, Groups.of_sums(found.sums, first.counts, n))
+    alpha = anchor_weight_of(anchor, Groups.of_sums(found.sums, first.counts, n), n)
     fixed = Fixed(
         scale,
         anchor.astype(text.dtype),
@@ -350,13 +386,11 @@ def solve(
         crowd.smoothing,
         None if shares is None else np.log(shares + EPS),
     )
-    # without samples in the means, all cosines are those to the anchors; and the first counts are of all samples
-    none = np.zeros(k, text.dtype)
-    step: Assigned = run("step", fixed._replace(left_out=0.0), Classes(np.zeros_like(text), none, none, fixed.total))
+    none = np.zeros(0, text.dtype)  # in the first E-step all classes are at their anchors, and no sample is left out
+    step: Assigned = run("step", fixed._replace(left_out=0.0), Classes(none, text[:0], none, none, fixed.total))
     steps, moves = 0, True
     while moves and steps < method.iterations:
-        sums = (step.sums, step.soft, step.hard, step.counts)
-        step = run("step", fixed, Classes(*(x.astype(text.dtype) for x in sums)))
+        step = run("step", fixed, Classes.of(step, text.dtype))
         steps, moves = steps + 1, step.changed > 0 or step.moved >= STILL
 
     def means_at(power: float) -> tuple[float, float]:

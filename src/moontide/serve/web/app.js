@@ -120,7 +120,7 @@ function add(part) {
   for (let i = 0; i < part.size; i++) {
     page.rows.set(part.first + i, {
       label: part.labels[i], sure: part.confidence[i],
-      before: part.zero_shot_labels[i], beforeSure: part.zero_shot_confidence[i],
+      before: part.zero_shot_labels[i], beforeSure: part.zero_shot_confidence[i], known: part.known[i],
     });
   }
   for (const number of page.rows.keys()) { // in the order of their coming, so the oldest first
@@ -157,6 +157,7 @@ function hear(event) {
   const data = event.split("\n").find((line) => line.startsWith("data: "));
   if (!data) return;
   const told = JSON.parse(data.slice(6));
+  if (event.includes("event: known")) return takeKnown(told);
   if (told.first < page.from) return; // from before a reset
   begin({ ...page.stream, seen: told.seen, total: told.total, beta: told.beta });
   add(told);
@@ -221,7 +222,7 @@ async function push(rest, options) {
   for (let tries = 0; ; tries++) {
     try {
       const answer = await (await ask(at(rest), { ...options, method: "POST", headers })).json();
-      add(answer);
+      if (answer.labels) add(answer);
       return answer;
     } catch (error) {
       const busy = error.status === 429 || error.status === 503 || error.status === undefined;
@@ -295,6 +296,8 @@ function drawFacts(numbers) {
     fact("Changed by adaptation", numbers.length ? `${changed} (${percent(changed / numbers.length)})` : "none yet"),
   ];
   if (beta) facts.push(fact("Classes believed present", `${beta.filter((b) => b > 0).length} of ${beta.length}`));
+  const told = numbers.filter((n) => page.rows.get(n).known !== null).length;
+  if (told) facts.push(fact("True classes told", String(told)));
   const known = [...page.truth.keys()].filter((n) => page.rows.has(n));
   if (known.length) {
     const right = (key) => known.filter((n) => page.rows.get(n)[key] === page.truth.get(n)).length / known.length;
@@ -309,7 +312,9 @@ function prediction(label, sure) {
 
 function drawPredictions(numbers) {
   $("now").hidden = !page.again.size;
-  $("predictions").tBodies[0].replaceChildren(...numbers.map((number) => {
+  $("fix-note").hidden = !canFix();
+  if (!numbers.includes(fixing.selected)) fixing.selected = numbers[0] ?? null;
+  keepFocus(() => $("predictions").tBodies[0].replaceChildren(...numbers.map((number) => {
     const row = page.rows.get(number), changed = row.label !== row.before;
     const first = element("th", { scope: "row" });
     if (page.pictures.has(number)) first.append(element("img", { src: page.pictures.get(number), alt: `sample ${number}` }));
@@ -319,9 +324,13 @@ function drawPredictions(numbers) {
       const again = page.again.get(number);
       cells.push(again ? prediction(again.label, again.sure) : element("td", {}, "–"));
     }
-    cells.push(element("td", {}, changed ? "≠ changed" : "= same"));
-    return element("tr", { class: changed ? "changed" : "same" }, ...cells);
-  }));
+    cells.push(element("td", {}, changed ? "≠ changed" : "= same"), truthCell(number, row));
+    const known = row.known !== null && row.known !== undefined;
+    return element("tr", {
+      class: `${changed ? "changed" : "same"}${known ? " known" : ""}`, "data-number": number,
+      tabindex: number === fixing.selected ? 0 : -1,
+    }, ...cells);
+  })));
 }
 
 // The classes with most samples after adaptation, then by beta; their order gives the marks of the map.
@@ -395,7 +404,7 @@ async function drawMap() {
     try {
       showMap(page.rows.size ? await getJson(at("/map")) : { x: [], y: [], labels: [] });
     } catch (error) {
-      if (error.status !== 422) say(error.message, true); // 422: the window is empty
+      if (error.status !== 409) say(error.message, true); // 409: the window is empty
     }
     await sleep(500);
   }
@@ -429,11 +438,12 @@ function save(content, name, type) {
 }
 
 async function downloadPredictions() {
-  const lines = ["sample,label,class_name,confidence,zero_shot_label,zero_shot_class_name,zero_shot_confidence"];
+  const lines = ["sample,label,class_name,confidence,zero_shot_label,zero_shot_class_name,zero_shot_confidence,known_class_name"];
   for (let next = 0, part; (part = await getJson(at(`/predictions?first=${next}&size=10000`))).size; next = part.first + part.size) {
     for (let i = 0; i < part.size; i++) {
       lines.push([part.first + i, part.labels[i], quote(part.class_names[i]), part.confidence[i], part.zero_shot_labels[i],
-        quote(part.zero_shot_class_names[i]), part.zero_shot_confidence[i]].join(","));
+        quote(part.zero_shot_class_names[i]), part.zero_shot_confidence[i],
+        part.known[i] === null ? "" : quote(named(part.known[i]))].join(","));
     }
   }
   save(lines.join("\n") + "\n", `${page.stream.name}.csv`, "text/csv");
@@ -481,7 +491,7 @@ async function start() {
   $("login").hidden = true;
   $("by-classes").hidden = !page.info.encoder;
   $("method").replaceChildren(...page.info.methods.map((name) => element("option", {}, name)));
-  $("method").value = "moon";
+  $("method").value = page.info.default_method;
   const streams = await getJson("streams");
   $("streams").replaceChildren(element("option", { value: "" }, streams.length ? "…" : "none yet"),
     ...streams.map(({ name, method, seen }) => element("option", { value: name }, `${name} (${method}, ${seen ?? "?"} samples)`)));
@@ -524,4 +534,4 @@ for (const kind of ["dragover", "dragleave", "drop"]) {
     if (kind === "drop") upload(event.dataTransfer.files);
   });
 }
-start();
+addEventListener("DOMContentLoaded", start);

@@ -1,0 +1,113 @@
+"""InMaP: class proxies among the images, learnt from balanced pseudo-labels.
+
+Q. Qian, Y. Xu and J. Hu, "Intra-Modal Proxy Learning for Zero-Shot Visual Categorization with CLIP", NeurIPS 2023.
+
+Symbols:  f_i -> f[i]   t_k -> text[k]   Y -> y   w_k -> w[k]   tau_t -> 1 / logit_scale   tau_i -> tau
+          alpha -> threshold   gamma -> gamma   eta -> step_size
+
+Pseudo-labels Y are zero-shot probabilities balanced by Sinkhorn (see `sinkhorn.py`), made one-hot where the largest is
+above alpha. The proxies start at the text and take 2000 gradient steps:
+
+    G = F' (softmax_k(F W / tau_i) - Y),   W <- W - eta / (N tau_i) G,   columns of W to unit length,
+
+and eta is halved for good whenever the length of G grows. Scores are the cosines F W; probabilities are
+softmax(F W / tau_i).
+
+The halving ends where rounding makes G grow, so in float32 two programs stop at different points (up to 5e-2 apart on
+small batches). Here inputs are taken in float32, as in the published program, and all else is computed in float64.
+
+The presets: "gamma1" keeps the zero-shot shares of the classes, which makes the balancing the identity; "no_sinkhorn"
+leaves it out, what the published program prints as "image proxy".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from moontide.core.arrays import Array, device, namespace, row_norms
+from moontide.core.simplex import one_hot, softmax, zero_shot
+from moontide.methods.sinkhorn import balanced, in_double, targets
+from moontide.options import option
+from moontide.protocols import Method
+from moontide.types import Result, Task
+
+
+@dataclass(frozen=True)
+class InMaP(Method):
+    """Class proxies fitted to the images of a batch by gradient descent on balanced pseudo-labels.
+
+    >>> import numpy as np
+    >>> InMaP().fit_predict(np.eye(3), np.eye(3)).labels
+    array([0, 1, 2])
+    """
+
+    citation: ClassVar[str] = "Qian et al., NeurIPS 2023"
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "gamma1": {"gamma": 1.0},
+        "no_sinkhorn": {"sinkhorn_iterations": 0},
+    }
+
+    gamma: float = option(0.0, "power of the classes' zero-shot shares that is their target; 0: equal shares", low=0)
+    sinkhorn_iterations: int = option(20, "rounds of balancing the pseudo-labels; 0: they are not balanced", low=0)
+    threshold: float = option(0.6, "alpha, probability above which a pseudo-label becomes one-hot", low=0)
+    tau: float = option(0.04, "tau_i, temperature of the similarities to the proxies", above=0)
+    step_size: float = option(10.0, "eta, length of the first gradient steps", above=0)
+    iterations: int = option(2000, "gradient steps", low=1, high=10_000)
+
+    def inert(self) -> Iterator[tuple[tuple[str, ...], str]]:
+        """Name the options that the others switch off."""
+        if self.sinkhorn_iterations == 0:
+            yield ("gamma",), "with sinkhorn_iterations=0"
+
+    def peak_bytes(self, n: int, k: int, d: int, itemsize: int) -> int:
+        """Add the float64 features, probabilities and proxies to the usual estimate."""
+        return super().peak_bytes(n, k, d, itemsize) + 8 * (4 * n * k + n * d + 5 * k * d)
+
+    def _fit(self, task: Task) -> Result:
+        xp, dtype = namespace(task.features), task.features.dtype
+        f, text, log_y = in_double(task)  # (N, d), (K, d), (N, K)
+        y = xp.exp(balanced(log_y, targets(log_y, self.gamma), self.sinkhorn_iterations))  # (N, K)
+        w = proxies(f, hardened(y, self.threshold), text, self.tau, self.step_size, self.iterations)  # (K, d)
+        cosine = f @ w.T  # (N, K)
+        return Result(
+            probs=xp.astype(softmax(cosine / self.tau), dtype),
+            zero_shot=zero_shot(task.features, task.text, task.logit_scale),
+            native_scores=xp.astype(cosine, dtype),
+            n_iter=self.iterations,
+            details={"proxies": xp.astype(w, dtype)},
+        )
+
+
+def hardened(y: Array, threshold: float) -> Array:
+    """Replace the rows whose largest entry is above the threshold by the one-hot of its class, (N, K).
+
+    >>> import numpy as np
+    >>> hardened(np.asarray([[0.7, 0.3], [0.6, 0.4]]), 0.6)
+    array([[1. , 0. ],
+           [0.6, 0.4]])
+    """
+    xp = namespace(y)
+    sure = xp.max(y, axis=1, keepdims=True) > threshold  # (N, 1)
+    return xp.where(sure, one_hot(xp.argmax(y, axis=1), y.shape[1], y), y)
+
+
+def proxies(f: Array, y: Array, text: Array, tau: float, step: float, iterations: int) -> Array:
+    """Fit unit proxies to the labels y by gradient steps from the text; a step is halved for good where G grew, (K, d).
+
+    >>> import numpy as np
+    >>> proxies(np.eye(2), np.eye(2), np.asarray([[0.6, 0.8], [0.8, 0.6]]), 1.0, 10.0, 200).round(3)
+    array([[ 0.707, -0.707],
+           [-0.707,  0.707]])
+    """
+    xp = namespace(f)
+    w = text  # (K, d)
+    eta, before = (xp.asarray(x, dtype=f.dtype, device=device(f)) for x in (step, xp.inf))
+    for _ in range(iterations):
+        gradient = (softmax((f @ w.T) / tau) - y).T @ f  # (K, d)
+        size = xp.linalg.vector_norm(gradient)
+        eta, before = xp.where(size > before, eta / 2, eta), size
+        w = w - (eta / (f.shape[0] * tau)) * gradient
+        w = w / xp.clip(row_norms(w), min=1e-12)[:, None]
+    return w

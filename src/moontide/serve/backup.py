@@ -1,0 +1,137 @@
+"""Copies of a folder of data, and a look for damage. For PostgreSQL its own tools do the first."""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+from moontide.errors import FileError, MoontideError, OptionError
+from moontide.serve.databases import FILE, Mark, SQLite, is_postgres, open_store
+from moontide.serve.journal import DamagedError, Store, StoreError
+
+FILES = (FILE, f"{FILE}-wal", "mark")
+
+
+def backup(data: str, destination: Path) -> None:
+    """Write a consistent copy of a folder of data into a new folder, also while a server is at work on it."""
+    _need_folder(data, "--backup")
+    with closing(SQLite(data, "always", lock=False)) as store, _new_folder(destination, "--backup") as made:
+        _copy(store, made)
+
+
+def restore(source: Path, data: str) -> None:
+    """Make a folder of data from a backup, or from what can be read of a damaged one."""
+    if is_postgres(data):
+        raise OptionError("'--restore' is for folders; restore a PostgreSQL database with its own tools.")
+    _need_folder(str(source), "--restore")
+    with _aside(source) as copied, _new_folder(Path(data), "--data") as made:
+        (copied / "mark").unlink(missing_ok=True)
+        mark = Mark(copied / "mark")
+        mark.write(0, 0)  # what is there is what is wanted
+        mark.close()
+        with closing(SQLite(str(copied), "never", lock=False)) as store:
+            _copy(store, made)
+
+
+def verify(data: str) -> tuple[list[str], int]:
+    """Look at everything that is kept; return what is damaged, in sentences, and the number of streams."""
+    if is_postgres(data):
+        with closing(open_store(data)) as store:
+            return _damage(store)
+    _need_folder(data, "--verify")
+    with closing(_Held(data)), _aside(Path(data)) as copied:
+        found = []
+        try:
+            SQLite(str(copied), "never", lock=True).close()
+        except (FileError, StoreError) as error:
+            found.append(str(error).replace(str(copied), data))
+            if not isinstance(error, DamagedError):
+                return found, 0
+        with closing(SQLite(str(copied), "never", lock=False)) as store:
+            more, streams = _damage(store)
+        return [*found, *(sentence.replace(str(copied), data) for sentence in more)], streams
+
+
+class _Held(SQLite):
+    """The lock of a folder, and nothing else of it."""
+
+    def __init__(self, data: str) -> None:
+        self.data, self._connection = data, None
+        self._mutex = threading.RLock()
+        self._held = sqlite3.connect(Path(data) / "lock", 0.1, isolation_level=None)
+        try:
+            self._held.execute("BEGIN EXCLUSIVE")
+        except sqlite3.OperationalError:
+            self.close()
+            raise FileError(
+                f"The data in {data} are in use by a server; stop it, or verify a backup of them."
+            ) from None
+
+
+def _damage(store: Store) -> tuple[list[str], int]:
+    found = []
+    try:
+        if isinstance(store, SQLite):
+            found += [f"SQLite finds: {sentence}." for sentence in store.damage()]
+        streams = store.streams()
+    except StoreError as error:
+        return [*found, str(error)], 0
+    for name, config in streams.items():
+        try:
+            if isinstance(config, DamagedError):
+                raise config
+            store.load(name)
+            for snapshot in store.snapshots(name):
+                store.state(name, snapshot.number)
+        except MoontideError as error:
+            found.append(f"The stream {name!r}: {error}")
+    return found, len(streams)
+
+
+def _need_folder(data: str, option: str) -> None:
+    if is_postgres(data):
+        raise OptionError(f"'{option}' is for folders; use the tools of PostgreSQL, such as pg_dump.")
+    if not Path(data, FILE).is_file():
+        raise FileError(f"There are no data in {data!r}: it has no file {FILE}.")
+
+
+def _copy(store: SQLite, folder: Path) -> None:
+    count = store.copy_to(folder / FILE)
+    mark = Mark(folder / "mark")
+    mark.write(count, count)
+    mark.close()
+
+
+@contextmanager
+def _new_folder(path: Path, option: str) -> Iterator[Path]:
+    """Yield a folder that gets its name when all is in it."""
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise OptionError(f"'{option}' must be a folder that is not there or is empty. Got {str(path)!r}.")
+    path.absolute().parent.mkdir(parents=True, exist_ok=True)
+    made = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.absolute().parent))
+    try:
+        yield made
+        if path.exists():
+            path.rmdir()
+        made.rename(path)
+    except BaseException:
+        shutil.rmtree(made, ignore_errors=True)
+        raise
+
+
+@contextmanager
+def _aside(folder: Path) -> Iterator[Path]:
+    """Yield a copy of a folder, since SQLite changes what it opens."""
+    with tempfile.TemporaryDirectory(prefix="moontide") as made:
+        for name in FILES:
+            if (folder / name).is_file():
+                shutil.copyfile(folder / name, Path(made, name))
+        unread = folder / f"{FILE}-wal.unread"
+        if unread.is_file():
+            shutil.copyfile(unread, Path(made, f"{FILE}-wal"))
+        yield Path(made)

@@ -1,0 +1,286 @@
+"""The two kinds of store: a folder with an SQLite database, and PostgreSQL.
+
+`fsync` says when a transaction is on the disk: "always" before it is answered, "interval" within a second or so,
+"never" when the system likes. A killed process loses nothing under any of them; a power cut may lose the last pushes
+under the other two.
+
+SQLite's write-ahead log ends, for SQLite, at the first page that does not match its checksum; a damaged one would lose
+what was answered after it, and nobody would know. So every transaction has a number, in the database, and the file
+`mark` beside it has the number of the last one; a database that is behind its mark is not served.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sqlite3
+import struct
+import time
+import zlib
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from moontide.errors import FileError, missing_extra
+from moontide.serve.journal import HELP, DamagedError, Store, StoreError
+
+LOCK_WAIT = 10.0  # seconds to wait for a server that is just going down to let go of the data
+PG_LOCK = 0x6D6F6F6E  # the advisory lock that the one server of a database holds
+PAGE_BYTES, WAL_BYTES = 2**10, 2**24  # of SQLite; its own log is folded into its file at the second size
+WRAP = 2**31  # transactions are numbered modulo this
+FILE = "moontide.sqlite3"
+
+
+class Marked(NamedTuple):
+    """What a mark says."""
+
+    last: int  # the number of the last transaction
+    synced: int  # of the last one that is on the disk for sure
+    boot: bytes  # when the machine was started, for after a power cut only the second number counts
+
+
+class Mark:
+    """A small file with the number of the last transaction, written in place, in two slots by turns.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     mark = Mark(Path(folder, "mark"))
+    ...     before = mark.read()
+    ...     mark.write(7, 6)
+    ...     after = mark.read()
+    ...     mark.close()
+    >>> before, after.last, after.synced
+    (None, 7, 6)
+    """
+
+    form, slot = struct.Struct("<qqq16s"), 64
+
+    def __init__(self, path: Path) -> None:
+        """Open or make the file."""
+        self.file = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o600)
+        self.turn = 0
+        self.boot = boot_id()
+
+    def read(self) -> Marked | None:
+        """Return what it says, or None where it says nothing that can be read."""
+        found = []
+        for place in (0, self.slot):
+            data = os.pread(self.file, self.form.size + 4, place)
+            if len(data) > 4 and zlib.crc32(data[:-4]).to_bytes(4, "little") == data[-4:]:
+                found.append(self.form.unpack(data[:-4]))
+        if not found:
+            return None
+        self.turn, *last = max(found)
+        return Marked(*last)
+
+    def write(self, count: int, synced: int) -> None:
+        """Set the numbers; a write that is torn leaves the other slot."""
+        self.turn += 1
+        data = self.form.pack(self.turn, count, synced, self.boot)
+        os.pwrite(self.file, data + zlib.crc32(data).to_bytes(4, "little"), self.slot * (self.turn % 2))
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self.file)
+
+
+def boot_id() -> bytes:
+    """Return 16 bytes that change when the machine is started; where that cannot be told, others every time.
+
+    >>> len(boot_id())
+    16
+    """
+    with suppress(OSError, ValueError):
+        return bytes.fromhex(Path("/proc/sys/kernel/random/boot_id").read_text().strip().replace("-", ""))
+    return os.urandom(16)
+
+
+class SQLite(Store):
+    """A folder with one database in it, which this process alone writes."""
+
+    failures = sqlite3.Error
+    rows = "WITHOUT ROWID"  # the key and the row are one tree, so that a push changes fewer pages
+    _held: sqlite3.Connection | None = None
+    _mark: Mark | None = None
+
+    def _connect(self) -> None:
+        folder = Path(self.data)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if self.lock:  # a lock that ends with the process, however it ends
+            self._held = sqlite3.connect(folder / "lock", LOCK_WAIT, isolation_level=None, check_same_thread=False)
+            try:
+                self._held.execute("BEGIN EXCLUSIVE")
+            except sqlite3.OperationalError:
+                raise FileError(f"The data in {folder} are in use by another server; stop it first.") from None
+        self.path = folder / FILE
+        log, spare = (folder / f"{FILE}{end}" for end in ("-wal", "-wal.unread"))
+        if self.lock and log.exists() and log.stat().st_size and not spare.exists():
+            shutil.copyfile(log, spare)  # what SQLite cannot read of it, it drops when it is closed
+        self._connection = sqlite3.connect(self.path, timeout=LOCK_WAIT, isolation_level=None, check_same_thread=False)
+        self._connection.text_factory = lambda text: text.decode(errors="replace")
+        os.chmod(self.path, 0o600)
+        self._run(f"PRAGMA page_size = {PAGE_BYTES}")  # of a new file
+        level = {"always": "FULL", "interval": "NORMAL", "never": "OFF"}[self.fsync]
+        fold = f"wal_autocheckpoint = {WAL_BYTES // PAGE_BYTES}"
+        keep = (
+            "secure_delete = FAST",
+            f"journal_size_limit = {WAL_BYTES}",
+        )  # zeros over what is dropped cost as much again
+        for pragma in ("journal_mode = WAL", f"synchronous = {level}", fold, *keep):
+            self._run(f"PRAGMA {pragma}").fetchall()
+        self._check()
+        super()._connect()
+        spare.unlink(missing_ok=True)
+        self._files = {path: _file(path) for path in (self.path, log)}
+
+    def _check(self) -> None:
+        """Refuse another layout, and a database that lacks transactions which were committed."""
+        tables = {name for (name,) in self._run("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()}
+        if "keys" in tables:
+            raise FileError(
+                f"The data in {self.data} are of an earlier version of Moontide; "
+                "download the states with that version, and start with a new folder."
+            )
+        self._mark = Mark(Path(self.data, "mark"))
+        marked, self._count = self._mark.read(), self._run("PRAGMA user_version").fetchone()[0]
+        self._synced = 0 if marked is None else marked.synced
+        if not self.lock and marked is not None:  # a server may be at work
+            return
+        if marked is None:
+            if tables:
+                raise DamagedError(f"The data in {self.data} lack their mark; restore a backup, {HELP}.")
+            return self._mark.write(self._count, self._count)
+        wanted = marked.last if marked.boot == self._mark.boot else marked.synced
+        missing = (wanted - self._count) % WRAP
+        if 0 < missing < WRAP // 2:
+            raise DamagedError(
+                f"The data in {self.data} lack the last {missing} transactions, which were answered: "
+                f"the log of the database is damaged; restore a backup, {HELP}."
+            )
+
+    def _begin(self, write: bool) -> None:
+        for path, known in self._files.items():
+            if _file(path) != known:
+                raise StoreError(
+                    f"The data in {self.data} were deleted, moved or replaced under the server; "
+                    "put them back, or stop it and restore a backup."
+                )
+        self._run("BEGIN IMMEDIATE" if write else "BEGIN")
+        if write:
+            self._count = (self._run("PRAGMA user_version").fetchone()[0] + 1) % WRAP
+            self._run(f"PRAGMA user_version = {self._count}")
+
+    def _committed(self) -> None:
+        if self.fsync == "always":
+            self._synced = self._count
+        if self._mark is not None:
+            self._mark.write(self._count, self._synced)
+
+    def sync(self) -> None:
+        """Sync the write-ahead log and fold it into the database."""
+        with self._mutex, self._failing():
+            if self.fsync != "interval" or self._connection is None or self._mark is None:
+                return
+            _, pages, folded = self._run("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+            if pages == folded:
+                self._synced = self._count
+                self._mark.write(self._count, self._synced)
+
+    def copy_to(self, path: Path) -> int:
+        """Write a consistent copy of the database, also of one that a server is at work on; return its number."""
+        with self._mutex, self._failing():
+            copy = sqlite3.connect(path, isolation_level=None)
+            try:
+                self._connection.backup(copy)
+                return int(copy.execute("PRAGMA user_version").fetchone()[0])
+            finally:
+                copy.close()
+
+    def damage(self) -> list[str]:
+        """Return what SQLite itself finds wrong with its file."""
+        with self._mutex, self._failing():
+            return [str(row[0]) for row in self._run("PRAGMA integrity_check").fetchall() if row[0] != "ok"]
+
+    def close(self) -> None:
+        """Close the database, then let go of the lock."""
+        super().close()
+        if self._mark is not None:
+            self._mark.close()
+            self._mark = None
+        if self._held is not None:
+            self._held.close()
+            self._held = None
+
+
+def _file(path: Path) -> tuple[int, int] | None:
+    try:
+        found = os.stat(path)
+    except FileNotFoundError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+class Postgres(Store):
+    """A PostgreSQL database, which one server uses at a time; whether it syncs at all is its administrator's choice."""
+
+    def __init__(self, data: str, fsync: str, lock: bool) -> None:
+        """Connect with psycopg."""
+        try:
+            import psycopg
+        except ImportError:
+            raise missing_extra("psycopg", "postgres", "Keeping data in PostgreSQL") from None
+        self.psycopg = psycopg
+        self.failures = psycopg.Error
+        super().__init__(data, fsync, lock)
+
+    @property
+    def place(self) -> str:
+        """The database and its host."""
+        with suppress(self.psycopg.Error):
+            told = self.psycopg.conninfo.conninfo_to_dict(self.data)
+            return f"PostgreSQL database {told.get('dbname', '')} on {told.get('host', 'this machine')}"
+        return "PostgreSQL"
+
+    def _connect(self) -> None:
+        self._connection = self.psycopg.connect(self.data, autocommit=True, connect_timeout=int(LOCK_WAIT))
+        self._run(f"SET synchronous_commit TO {'on' if self.fsync == 'always' else 'off'}")
+        deadline = time.monotonic() + LOCK_WAIT
+        while self.lock and not self._run(f"SELECT pg_try_advisory_lock({PG_LOCK})").fetchone()[0]:
+            if time.monotonic() > deadline:
+                self.close()
+                raise FileError(f"The data in {self.place} are in use by another server; stop it first.")
+            time.sleep(0.1)
+        super()._connect()
+
+    def _run(self, sql: str, values: Sequence[Any] = ()) -> Any:
+        return self._connection.execute(sql.replace("?", "%s"), values)
+
+    def _forget_if_lost(self) -> None:
+        if self._connection is not None and self._connection.closed:
+            self._connection = None
+
+
+def open_store(data: str, fsync: str = "always", lock: bool = True) -> Store:
+    """Open the SQLite store in a folder, or a PostgreSQL database by its URL; `lock`: as its only server.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     store = open_store(folder)
+    ...     store.create("a", "{}", b"state", b"tally")
+    ...     names = list(store.streams())
+    ...     store.close()
+    >>> names
+    ['a']
+    """
+    return (Postgres if is_postgres(data) else SQLite)(data, fsync, lock)
+
+
+def is_postgres(data: str) -> bool:
+    """Tell a URL from a folder.
+
+    >>> is_postgres("postgresql://db/streams"), is_postgres("moontide-data")
+    (True, False)
+    """
+    return re.match(r"postgres(ql)?://", data) is not None

@@ -1,0 +1,120 @@
+"""Bodies of requests in JSON: small ones are read here, large ones by a process of their own.
+
+The JSON reader holds the interpreter until it is done, so that no thread helps: 30 MiB would keep every other client
+waiting for seconds. A body above `INLINE` bytes goes to `python -m moontide.serve.parsing`, which has a bound on its
+memory and its time, and comes back as raw float32 with what else was in it.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+
+from moontide.core.arrays import as_real, unit_rows
+from moontide.errors import InputError, MoontideError, ResourceError
+
+INLINE = 2**18  # bytes that are read in a few milliseconds
+PARSE_SECONDS, PARSE_BYTES = 10, 2**31  # of the other process
+REST_BYTES = 2**22  # of what is not numbers
+Parsed = tuple[dict[str, Any], Any]  # the other fields, and rows of float32 or None
+
+
+class JSONError(MoontideError):
+    """A body that is not JSON."""
+
+
+def parse(body: bytes, field: str, others: tuple[str, ...]) -> Parsed:
+    """Read a JSON object whose `field` is rows of numbers, with no fields but the `others`; takes its time.
+
+    >>> parse(b'{"embeddings": [[1, 2]]}', "embeddings", ())
+    ({}, array([[1., 2.]], dtype=float32))
+    """
+    if len(body) <= INLINE:
+        return parse_here(body, field, others)
+    command = [sys.executable, "-m", "moontide.serve.parsing", field, *others]
+    try:
+        done = subprocess.run(command, input=body, capture_output=True, timeout=PARSE_SECONDS, check=False)
+    except subprocess.TimeoutExpired:
+        raise ResourceError(f"The body takes over {PARSE_SECONDS} s to read; send less, or raw float32.") from None
+    if len(done.stdout) < 12:
+        raise ResourceError("The body takes too much memory to read; send less, or raw float32.")
+    size, n, d = struct.unpack("<III", done.stdout[:12])
+    told = json.loads(done.stdout[12 : 12 + size])
+    if "error" in told:
+        raise {"json": JSONError, "input": InputError}[told["kind"]](told["error"])
+    x = np.frombuffer(done.stdout, "<f4", n * d, 12 + size).reshape(n, d).copy() if n else None
+    return told["rest"], x
+
+
+def parse_here(body: bytes, field: str, others: tuple[str, ...]) -> Parsed:
+    """Read a JSON object in this process.
+
+    >>> parse_here(b'{"colour": 1}', "embeddings", ("known",))
+    Traceback (most recent call last):
+        ...
+    moontide.errors.InputError: 'colour': Extra inputs are not permitted; known are embeddings, known.
+    """
+    try:
+        value = json.loads(body)
+    except (ValueError, RecursionError):
+        raise JSONError("The body is not JSON.") from None
+    known = ", ".join([field, *others])
+    if not isinstance(value, dict):
+        raise InputError(f"The body must be a JSON object with some of the fields {known}.")
+    for name in value:
+        if name != field and name not in others:
+            raise InputError(f"'{name[:50]}': Extra inputs are not permitted; known are {known}.")
+    rows = value.pop(field, None)
+    return value, None if rows is None else check_rows(rows, field)
+
+
+def check_rows(values: Any, name: str) -> Any:
+    """Check embeddings (n, d) and bring them to float32.
+
+    >>> check_rows([[1, 2], [3, float("nan")]], "embeddings")
+    Traceback (most recent call last):
+        ...
+    moontide.errors.InputError: 'embeddings' must be finite. Got NaN or infinity in row 1; remove or recompute them.
+    """
+    rows = as_real(values, name)
+    with np.errstate(over="ignore"):
+        x = np.ascontiguousarray(rows, dtype=np.float32)
+    squares = np.einsum("nd,nd->n", x, x)
+    if not 1e-24 < squares.min() <= squares.max() < 1e24:  # or NaN
+        unit_rows(x, name)  # says what is not finite, and which rows are zero
+    return x
+
+
+def main(field: str, *others: str) -> None:
+    """Read a body from the standard input, and write what it holds to the standard output."""
+    try:
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_AS, (PARSE_BYTES, PARSE_BYTES))
+    except (ImportError, OSError, ValueError):  # a system without such limits
+        pass
+    shape, numbers = (0, 0), b""
+    try:
+        rest, x = parse_here(sys.stdin.buffer.read(), field, others)
+        told: dict[str, Any] = {"rest": rest}
+        if x is not None:
+            shape, numbers = x.shape, x.astype("<f4").tobytes()
+        if len(json.dumps(rest)) > REST_BYTES:
+            raise InputError(f"What is not {field} may have {REST_BYTES} bytes, and has more.")
+    except (JSONError, InputError) as error:
+        shape, numbers = (0, 0), b""
+        told = {"error": str(error), "kind": "json" if isinstance(error, JSONError) else "input"}
+    head = json.dumps(told).encode()
+    sys.stdout.buffer.write(struct.pack("<III", len(head), *shape) + head + numbers)
+
+
+if __name__ == "__main__":
+    try:
+        main(*sys.argv[1:])
+    except MemoryError:
+        sys.exit(1)

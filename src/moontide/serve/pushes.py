@@ -1,0 +1,225 @@
+"""What comes in: pushes of embeddings and images, and true labels; and what all requests share."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Callable, Coroutine
+from typing import Annotated, Any
+
+import numpy as np
+from fastapi import APIRouter, Depends, Header, Path, Request
+from fastapi.responses import Response
+from fastapi.routing import APIRoute
+from starlette.datastructures import UploadFile
+
+from moontide.errors import InputError
+from moontide.serve.batching import BusyError, Line, known_of
+from moontide.serve.images import MAX_IMAGES, KindError
+from moontide.serve.models import EMBEDDINGS, IMAGES, KNOWN, Corrections, Predictions, status_words, whole
+from moontide.serve.parsing import INLINE, check_rows, parse
+from moontide.serve.records import Answer, Labels, columns
+from moontide.serve.service import Service, class_numbers
+from moontide.serve.state import GoneError
+
+HOLD_SECONDS = 2.0  # that a push to a full line is held back before it is refused, so that refusing costs little
+KEY, SHAPE = r"^[!-~]{1,128}$", r"^\d{1,6},\d{1,6}$"  # forms of headers
+
+router = APIRouter(responses=status_words(400, 401, 403, 408, 413, 422, 429, 503))
+
+
+Name = Annotated[str, Path(description="The name of the stream.")]
+
+
+async def _service(request: Request) -> Service:
+    service: Service = request.app.state.service
+    return service
+
+
+async def _line(request: Request, stream: Name) -> Line:
+    return (await _service(request)).line(stream)
+
+
+TheService = Annotated[Service, Depends(_service)]
+TheLine = Annotated[Line, Depends(_line)]
+Key = Annotated[
+    str | None,
+    Header(
+        alias="Idempotency-Key",
+        pattern=KEY,
+        description="A push that was answered under the same key is not counted again: its first answer is returned.",
+    ),
+]
+Shape = Annotated[
+    str | None,
+    Header(
+        alias="X-Shape",
+        pattern=SHAPE,
+        description="Rows and columns of a raw body of little-endian float32, such as 64,512.",
+    ),
+]
+
+
+def reply(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    """Return a JSON response of plain values, without a pass through the models that document it."""
+    content = json.dumps(value, separators=(",", ":"), allow_nan=False).encode()
+    return Response(content, status, headers, "application/json")
+
+
+class Direct(APIRoute):
+    """A push of embeddings, without FastAPI's sorting of parameters, which would take as long as all else here."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """Read the parameters that the function documents from the request."""
+
+        async def handle(request: Request) -> Response:
+            key = header(request, "Idempotency-Key", KEY, "1 to 128 visible characters")
+            shape = header(request, "X-Shape", SHAPE, "rows and columns, such as 64,512")
+            response: Response = await self.endpoint(request, request.path_params["stream"], key, shape)
+            return response
+
+        return handle
+
+
+def header(request: Request, name: str, pattern: str, words: str) -> str | None:
+    """Return a header, or None where it is not there."""
+    value = request.headers.get(name)
+    if value is not None and re.fullmatch(pattern, value) is None:
+        raise InputError(f"'{name}' must be {words}. Got {value[:50]!r} instead.")
+    return value
+
+
+async def push_embeddings(request: Request, stream: Name, key: Key = None, shape: Shape = None) -> Response:
+    """Push embeddings as JSON or as raw float32, and get their predictions when they are safe in the journal."""
+    service: Service = request.app.state.service
+    line = service.line(stream)
+    kind = media_type(request)
+    if kind not in ("application/json", "application/octet-stream"):
+        raise KindError(f"Embeddings must be application/json or application/octet-stream. Got {kind[:50]!r} instead.")
+    await admit(request, line, 1 if shape is None else int(shape.partition(",")[0]))
+    body, known = await request.body(), None
+    if kind == "application/octet-stream":
+        large = len(body) > INLINE
+        x = await service.aside(lambda: from_raw(body, shape)) if large else from_raw(body, shape)
+    else:
+        rest, x = await parsed(service, body, "embeddings", ("known",))
+        if x is None:
+            raise InputError("The body must be a JSON object with 'embeddings', one row per sample.")
+        if rest.get("known") is not None:
+            known = check_known(rest["known"], line)
+    return answered(line, await service.push(line, x, key, known))
+
+
+def media_type(request: Request) -> str:
+    """Return the media type of a body, without its parameters."""
+    return request.headers.get("content-type", "").partition(";")[0].strip().lower()
+
+
+async def parsed(service: Service, body: bytes, field: str, others: tuple[str, ...]) -> Any:
+    """Read a JSON body; a large one on a thread, which waits for a process."""
+    if len(body) <= INLINE:
+        return parse(body, field, others)
+    async with service.parsing:
+        return await service.aside(lambda: parse(body, field, others))
+
+
+async def admit(request: Request, line: Line, samples: int) -> None:
+    """Hold back a push that the line has no room for; refuse it where there is none after that either."""
+    try:
+        line.admit(samples)
+    except BusyError as busy:
+        await asyncio.sleep(min(HOLD_SECONDS, busy.retry_after))
+        try:
+            line.admit(samples)
+        except BusyError:
+            async for _ in request.stream():  # so that the connection can be used again
+                pass
+            raise
+
+
+def check_known(known: Any, line: Line) -> Labels:
+    """Check the list of known labels of a push."""
+    known = [whole(label) for label in known] if isinstance(known, list) else known
+    good = isinstance(known, list) and all(
+        label is None or isinstance(label, str) or type(label) is int for label in known
+    )
+    if not good:
+        raise InputError("'known' must be a list of class names, class numbers, or null where a label is not known.")
+    return class_numbers(known, line.stream.config.class_names, "known")
+
+
+@router.post(
+    "/streams/{stream}/known", response_model=Corrections, responses=status_words(404, 415), openapi_extra=KNOWN
+)
+async def correct(request: Request, service: TheService, line: TheLine, key: Key = None) -> Response:
+    """Tell the true labels of samples that were answered before; the next micro-batch makes use of them.
+
+    Samples are numbered along the stream, and must be in the window; a label is a class name or number, or null to
+    take one back. The method must be one that can use known labels.
+    """
+    if media_type(request) != "application/json":
+        raise KindError("Corrections must be application/json.")
+    rest, _ = parse(await request.body(), "", ("samples", "labels"))
+    samples, labels = rest.get("samples", []), rest.get("labels")
+    samples = [whole(n) for n in samples] if isinstance(samples, list) else []
+    if not samples or not all(type(n) is int and n >= 0 for n in samples) or not isinstance(labels, list):
+        raise InputError("The body must have 'samples', a list of sample numbers, and 'labels', one for each.")
+    if max(samples) >= 2**53:
+        raise GoneError("The stream has no sample of such a number.")
+    labels = [whole(label) for label in labels]
+    check_known(labels, line)
+    done = await service.correct(line, samples, labels, key)
+    told = {"samples": done.samples.tolist(), "known": known_of(done.labels)}
+    names = line.stream.config.class_names
+    told["class_names"] = [None if label is None else names[label] for label in told["known"]]
+    return reply(told, headers={"Idempotency-Replayed": "true"} if done.repeated else None)
+
+
+@router.post(
+    "/streams/{stream}/images", response_model=Predictions, responses=status_words(404, 415), openapi_extra=IMAGES
+)
+async def push_images(request: Request, service: TheService, line: TheLine, key: Key = None) -> Response:
+    """Push JPEG, PNG or WebP images as the parts `images` of a form, where the server has an encoder."""
+    if media_type(request) != "multipart/form-data":
+        raise KindError("Images must be sent as multipart/form-data.")
+    await admit(request, line, 1)
+    async with request.form(max_files=MAX_IMAGES, max_fields=1) as form:
+        parts = form.getlist("images")
+        if set(form) - {"images"} or not all(isinstance(part, UploadFile) for part in parts):
+            raise InputError("The form must have files as parts 'images' and nothing else.")
+        files = [await part.read() for part in parts if isinstance(part, UploadFile)]
+    return answered(line, await service.push_images(line, files, key))
+
+
+router.add_api_route(
+    "/streams/{stream}/embeddings",
+    push_embeddings,
+    methods=["POST"],
+    response_model=Predictions,
+    responses=status_words(404, 415),
+    openapi_extra=EMBEDDINGS,
+    route_class_override=Direct,
+)
+
+
+def answered(line: Line, answer: Answer) -> Response:
+    """Return the answer to a push."""
+    told = columns(answer.first, answer.rows, line.stream.config.class_names)
+    return reply(told, headers={"Idempotency-Replayed": "true"} if answer.repeated else None)
+
+
+def from_raw(body: bytes, shape: str | None) -> Any:
+    """Read little-endian float32 of a shape that is said.
+
+    >>> from_raw(bytes(4) + b"\\0\\0\\x80?", "1,2")
+    array([[0., 1.]], dtype=float32)
+    """
+    if shape is None:
+        raise InputError("A raw body needs the header 'X-Shape: rows,columns', such as 64,512.")
+    n, d = map(int, shape.split(","))
+    if len(body) != 4 * n * d:
+        raise InputError(
+            f"'X-Shape' {shape} of float32 is {4 * n * d} bytes. Got {len(body)} instead; is it of another dtype?"
+        )
+    return check_rows(np.frombuffer(body, "<f4").reshape(n, d), "embeddings")

@@ -1,0 +1,430 @@
+"""What brought servers down or made them lie, one by one: options, bodies, maps, memory, disks, connections."""
+
+import contextlib
+import json
+import math
+import os
+import socket
+import sqlite3
+import threading
+import time
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+from safetensors.numpy import load
+
+from moontide.core import memory
+from moontide.registry import method_type
+from moontide.serve import batching, parsing, pushes, server, service
+from moontide.serve.records import DENSE, flat_map
+from moontide.serve.service import TICK, usable_methods
+from moontide.serve.state import Stream
+
+VALUES = [0, 1, -1, 2, 1e-320, 1e-30, 1e-6, 1e6, 1e9, 1e30, 1e308, "inf", math.inf, -math.inf, math.nan, 2**31, 2**62,
+          2**64, 10**30, True, "", "x", 0.5, 1000, 1001]  # fmt: skip
+
+
+def make(client, text, name="a", **body):
+    answer = client.post("/streams", json={"name": name, "prototypes": text.tolist(), "max_wait_ms": 0, **body})
+    assert answer.status_code == 201, answer.text
+    return answer.json()
+
+
+def whole(client, name="a"):
+    """Return all that a stream is."""
+    state = load(client.get(f"/streams/{name}/state").content)
+    return client.get(f"/streams/{name}").json(), {key: value.tobytes() for key, value in state.items()}
+
+
+# Options
+
+
+@pytest.mark.parametrize("method", usable_methods())
+def test_no_option_value_breaks_the_server_or_hangs(shared_app, method, text, samples, push):
+    """Every number option, every strange value: 201 or 422, and a push is answered or refused and not counted."""
+    client, x = shared_app, samples(4)
+    for option, spec in method_type(method).specs().items():
+        for value in VALUES if spec.low is not None else VALUES[-4:]:
+            body = {"name": "o", "method": method, "prototypes": text.tolist(), "options": {option: value}}
+            content = json.dumps(body)  # with Infinity and NaN, which are not JSON and are sent all the same
+            start = time.monotonic()
+            made = client.post("/streams", content=content, headers={"Content-Type": "application/json"})
+            assert made.status_code in (201, 422), (option, value, made.text)
+            if made.status_code == 201:
+                pushed = push(client, "o", x)
+                assert pushed.status_code in (200, 422), (option, value, pushed.text)
+                counted = client.get("/streams/o").json()["total"]
+                assert counted == (len(x) if pushed.status_code == 200 else 0)
+                assert client.get("/streams/o/predictions").status_code == 200
+                assert client.delete("/streams/o").status_code == 204
+            else:
+                assert client.get("/streams/o").status_code == 404
+            assert time.monotonic() - start < 5
+
+
+@pytest.mark.parametrize("option", ["name", "self", "cls", "options", "method_name", ""])
+def test_options_with_the_names_of_other_things_are_unknown(shared_app, text, option):
+    answer = shared_app.post("/streams", json={"name": "o", "prototypes": text.tolist(), "options": {option: 1}})
+    assert (answer.status_code, "no option" in answer.json()["detail"]) == (422, True)
+    assert shared_app.get("/streams/o").status_code == 404
+
+
+def test_a_push_without_a_finite_answer_fails_alone_and_is_not_counted(app, sqlite, text, samples, push, monkeypatch):
+    client = app(sqlite)
+    make(client, text, method="tda")
+    push(client, "a", samples(3))
+    before = whole(client)
+    online = client.service.lines["a"].stream.online
+    step = type(online).step
+
+    def sick(self, state, x, known=None):
+        after, result = step(self, state, x, known)
+        if (np.asarray(x)[:, 0] == 99).any():
+            result.probs[0, 0] = np.nan
+        return after, result
+
+    monkeypatch.setattr(type(online), "step", sick)
+    bad = samples(2)
+    bad[1, 0] = 99
+    answer = push(client, "a", bad, "key")
+    assert (answer.status_code, "no finite answer" in answer.json()["detail"]) == (422, True)
+    assert whole(client) == before
+    # in one micro-batch with a good one
+    stream, free = client.service.lines["a"].stream, threading.Event()
+    process, answers = stream.process, {}
+    monkeypatch.setattr(stream, "process", lambda items: [free.wait(10), process(items)][1])
+    threads = [
+        threading.Thread(target=lambda name=name, x=x: answers.update({name: push(client, "a", x)}))
+        for name, x in (("first", samples(1)), ("good", samples(1)), ("bad", bad), ("well", samples(1)))
+    ]
+    for i, thread in enumerate(threads):
+        thread.start()
+        while client.get("/streams/a").json()["waiting"] < i + 1:
+            time.sleep(0.01)
+    free.set()
+    for thread in threads:
+        thread.join()
+    assert {name: answer.status_code for name, answer in answers.items()} == {
+        "first": 200, "good": 200, "bad": 422, "well": 200
+    }  # fmt: skip
+    assert client.get("/streams/a").json()["total"] == 6
+
+
+def test_a_step_that_takes_too_long_makes_only_its_stream_busy(app, sqlite, text, samples, push, monkeypatch):
+    monkeypatch.setattr(batching, "STEP_SECONDS", 0.3)
+    monkeypatch.setattr(pushes, "HOLD_SECONDS", 0.05)
+    client = app(sqlite)
+    make(client, text, method="tda")
+    make(client, text, "b")
+    stream, free = client.service.lines["a"].stream, threading.Event()
+    step = stream.online.step
+    monkeypatch.setattr(stream, "step", lambda *given: [free.wait(20), type(stream).step(stream, *given)][1])
+    answer = push(client, "a", samples(1), "key")
+    assert (answer.status_code, "takes longer than 0.3 s" in answer.json()["detail"]) == (429, True)
+    assert push(client, "a", samples(1)).status_code == 429
+    assert client.delete("/streams/a").status_code == 429
+    assert push(client, "b", samples(1)).status_code == 200
+    ready = client.get("/readyz")
+    assert (ready.status_code, "busy with one step" in ready.json()["problems"]["stream a"]) == (200, True)
+    assert 'moontide_busy{stream="a"} 1.0' in client.get("/metrics").text
+    free.set()
+    while client.get("/readyz").json()["problems"]:
+        time.sleep(0.01)
+    assert client.get("/streams/a").json()["total"] == 1  # what was begun is counted, under its key
+    assert step is not None
+
+
+def test_a_creation_that_takes_too_long_is_refused_and_leaves_nothing(app, sqlite, text, monkeypatch):
+    monkeypatch.setattr(service, "MAKE_SECONDS", 0.2)
+    client = app(sqlite)
+    free, online = threading.Event(), method_type("tda")
+    step = online.step
+    monkeypatch.setattr(online, "step", lambda *given: [free.wait(20), step(*given)][1])
+    body = {"name": "a", "prototypes": text.tolist(), "method": "tda"}
+    answer = client.post("/streams", json=body)
+    assert (answer.status_code, "takes longer than 0.2 s" in answer.json()["detail"]) == (413, True)
+    assert client.get("/streams/a").status_code == 404
+    make(client, text, "b")  # others are made meanwhile
+    free.set()
+    monkeypatch.setattr(online, "step", step)
+    deadline = time.monotonic() + 10
+    while client.post("/streams", json=body).status_code != 201:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+# Bodies
+
+
+@contextlib.contextmanager
+def pulse(client):
+    """Ask for the health all the time; yields a list of how long each answer took."""
+    took, stop = [], threading.Event()
+
+    def ask():
+        with httpx.Client(base_url=client.base_url, timeout=30) as own:
+            while not stop.is_set():
+                start = time.perf_counter()
+                own.get("/healthz")
+                took.append(time.perf_counter() - start)
+                time.sleep(0.005)
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    yield took
+    stop.set()
+    thread.join()
+
+
+NUMBERS = b"[" + b",".join([b"0.123456789"] * 512) + b"]"
+LARGE = {
+    "embeddings": ("/streams/a/embeddings", b'{"embeddings": [' + b",".join([NUMBERS] * 4000) + b"]}"),
+    "prototypes": ("/streams", b'{"prototypes": [' + b",".join([b"[1,2]"] * 4_000_000) + b"]}"),
+    "fields": ("/streams", b"{" + b",".join(b'"%d":1' % i for i in range(2_200_000)) + b"}"),
+    "words": ("/streams", b'{"classes": [' + b",".join([b"1"] * 5_500_000) + b"]}"),
+    "strings": ("/streams/a/embeddings", b'{"embeddings": [' + b",".join([b'"a"'] * 5_500_000) + b"]}"),
+    "depth": ("/streams/a/embeddings", b"[" * 20_000_000),
+}
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_a_large_body_keeps_nobody_waiting(serve, sqlite, text, name):
+    path, body = LARGE[name]
+    with httpx.Client(base_url=serve(sqlite).url, timeout=30) as client:
+        make(client, text)
+        with pulse(client) as took:
+            time.sleep(0.2)
+            answer = client.post(path, content=body[: 2**25], headers={"Content-Type": "application/json"})
+    assert answer.status_code in (400, 413, 422), answer.text
+    assert np.quantile(took, 0.98) < 0.1  # the machine of the test may have a hiccup of its own
+    assert max(took) < 1
+
+
+def test_a_large_body_in_json_is_the_same_push_as_in_raw(app, sqlite, text, samples, push):
+    client, x = app(sqlite), samples(4096)
+    make(client, text, method="tda")
+    make(client, text, "b", method="tda")
+    body = json.dumps({"embeddings": x.tolist()})
+    assert len(body) > parsing.INLINE
+    one = client.post("/streams/a/embeddings", content=body, headers={"Content-Type": "application/json"})
+    assert one.json()["labels"] == push(client, "b", x).json()["labels"]
+    assert whole(client)[1] == whole(client, "b")[1]
+
+
+def test_the_process_that_reads_a_body_has_a_bound_on_time_and_memory(monkeypatch):
+    body = LARGE["embeddings"][1]
+    monkeypatch.setattr(parsing, "PARSE_SECONDS", 0.2)
+    with pytest.raises(MemoryError, match=r"over 0\.2 s"):
+        parsing.parse(body, "embeddings", ())
+    monkeypatch.setattr(parsing, "PARSE_SECONDS", 20)
+    code = "import sys; from moontide.serve import parsing; parsing.PARSE_BYTES = 2**20; parsing.main('embeddings')"
+    run = parsing.subprocess.run
+    monkeypatch.setattr(parsing.subprocess, "run", lambda command, **options: run([command[0], "-c", code], **options))
+    with pytest.raises(MemoryError, match="too much memory"):
+        parsing.parse(body, "embeddings", ())
+
+
+def test_small_requests_have_a_small_limit(app, sqlite, text):
+    client = app(sqlite)
+    make(client, text)
+    answer = client.post("/streams/a/restore", content=b"1" * 300_000, headers={"Content-Type": "application/json"})
+    assert (answer.status_code, "262144 bytes" in answer.json()["detail"]) == (413, True)
+
+
+# Maps and memory
+
+
+@pytest.mark.parametrize("shape", [(2, 4096), (300, 40_000), (600, 700), (4096, 4096)])
+def test_a_map_costs_by_the_smaller_side(shape):
+    x = np.random.default_rng(0).normal(size=shape).astype(np.float32)
+    x[: len(x) // 2, :3] += 30
+    start = time.monotonic()
+    flat = flat_map(x)
+    assert time.monotonic() - start < 5
+    assert flat.shape == (len(x), 2)
+    np.testing.assert_array_equal(flat, flat_map(x))
+
+
+def test_a_map_is_the_first_two_principal_components_either_way():
+    rng = np.random.default_rng(1)
+    for n, d in ((5, 40), (40, 5), (DENSE + 20, DENSE + 50), (1, 3), (3, 1)):
+        x = rng.normal(size=(n, d)).astype(np.float32) * np.linspace(3, 0.1, d)
+        unit = x / np.linalg.norm(x, axis=1, keepdims=True)
+        values = np.linalg.svd(unit - unit.mean(axis=0), compute_uv=False)[:2]
+        spread = np.linalg.norm(flat_map(x.astype(np.float32)), axis=0)
+        np.testing.assert_allclose(spread[: len(values)], values, rtol=0.01, atol=1e-5)
+
+
+def test_a_push_that_does_not_fit_into_memory_is_refused_beforehand(app, sqlite, text, samples, push, monkeypatch):
+    client = app(sqlite)
+    make(client, text, method="tda", window=1, max_batch=1)
+    before = whole(client)
+    monkeypatch.setattr(memory, "SMALL", 0)
+    monkeypatch.setattr(memory, "available_bytes", lambda: 50_000)
+    answer = push(client, "a", samples(4000))
+    assert (answer.status_code, "of memory" in answer.json()["detail"]) == (413, True)
+    assert push(client, "a", samples(4)).status_code == 200
+    monkeypatch.undo()
+    assert client.get("/streams/a").json()["total"] == before[0]["total"] + 4
+
+
+# Disks
+
+
+def test_data_that_are_deleted_under_the_server_are_503_and_readyz_says_so(app, sqlite, text, samples, push, tmp_path):
+    client = app(sqlite)
+    make(client, text)
+    assert push(client, "a", samples(2)).status_code == 200
+    Path(sqlite).rename(tmp_path / "away")
+    gone = push(client, "a", samples(2))
+    assert (gone.status_code, "deleted, moved or replaced" in gone.json()["detail"]) == (503, True)
+    ready = client.get("/readyz")
+    assert (ready.status_code, ready.json()["status"]) == (503, "failing")
+    assert "deleted, moved" in ready.json()["problems"]["store"]
+    (tmp_path / "away").rename(sqlite)
+    deadline = time.monotonic() + 10 * TICK
+    while client.get("/readyz").status_code != 200:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert push(client, "a", samples(2)).json()["first"] == 2
+
+
+def test_a_full_disk_stops_no_background_work(app, sqlite, text, samples, push, monkeypatch, caplog):
+    client = app(sqlite, fsync="interval")
+    make(client, text)
+    store = client.service.store
+    run, full = store._run, threading.Event()
+
+    def fail(sql, values=()):
+        if full.is_set() and ("wal_checkpoint" in sql or "COMMIT" in sql):
+            raise sqlite3.OperationalError("database or disk is full")
+        return run(sql, values)
+
+    monkeypatch.setattr(store, "_run", fail)
+    full.set()
+    assert push(client, "a", samples(1)).status_code == 503
+    deadline = time.monotonic() + 10 * TICK
+    while client.get("/readyz").json()["status"] != "failing":
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert "disk is full" in client.get("/readyz").json()["problems"]["store"]
+    time.sleep(2 * TICK)  # the work goes on failing, and does not end
+    assert len([record for record in caplog.records if "disk is full" in record.getMessage()]) == 1
+    full.clear()
+    while client.get("/readyz").status_code != 200:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert push(client, "a", samples(1)).json()["first"] == 0
+
+
+# Connections
+
+
+def resident():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.fixture
+def connected():
+    """Return a function that connects to a server, with room for few bytes; the connections end with the test."""
+    with contextlib.ExitStack() as stack:
+
+        def connect(client, room=2**20):
+            made = stack.enter_context(socket.socket())
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, room)
+            made.connect((client.base_url.host, client.base_url.port))
+            return made
+
+        yield connect
+
+
+def test_clients_that_never_read_make_room_for_others(connected, app, sqlite, text, samples, push, monkeypatch, caplog):
+    monkeypatch.setattr(server, "MAX_CONNECTIONS", 40)
+    monkeypatch.setattr(server, "MAX_UNREAD", 2**23)
+    client = app(sqlite)
+    make(client, text)
+    client.get("/samples/simulated")
+    before, held = resident(), []
+    for _ in range(100):
+        held.append(connected(client, 4096))
+        held[-1].sendall(b"GET /samples/simulated HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    time.sleep(0.5)
+    for _ in range(3):
+        with httpx.Client(base_url=client.base_url, timeout=5) as other:
+            assert other.get("/healthz").status_code == 200
+            assert push(other, "a", samples(2)).status_code == 200
+    assert resident() - before < 2**27
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
+def test_a_request_that_does_not_wait_for_the_answer_before_it_is_not_read(app, sqlite, connected):
+    one = connected(app(sqlite))
+    one.sendall(b"GET /samples/simulated HTTP/1.1\r\nHost: localhost\r\n\r\n" * 3)
+    received = b""
+    while some := one.recv(2**20):
+        received += some
+    assert received.count(b"HTTP/1.1 200 OK") == 1
+
+
+def test_an_answer_that_is_not_read_is_given_up(connected, app, sqlite, text, samples, push, monkeypatch):
+    monkeypatch.setattr(server, "WRITE_SECONDS", 0.3)
+    client = app(sqlite)
+    make(client, text)
+    push(client, "a", samples(4096))
+    push(client, "a", samples(4096))
+    lazy = connected(client, 4096)
+    lazy.sendall(b"GET /streams/a/predictions?size=10000 HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    deadline = time.monotonic() + 10
+    while len(client.server.server_state.connections) > 1:  # that of `client`
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_an_endless_header_behind_an_open_event_stream_is_cut_off(connected, app, sqlite, text):
+    client = app(sqlite)
+    make(client, text)
+    with connected(client) as greedy:
+        greedy.sendall(b"GET /streams/a/events HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert b"200 OK" in greedy.recv(1000)
+        sent = greedy.send(b"GET / HTTP/1.1\r\nX: ")
+        with contextlib.suppress(ConnectionError):
+            while sent < 2**26:
+                sent += greedy.send(b"a" * 65536)
+        assert sent < 2**24
+
+
+def test_listeners_that_do_not_read_hold_little(connected, app, sqlite, text, samples, push):
+    client = app(sqlite)
+    make(client, text)
+    held = []
+    for _ in range(30):
+        held.append(connected(client))
+        held[-1].sendall(b"GET /streams/a/events HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    while client.get("/metrics").text.count('moontide_listeners{stream="a"} 30') == 0:
+        time.sleep(0.01)
+    before = resident()
+    for _ in range(40):
+        assert push(client, "a", samples(1000)).status_code == 200
+    assert resident() - before < 2**26
+
+
+def test_a_stream_that_takes_long_to_read_is_loading_and_not_failed(app, sqlite, text, samples, push, monkeypatch):
+    client = app(sqlite)
+    make(client, text, method="tda")
+    push(client, "a", samples(3))
+    client.service.lines["a"].stream.since = [0, 0]  # no checkpoint at the end: as if it was killed
+    client.server.should_exit = True
+    while client.service.store._connection is not None:
+        time.sleep(0.01)
+    monkeypatch.setattr(batching, "STEP_SECONDS", 0.1)
+    replay = Stream.replay
+    monkeypatch.setattr(Stream, "replay", lambda *given: [time.sleep(0.5), replay(*given)][1])
+    client = app(sqlite)
+    seen = set()
+    while "ready" not in seen:
+        seen.add(client.get("/readyz").json()["status"])
+        time.sleep(0.02)
+    assert seen == {"loading", "ready"}
+    assert client.get("/streams/a").json()["total"] == 3

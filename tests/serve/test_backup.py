@@ -1,0 +1,129 @@
+"""Backups of a server at work, what is restored from them, and what a look for damage finds."""
+
+import sqlite3
+import threading
+from pathlib import Path
+
+import httpx
+import pytest
+from safetensors.numpy import load
+
+from moontide.cli import main
+from moontide.serve import backup
+from moontide.serve.databases import FILE, open_store
+
+
+def arrays(client):
+    return {key: value.tobytes() for key, value in load(client.get("/streams/a/state").content).items()}
+
+
+def make(client, text):
+    body = {"name": "a", "prototypes": text.tolist(), "method": "tda"}
+    assert client.post("/streams", json=body).status_code == 201
+
+
+def test_a_backup_of_a_server_at_work_is_whole_and_can_be_restored(serve, sqlite, text, samples, push, tmp_path, capfd):
+    server, stop = serve(sqlite), threading.Event()
+    with httpx.Client(base_url=server.url) as client:
+        make(client, text)
+        push(client, "a", samples(5), "first")
+
+    def work():
+        with httpx.Client(base_url=server.url) as own:
+            while not stop.is_set():
+                push(own, "a", samples(3))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        assert main(["serve", "--data", sqlite, "--backup", str(tmp_path / "copy")]) == 0
+    finally:
+        stop.set()
+        thread.join()
+    assert main(["serve", "--verify", str(tmp_path / "copy")]) == 0
+    assert "no damage in 1 streams" in capfd.readouterr().err
+    restored = str(tmp_path / "restored")
+    assert main(["serve", "--data", restored, "--restore", str(tmp_path / "copy")]) == 0
+    again = serve(restored)
+    with httpx.Client(base_url=again.url) as client:
+        total = client.get("/streams/a").json()["total"]
+        assert total >= 5
+        assert push(client, "a", samples(1)).json()["first"] == total
+    for option, place in (("--backup", sqlite), ("--restore", sqlite)):
+        arguments = ["serve", "--data", restored, option, place]
+        assert main(arguments) == 2
+        assert "not there or is empty" in capfd.readouterr().err
+    assert main(["serve", "--verify", sqlite]) == 2
+    assert "in use by a server" in capfd.readouterr().err
+
+
+@pytest.fixture
+def killed(serve, sqlite, text, samples, push):
+    """Data as a killed server leaves them, and the arrays of its state."""
+    server = serve(sqlite)
+    with httpx.Client(base_url=server.url) as client:
+        make(client, text)
+        for _ in range(8):
+            push(client, "a", samples(3))
+        state = arrays(client)
+    server.kill()
+    return sqlite, state
+
+
+def test_a_look_for_damage_changes_nothing_and_finds_nothing_where_there_is_none(killed, capfd):
+    data, _ = killed
+    before = {path.name: path.read_bytes() for path in Path(data).iterdir() if path.name in backup.FILES}
+    assert main(["serve", "--verify", data]) == 0
+    assert "no damage in 1 streams" in capfd.readouterr().err
+    assert {name: Path(data, name).read_bytes() for name in before} == before
+
+
+def test_a_damaged_log_is_named_refused_and_what_is_left_can_be_taken(killed, serve, tmp_path, capfd):
+    data, _ = killed
+    log = Path(data, f"{FILE}-wal")
+    content = bytearray(log.read_bytes())
+    content[len(content) * 9 // 10] ^= 1
+    log.write_bytes(content)
+    for _ in range(2):  # the first look takes nothing away from the second
+        assert main(["serve", "--verify", data]) == 1
+        assert "the log of the database is damaged" in capfd.readouterr().out
+    for _ in range(2):
+        assert main(["serve", "--data", data, "--port", "0"]) == 2
+        error = capfd.readouterr().err
+        assert "lack the last" in error
+        assert "docs/serve.md" in error
+    left = str(tmp_path / "left")
+    assert main(["serve", "--data", left, "--restore", data]) == 0
+    server = serve(left)
+    with httpx.Client(base_url=server.url) as client:
+        assert 0 < client.get("/streams/a").json()["total"] < 24
+
+
+@pytest.mark.parametrize("change", ["answers SET size = 2", "journal SET first = 1", "states SET total = 3"])
+def test_edits_are_named(killed, capfd, change):
+    data, _ = killed
+    with sqlite3.connect(Path(data, FILE)) as connection:
+        connection.execute(f"UPDATE {change}")
+    connection.close()
+    assert main(["serve", "--verify", data]) == 1
+    told = capfd.readouterr()
+    assert "The stream 'a': The stored a" in told.out
+    assert "1 damage in 1 streams" in told.err
+
+
+def test_postgresql_is_looked_at_too_and_copied_by_its_own_tools(postgres, text, capfd):
+    data = postgres()
+    store = open_store(data)
+    store.create("a", "{}", b"state", b"tally")
+    store.close()
+    assert main(["serve", "--verify", data]) == 0
+    with_own = (["--data", data, "--backup", "copy"], ["--data", data, "--restore", "copy"])
+    for arguments in with_own:
+        assert main(["serve", *arguments]) == 2
+        assert "PostgreSQL" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["--verify", "--restore"])
+def test_a_folder_without_data_is_named(tmp_path, capfd, option):
+    assert main(["serve", "--data", str(tmp_path / "new"), option, str(tmp_path)]) == 2
+    assert "There are no data in" in capfd.readouterr().err
