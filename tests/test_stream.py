@@ -161,7 +161,9 @@ def test_a_class_balance_goes_with_every_batch_of_a_stream(data: Task, tmp_path:
 
 
 def test_what_is_given_is_kept_by_methods_that_use_it_and_in_no_other_file(data: Task) -> None:
-    used = {name: set(vars(Stream(name, data.text).state)) - {"text", "logit_scale", "seen"} for name in ("moon", "otter")}
+    used = {
+        name: set(vars(Stream(name, data.text).state)) - {"text", "logit_scale", "seen"} for name in ("moon", "otter")
+    }
     assert used == {"moon": set(), "otter": {"class_prior", "negatives"}}
 
 
