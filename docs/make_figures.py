@@ -10,24 +10,29 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 
-from moontide import MOON, Result, method
+from moontide import MOON, TIDE, Result, method
 from moontide.simulate import Simulated, simulate
 
 OUT = Path(__file__).parent / "images" / "classes_present.png"
 CANDIDATES, BATCH, RUNS = 1000, 64, 40
 PRESENT = (1, 2, 4, 8, 16, 32, 64)
 SHOWN = 4  # classes of the batch in the right panel
-LOOKS = {"zero-shot": ("#777777", "s"), "StatA": ("#c77700", "^"), "MOON": ("#1f4e9c", "o")}
+LOOKS = {
+    "zero-shot": ("#777777", "s"),
+    "StatA": ("#c77700", "^"),
+    "MOON": ("#7aa6de", "D"),
+    "TIDE": ("#1f4e9c", "o"),
+}
 
 
 def accuracies() -> dict[str, np.ndarray]:
     """Return the accuracy in % of each method, (len(PRESENT), RUNS)."""
     found = {name: np.zeros((len(PRESENT), RUNS)) for name in LOOKS}
-    stata, moon = method("stata"), MOON()
+    methods = method("stata"), MOON(), TIDE()
     for i, present in enumerate(PRESENT):
         for run in range(RUNS):
             data = simulate(BATCH, CANDIDATES, effective_classes=present, seed=run)
-            results = [m.fit_predict(data.features, data.text, logit_scale=data.logit_scale) for m in (stata, moon)]
+            results = [m.fit_predict(data.features, data.text, logit_scale=data.logit_scale) for m in methods]
             labels = [results[0].zero_shot_labels, *(result.labels for result in results)]
             for name, predicted in zip(LOOKS, labels, strict=True):
                 found[name][i, run] = 100 * (predicted == data.labels).mean()
@@ -54,7 +59,7 @@ def label_counts(data: Simulated, result: Result) -> dict[str, list[int]]:
     present = np.unique(data.labels)
     counts = {}
     for name, labels in (
-        ("truth", data.labels), ("zero-shot", result.zero_shot_labels), ("MOON", result.labels),
+        ("truth", data.labels), ("zero-shot", result.zero_shot_labels), ("TIDE", result.labels),
     ):  # fmt: skip
         own = [int((labels == k).sum()) for k in present]
         counts[name] = [*own, BATCH - sum(own)]
@@ -64,10 +69,10 @@ def label_counts(data: Simulated, result: Result) -> dict[str, list[int]]:
 def draw_labels(axes: plt.Axes) -> None:
     """Draw how many images of one batch get each label, before and after."""
     data = simulate(BATCH, CANDIDATES, effective_classes=SHOWN, seed=0)
-    result = MOON().fit_predict(data.features, data.text, logit_scale=data.logit_scale)
+    result = TIDE().fit_predict(data.features, data.text, logit_scale=data.logit_scale)
     groups = [f"class {chr(ord('A') + i)}" for i in range(SHOWN)] + [f"the {CANDIDATES - SHOWN}\nabsent ones"]
     x = np.arange(len(groups))
-    looks = {"truth": ("white", ""), "zero-shot": (LOOKS["zero-shot"][0], "//"), "MOON": (LOOKS["MOON"][0], "")}
+    looks = {"truth": ("white", ""), "zero-shot": (LOOKS["zero-shot"][0], "//"), "TIDE": (LOOKS["TIDE"][0], "")}
     for i, (name, counts) in enumerate(label_counts(data, result).items()):
         colour, hatch = looks[name]
         bars = axes.bar(x + 0.27 * (i - 1), counts, 0.27, label=name, color=colour, hatch=hatch, edgecolor="black")

@@ -1,9 +1,11 @@
 """Moontide: better zero-shot labels by looking at the whole batch at once.
 
+`TIDE` is the method to start with; `MOON` is that of the paper, and `method(NAME)` gives every other one.
+
 >>> import numpy as np
->>> from moontide import MOON
+>>> from moontide import TIDE
 >>> rng = np.random.default_rng(0)
->>> result = MOON().fit_predict(rng.normal(size=(8, 16)), rng.normal(size=(3, 16)), logit_scale=100.0)
+>>> result = TIDE().fit_predict(rng.normal(size=(8, 16)), rng.normal(size=(3, 16)), logit_scale=100.0)
 >>> result.probs.shape, result.labels.shape
 ((8, 3), (8,))
 """

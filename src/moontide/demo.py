@@ -1,4 +1,4 @@
-"""What a demonstration shows: batches that hold few of the candidate classes, labelled zero-shot and with a method."""
+"""What a demonstration shows: the accuracy of zero-shot, MOON and TIDE on one task, and bars of it."""
 
 from __future__ import annotations
 
@@ -9,78 +9,78 @@ from typing import NamedTuple
 import numpy as np
 
 from moontide.errors import missing_extra
+from moontide.methods.moon import MOON
+from moontide.methods.tide import TIDE
 from moontide.metrics import IntArray, accuracy
-from moontide.protocols import Method
-from moontide.samplers import BatchSampler, rng_for
 from moontide.simulate import simulate
 from moontide.store.files import replacing
 from moontide.types import Result, Task
 
-BATCH, PRESENT = 64, (1, 4)  # samples of a batch, and how many classes it holds at least and at most
+BATCH, PRESENT = 64, (1, 4)  # samples of a simulated batch, and how many classes it holds at least and at most
 CANDIDATES = 1000  # classes of the simulated part
+LOOKS = {"zero-shot": "#b8bec8", "MOON": "#9cc0ee", "TIDE": "#4a86d8"}  # methods and colours, in the order of Scores
 
 
-class Batch(NamedTuple):
-    """One batch and the accuracy on it before and after.
+class Scores(NamedTuple):
+    """One task, and the accuracy of each method on it.
 
-    >>> Batch(64, 2, 0.5, 0.75).gain
-    0.25
+    >>> Scores(64, 2, 0.5, 0.625, 0.75).accuracies
+    (0.5, 0.625, 0.75)
     """
 
     samples: int
-    classes: int  # that are in it
+    classes: int  # that are there
     zero_shot: float
-    adapted: float
+    moon: float
+    tide: float
 
     @property
-    def gain(self) -> float:
-        """What the method adds to the accuracy."""
-        return self.adapted - self.zero_shot
+    def accuracies(self) -> tuple[float, float, float]:
+        """The accuracies in the order of LOOKS."""
+        return self.zero_shot, self.moon, self.tide
 
 
-def drawn_batches(solver: Method, task: Task, labels: IntArray, name: str, runs: int) -> list[Batch]:
-    """Draw batches of few classes from a labelled task and label each on its own.
+def scores(task: Task, labels: IntArray, tide: Result | None = None) -> Scores:
+    """Label a task with each method; `tide` is the result of TIDE where it is there already.
 
-    >>> from moontide import MOON
-    >>> task = Task(np.repeat(np.eye(8), 30, axis=0), np.eye(8))
-    >>> [tuple(batch) for batch in drawn_batches(MOON(), task, np.repeat(np.arange(8), 30), "eight", runs=2)]
-    [(60, 2, 1.0, 1.0), (60, 2, 1.0, 1.0)]
+    >>> task = Task(np.repeat(np.eye(4), 5, axis=0), np.eye(4))
+    >>> tuple(scores(task, np.repeat(np.arange(4), 5)))
+    (20, 4, 1.0, 1.0, 1.0)
     """
-    sampler, found = BatchSampler(BATCH, PRESENT), []
-    for run in range(runs):
-        rows = sampler.draw(labels, rng_for("demo", name, "few classes", run))
-        result = solver.fit_predict(Task(task.features[rows], task.text, task.logit_scale))
-        found.append(_scored(result, labels[rows]))
-    return found
+    tide = tide or TIDE().fit_predict(task)
+    found = tide.zero_shot_labels, MOON().fit_predict(task).labels, tide.labels
+    return Scores(len(labels), len(np.unique(labels)), *(accuracy(labels, predicted) for predicted in found))
 
 
-def simulated_batches(solver: Method, runs: int) -> list[Batch]:
+def simulated_batches(runs: int) -> list[Scores]:
     """Simulate batches of CLIP-like features: few classes present, `CANDIDATES` to choose from.
 
-    >>> from moontide import MOON
-    >>> simulated_batches(MOON(), runs=1)[0].classes
+    >>> simulated_batches(1)[0].classes
     1
     """
     low, high = PRESENT
     found = []
     for run in range(runs):
         data = simulate(BATCH, CANDIDATES, effective_classes=low + run % (high - low + 1), seed=run)
-        result = solver.fit_predict(Task(data.features, data.text, data.logit_scale))
-        found.append(_scored(result, data.labels))
+        found.append(scores(Task(data.features, data.text, data.logit_scale), data.labels))
     return found
 
 
-def _scored(result: Result, labels: IntArray) -> Batch:
-    before, now = accuracy(labels, result.zero_shot_labels), accuracy(labels, result.labels)
-    return Batch(len(labels), len(np.unique(labels)), before, now)
+def means(tasks: Sequence[Scores]) -> list[float]:
+    """Return the mean accuracy of each method over tasks.
+
+    >>> means([Scores(64, 1, 0.5, 0.5, 0.75), Scores(64, 2, 0.25, 0.5, 0.75)])
+    [0.375, 0.5, 0.75]
+    """
+    return [float(share) for share in np.mean([task.accuracies for task in tasks], axis=0)]
 
 
-def draw(path: str | Path, parts: Mapping[str, Sequence[Batch]], method: str) -> None:
-    """Draw bars of the accuracy of every batch before and after, one panel for each part by its title.
+def draw(path: str | Path, parts: Mapping[str, Sequence[Scores]]) -> None:
+    """Draw bars of the mean accuracy of every method, one group per part with its title, and a dot per task.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     draw(Path(folder) / "a.png", {"Two batches": [Batch(64, 2, 0.5, 0.75), Batch(64, 1, 0.6, 0.8)]}, "MOON")
+    ...     draw(Path(folder) / "a.png", {"Two tasks": [Scores(64, 2, 0.5, 0.6, 0.75), Scores(64, 1, 0.6, 0.7, 0.8)]})
     ...     (Path(folder) / "a.png").read_bytes()[1:4]
     b'PNG'
     """
@@ -90,19 +90,23 @@ def draw(path: str | Path, parts: Mapping[str, Sequence[Batch]], method: str) ->
     except ImportError:
         raise missing_extra("matplotlib", "plot", "Drawing a figure") from None
 
-    figure = Figure(figsize=(9, 3.1 * len(parts)), layout="constrained")
+    figure = Figure(figsize=(7, 4.2), layout="constrained")
     FigureCanvasAgg(figure)
-    for axes, (title, batches) in zip(figure.subplots(len(parts), squeeze=False)[:, 0], parts.items(), strict=True):
-        where = np.arange(len(batches))
-        before = [100 * batch.zero_shot for batch in batches]
-        now = [100 * batch.adapted for batch in batches]
-        axes.bar(where - 0.2, before, 0.4, color="#9aa3b2", label=f"zero-shot, mean {np.mean(before):.1f} %")
-        axes.bar(where + 0.2, now, 0.4, color="#0b57b0", label=f"{method}, mean {np.mean(now):.1f} %")
-        axes.set_title(title, loc="left", fontsize=10)
-        axes.set_xticks(where, [f"{run}\n{b.classes} cl." for run, b in enumerate(batches, 1)], fontsize=8)
-        axes.set_ylim(0, 105)
-        axes.set_ylabel("accuracy, %")
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.legend(frameon=False, fontsize=8, ncols=2, loc="upper right", bbox_to_anchor=(1, 1.18))
+    axes, where = figure.subplots(), np.arange(len(parts))
+    for i, (name, colour) in enumerate(LOOKS.items()):
+        x = where + 0.28 * (i - 1)
+        heights = [100 * means(tasks)[i] for tasks in parts.values()]
+        axes.bar(x, heights, 0.26, color=colour, label=name)
+        for place, height, tasks in zip(x, heights, parts.values(), strict=True):
+            axes.text(place, 3, f"{height:.1f} %", ha="center", fontsize=9, weight="bold")
+            if len(tasks) > 1:
+                dots = [100 * task.accuracies[i] for task in tasks]
+                axes.plot([place] * len(tasks), dots, "o", color="black", markersize=3, alpha=0.5)
+    axes.set_xticks(where, [title.replace(", ", "\n") for title in parts])
+    axes.set_xlim(-0.6, len(parts) - 0.4)
+    axes.set_ylim(0, 105)
+    axes.set_ylabel("accuracy in %; dots are single batches")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, ncols=len(LOOKS), loc="lower center", bbox_to_anchor=(0.5, 1))
     with replacing(path) as handle:
         figure.savefig(handle, dpi=150, format="png")

@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import os
+import re
 import tarfile
 from pathlib import Path
 
@@ -255,7 +256,7 @@ def test_demo_without_photographs_shows_the_simulated_part(moontide, tmp_path):
     assert status == 0
     assert "There is no file or folder nowhere. The demo goes on without photographs." in err
     assert "Simulated features" in out
-    assert "Photographs," not in out
+    assert "Photographs as" not in out
     assert (tmp_path / "out/demo/accuracy.png").read_bytes()[:4] == b"\x89PNG"
     assert not (tmp_path / "out/demo/report.html").exists()
 
@@ -289,6 +290,11 @@ def test_photographs_with_the_encoder_that_needs_no_hub(moontide, clothes, tmp_p
 def test_demo_on_photographs(moontide, clothes, tmp_path):
     status, out, err = moontide("demo", "--images", "clothes", "--out", "out", "--batches", 2)
     assert status == 0, err
-    assert "Photographs, 3 classes, encoder tiny (not CLIP)" in out
-    assert out.endswith("wrote out/report.html\nwrote out/accuracy.png\n")
+    assert "Photographs as one task, 3 classes, encoder tiny (not CLIP)" in out
+    assert len(re.findall(r"12 +3(?: +[\d.]+ %){3}", out)) == 1, "zero-shot, MOON and TIDE on all twelve"
+    assert len(re.findall(r"mean(?: +[\d.]+ %){3}", out)) == 1, "and on the simulated batches"
+    wrote = out.partition("wrote ")[2]
+    assert "wrote out/accuracy.png" in wrote
+    assert "moontide classify --help" in wrote
+    assert "tide" in (tmp_path / "out" / "report.html").read_text()
     assert (tmp_path / "out" / "report.html").exists()

@@ -15,7 +15,7 @@ PAPER = {
     "stata_vmf", "tda", "tent", "transclip", "zero_shot", "zlap",
 }  # fmt: skip
 OURS = {"tide"}
-GROUPS = {"paper": "the paper's", "rivals": "rivals", "ours": "ours"}
+GROUPS = {"ours": "ours", "paper": "the paper's", "rivals": "rivals"}
 
 
 def methods(
@@ -54,8 +54,8 @@ def group_of(name: str) -> str:
 def describe(name: str) -> dict[str, Any]:
     """Gather all that is to know about a method.
 
-    >>> describe("moon")["options"]["neighbours"]
-    {'default': 3, 'allowed': 'an integer of at least 1', 'doc': 'm, neighbours of a sample in the graph'}
+    >>> describe("moon")["options"]["neighbours"]["allowed"]
+    'an integer of at least 1 and of at most 1000'
     """
     from moontide.protocols import OnlineMethod
     from moontide.registry import method_type
