@@ -153,6 +153,18 @@ def test_a_class_balance_goes_with_every_batch_of_a_stream(data: Task, tmp_path:
     stream.remove_classes([8])
     wanted = otter.fit_predict(x, data.text[:8], class_prior=prior[:8])
     assert np.array_equal(stream.push(x).labels, wanted.labels)
+    stream.add_classes(data.text[8:])  # of which nobody knows the share: the average of the others
+    wanted = otter.fit_predict(x, data.text, class_prior=[*prior[:8], prior[:8].mean()])
+    assert np.array_equal(stream.push(x).labels, wanted.labels)
+    stream.remove_classes(range(1, 8))  # the classes that had a share
+    assert np.array_equal(stream.push(x).labels, otter.fit_predict(x, data.text[[0, 8]]).labels)
+
+
+def test_what_is_given_is_kept_by_methods_that_use_it_and_in_no_other_file(data: Task) -> None:
+    used = {
+        name: set(vars(Stream(name, data.text).state)) - {"text", "logit_scale", "seen"} for name in ("moon", "otter")
+    }
+    assert used == {"moon": set(), "otter": {"class_prior", "negatives"}}
 
 
 @pytest.mark.parametrize("name", ONLINE)

@@ -5,12 +5,14 @@ from dataclasses import FrozenInstanceError, fields, replace
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 import moontide
 from moontide.core.graph import Graph, nearest_neighbours
 from moontide.errors import InputError, MissingInputError, MoontideError, ResourceError, UnknownNameError
 from moontide.methods.zero_shot import ZeroShot
-from moontide.protocols import PerBatch, as_online, samples
+from moontide.protocols import NONE, PerBatch, as_online, given_shares, samples
 from moontide.types import Result, Task
 
 RNG = np.random.default_rng(0)
@@ -53,6 +55,17 @@ def test_a_task_has_no_labels_and_cannot_be_changed() -> None:
         ({"graph": Graph(np.zeros((2, 1), int), np.zeros((2, 1)))}, r"'graph' must have one row a sample \(6\)"),
         ({"extras": {"views": np.ones((5, 2, 4))}}, r"'views' must have one row a sample \(6\). Got 5 instead"),
         ({"extras": {"images": [None] * 7}}, r"'images' must have one row a sample \(6\). Got 7 instead"),
+        ({"known": [0, 1]}, r"'known' must have one entry for each of the 6 samples. Got shape \(2,\) instead"),
+        ({"known": np.zeros(6)}, "'known' must be integers, class numbers from 0, or -1 .* Got dtype float64 instead"),
+        ({"known": [0, 1, 2, 3, -1, -1]}, "'known' must be class numbers from 0 to 2, or -1 .* Got 3 in row 3"),
+        ({"known": [0, 1, 2, -2, -1, -1]}, "'known' must be class numbers from 0 to 2, or -1 .* Got -2 in row 3"),
+        ({"class_prior": [1, 2]}, "'class_prior' must have one share for each of the 3 classes. Got 2"),
+        ({"class_prior": [1, -2, 3]}, "'class_prior' must be shares of at least 0, not all of them 0. Got a negative"),
+        ({"class_prior": [0, 0, 0]}, "'class_prior' must be shares of at least 0, not all of them 0"),
+        ({"class_prior": [1, np.nan, 0]}, "'class_prior' must be finite"),
+        ({"negatives": TEXT[:, :3]}, "'negatives' must have the dimension of the text features, 4. Got 3 instead"),
+        ({"negatives": 0 * TEXT}, "'negatives' must not have all-zero rows"),
+        ({"negatives": TEXT[:0]}, "'negatives' must not be empty"),
     ],
 )
 def test_a_bad_task_is_refused_in_words(change: dict, sentence: str) -> None:
@@ -112,6 +125,77 @@ def test_fit_predict_takes_arrays_or_a_task() -> None:
         ZeroShot().fit_predict(FEATURES)
     with pytest.raises(UnknownNameError, match="There is no input 'label'"):
         ZeroShot().fit_predict(FEATURES, TEXT, label=[0])
+
+
+def test_what_is_given_beside_features_is_checked_and_scaled() -> None:
+    for kind, dtype in ((np.asarray, "float32"), (torch.asarray, "float64")):
+        features = kind(FEATURES.astype(dtype))
+        task = Task(features, TEXT, known=[0, -1, 2, -1, -1, 1], class_prior=[1, 3, 0], negatives=5 * TEXT[:2])
+        assert type(task.known) is type(task.class_prior) is type(task.negatives) is type(features)
+        assert task.known.tolist() == [0, -1, 2, -1, -1, 1]
+        assert task.class_prior.tolist() == [0.25, 0.75, 0]
+        assert task.class_prior.dtype == task.negatives.dtype == features.dtype
+        np.testing.assert_allclose(np.linalg.norm(np.asarray(task.negatives), axis=1), 1, rtol=1e-6)
+
+
+def test_known_labels_go_with_their_samples_and_the_rest_with_every_part() -> None:
+    task = Task(FEATURES, TEXT, known=[0, -1, 2, -1, -1, 1], class_prior=[1, 3, 0], negatives=TEXT)
+    assert task.rows(1, 3).known.tolist() == [-1, 2]
+    assert task.take([5, 0]).known.tolist() == [1, 0]
+    assert [part.known.tolist() for part in task.batches(4)] == [[0, -1, 2, -1], [-1, 1]]
+    np.testing.assert_array_equal(task.rows(1, 3).class_prior, task.class_prior)
+    np.testing.assert_array_equal(task.take([5]).negatives, task.negatives)
+
+
+GIVEN = {"known": [0, -1, 2, -1, -1, 1], "class_prior": [1, 3, 1], "negatives": TEXT}
+
+
+@pytest.mark.parametrize("name", moontide.method_names())
+@pytest.mark.parametrize("what", GIVEN)
+def test_a_method_uses_what_it_is_given_or_says_that_it_cannot(name: str, what: str) -> None:
+    method = moontide.method(name)
+    if what in method.accepts:
+        found, plain = method.fit_predict(FEATURES, TEXT, **{what: GIVEN[what]}), method.fit_predict(FEATURES, TEXT)
+        same = np.array_equal(found.probs, plain.probs) and np.array_equal(found.unknown, plain.unknown)
+        assert not same
+        return
+    calls = [lambda: method.fit_predict(FEATURES, TEXT, **{what: GIVEN[what]})]
+    if not method.needs:
+        online = as_online(method)
+        begin = {what: GIVEN[what]}
+        calls.append(
+            (lambda: online.step(online.start(Task(FEATURES, TEXT)), FEATURES, GIVEN["known"]))
+            if what == "known"
+            else (lambda: moontide.Stream(name, TEXT, **begin))
+        )
+    for call in calls:
+        with pytest.raises(InputError) as refused:
+            call()
+        said = str(refused.value)
+        assert said.startswith(f"The method {name} cannot use ")
+        assert f"('{what}')" in said
+        assert said.endswith("or use tide.")
+        assert (said.count(". "), len(said) <= 300) == (0, True)
+
+
+def test_a_correction_is_refused_by_methods_that_cannot_use_it() -> None:
+    stream = moontide.Stream("tda", TEXT)
+    stream.push(FEATURES)
+    with pytest.raises(InputError, match=r"The method tda cannot use known labels \('known'\): .* or use tide\.$"):
+        stream.correct(FEATURES[:1], [0])
+
+
+@given(values=st.lists(st.floats(0, 10), min_size=1, max_size=6), none=st.integers(0, 4))
+def test_classes_without_a_share_get_the_average_one(values: list[float], none: int) -> None:
+    prior = np.asarray([*values, *[NONE] * none])
+    shares = given_shares(prior)
+    if not sum(values):
+        assert shares is None
+    elif sum(values) > 1e-3:
+        assert shares.sum() == pytest.approx(1)
+        np.testing.assert_allclose(shares[len(values) :], 1 / len(prior), atol=1e-9)
+        kept = shares[: len(values)]
+        np.testing.assert_allclose(kept * sum(values), np.asarray(values) * kept.sum(), atol=1e-9)
 
 
 def test_what_a_method_needs_is_asked_for_in_words() -> None:

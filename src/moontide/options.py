@@ -3,9 +3,10 @@
 A method declares `neighbours: int = option(3, "neighbours of each sample", low=0)`; from that line come the check with
 its error sentence, the listing of `moontide methods`, and the reading of `--set neighbours=5` on the command line.
 
-Every number has an upper bound, so that no value makes a run endless or its answer overflow: `MOST` by type where the
-declaration has none. Only an option with `high=math.inf` takes infinity. `above=0` means `LEAST` or more, so that what
-is divided by it stays finite. An option that is a size has a memory too, which the method's `peak_bytes` counts.
+Every number has an upper bound, so that no value makes a run endless or its answer overflow: where the declaration has
+none, `MOST` by type, or ten times the default where that is more. Only an option with `high=math.inf` takes infinity.
+`above=0` means `LEAST` or more, or the default where that is less, so that what is divided by it stays finite. An
+option that is a size has a memory too, which the method's `peak_bytes` counts.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ def option(
 ) -> Any:
     """Declare an option: one of `choices`, or a number in [low, high] or > above, of the type of its default.
 
-    An option with choices and a numeric range takes either. Without `high` the bound is `MOST`.
+    An option with choices and a numeric range takes either. Without `high`, the bound is that of the module's text.
 
     >>> @dataclasses.dataclass(frozen=True)
     ... class M(Options):
@@ -43,9 +44,10 @@ def option(
     moontide.errors.OptionError: The 'm' option of M must be an integer of at least 0 and of at most 9. Got -1 instead.
     """
     if above is not None:
-        low = above + LEAST
+        low = above + (LEAST if isinstance(default, str) else min(LEAST, default - above))
     if high is None:
         high = MOST[int if isinstance(default, int) else float]
+        high = high if isinstance(default, str) else max(high, 10 * default)
     if low is None and not choices:
         low = -high
     return dataclasses.field(default=default, metadata={"spec": Spec(default, doc, choices, low, high)})

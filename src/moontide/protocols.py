@@ -14,7 +14,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, TypeVar
 
-from moontide.core.arrays import Array, as_real, is_torch_array, like, unit_rows
+from moontide.core.arrays import Array, as_real, is_torch_array, like, namespace, unit_rows
 from moontide.core.graph import Graph
 from moontide.core.memory import require_memory
 from moontide.core.simplex import zero_shot
@@ -37,6 +37,8 @@ ACCEPTED = {
     "class_prior": "a class balance",
     "negatives": "negative names",
 }
+
+NONE = -1.0  # the share of a class whose share was not given
 
 
 class Method(Options):
@@ -222,11 +224,39 @@ class OnlineMethod(Method):
 
 
 @dataclasses.dataclass(frozen=True)
-class PerBatchState(State):
-    """What every batch of a stream is given beside its samples."""
+class GivenState(State):
+    """A state with what is given once for the whole stream; `given_inputs` makes its fields."""
 
-    class_prior: Array = dataclasses.field(metadata=per_class(0))  # (K,) zeros where none is known
-    negatives: Array  # (M, d) none where there are no negative names
+    class_prior: Array = dataclasses.field(metadata=per_class(0))  # (K,) shares of the classes, NONE where not given
+    negatives: Array  # (M, d) embeddings of names that no image should be
+
+
+def given_inputs(task: Task) -> dict[str, Array]:
+    """Return the fields of a `GivenState` for a task.
+
+    >>> import numpy as np
+    >>> given_inputs(Task(np.eye(2), np.eye(2)))["class_prior"]
+    array([-1., -1.])
+    """
+    return {
+        "class_prior": 0 * task.text[:, 0] + NONE if task.class_prior is None else task.class_prior,
+        "negatives": task.text[:0, :] if task.negatives is None else task.negatives,
+    }
+
+
+def given_shares(prior: Array) -> Array | None:
+    """Return the shares of a `GivenState`, (K,), classes without one taken as average; None where no class has any.
+
+    >>> import numpy as np
+    >>> given_shares(np.asarray([0.5, 0.5, -1.0])).round(2)
+    array([0.33, 0.33, 0.33])
+    """
+    xp, given = namespace(prior), prior >= 0
+    total = float(xp.sum(xp.where(given, prior, 0 * prior)))
+    if not total:
+        return None
+    shares = xp.where(given, prior, total / float(xp.sum(given)) + 0 * prior)
+    return shares / xp.sum(shares)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -241,27 +271,27 @@ class PerBatch(OnlineMethod):
     (1, array([0]))
     """
 
-    state_type: ClassVar[type[State]] = PerBatchState
-
     method: Method
 
     def __post_init__(self) -> None:
-        """Answer to the name and the needs of the method inside."""
+        """Answer to the name and the needs of the method inside; a state holds what is given only where it is used."""
         for attribute in ("name", "needs", "accepts", "citation"):
             object.__setattr__(self, attribute, getattr(self.method, attribute))
+        if self.accepts & {"class_prior", "negatives"}:
+            object.__setattr__(self, "state_type", GivenState)
 
-    def start(self, task: Task) -> PerBatchState:
-        """Keep what is given once for the whole stream."""
-        prior = 0 * task.text[:, 0] if task.class_prior is None else task.class_prior
-        negatives = task.text[:0, :] if task.negatives is None else task.negatives
-        return PerBatchState(task.text, task.logit_scale, 0, prior, negatives)
+    def start(self, task: Task) -> State:
+        """Keep what is given once for the whole stream, where the method makes use of it."""
+        given = given_inputs(task) if self.state_type is GivenState else {}
+        return self.state_type(text=task.text, logit_scale=task.logit_scale, seen=0, **given)
 
-    def _step(self, state: PerBatchState, x: Array, known: Array | None = None) -> tuple[PerBatchState, Result]:  # type: ignore[override]
+    def _step(self, state: S, x: Array, known: Array | None = None) -> tuple[S, Result]:
         features = x[:, 0] if "views" in self.needs else x
         extras = {"views": x} if "views" in self.needs else {}
-        prior = state.class_prior if bool((state.class_prior > 0).any()) else None
-        negatives = state.negatives if len(state.negatives) else None
-        task = Task(features, state.text, state.logit_scale, None, None, extras, known, prior, negatives)
+        task = Task(features, state.text, state.logit_scale, extras=extras, known=known)
+        if isinstance(state, GivenState):
+            negatives = state.negatives if len(state.negatives) else None
+            task = dataclasses.replace(task, class_prior=given_shares(state.class_prior), negatives=negatives)
         self.method.require(task)
         return state, self.method._fit(task)
 

@@ -151,7 +151,7 @@ class TANL(Options):
     (True, (24,))
     """
 
-    selected: int = option(1000, "n_sel, negative names that are used", low=1)
+    selected: int = option(1000, "n_sel, negative names that are used", low=1, high=10**6)
     gap: float = option(
         0.5, "how far from the threshold a sample is sure, as a share of the way to 0 or 1", low=0, high=1
     )
@@ -159,8 +159,8 @@ class TANL(Options):
         0.0, "weight of the samples so far beside those of the batch in the activation", low=0, high=1
     )
     gamma: int = option(2, "names by which the prefixes grow that are averaged; 0: all selected names at once", low=0)
-    queue: int = option(300, "sure rows that are remembered of each kind", low=1)
-    history: int = option(20000, "scores that the threshold comes from", low=1)
+    queue: int = option(300, "sure rows that are remembered of each kind", low=1, high=100_000)
+    history: int = option(20000, "scores that the threshold comes from", low=1, high=10**6)
 
     def start(
         self, text: Array, negatives: Array, *, noise: Array | None = None, logit_scale: float = 100.0, seed: int = 0

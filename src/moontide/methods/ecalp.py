@@ -35,6 +35,7 @@ from moontide.options import option
 from moontide.protocols import OnlineMethod, State, per_class, zero_shot_of
 from moontide.types import Result, Task
 
+LARGEST = 10**6  # images of a graph
 SPARE = 2  # entries of a list beyond the neighbours that are used: what the newest image and its copy may push out
 
 
@@ -66,14 +67,17 @@ class ECALP(OnlineMethod):
     gamma: float = option(10.0, "power of the size of the similarities, of images and of texts", above=0)
     alpha: float = option(1.0, "weight of the neighbours; 1 - alpha is that of the labels so far", above=0, high=1)
     iterations: int = option(3, "rounds of propagation for each image", low=1)
-    carry: float = option(0.2, "share of its label's score that an image starts the next propagation with", low=0)
+    carry: float = option(
+        0.2, "share of its label's score that an image starts the next propagation with", low=0, high=1
+    )
     ties: str = option("copy", "of the newest image and its copy, which comes first in a list of neighbours",
                        choices=("copy", "list"))  # fmt: skip
-    memory: int = option(2048, "images that a stream keeps, the latest; a batch keeps all of its own", low=1)
+    memory: int = option(2048, "images that a stream keeps, the latest; a batch keeps its own", low=1, high=LARGEST)
 
     def peak_bytes(self, n: int, k: int, d: int, itemsize: int) -> int:
-        """Add the graph's images and their labels, with copies, to the usual estimate."""
-        return super().peak_bytes(n, k, d, itemsize) + itemsize * max(self.memory, n) * (4 * d + 6 * k)
+        """Add the graph's images, their labels and lists, with copies, to the usual estimate."""
+        row = itemsize * (4 * d + 6 * k) + 8 * 12 * (self.neighbours + SPARE)
+        return super().peak_bytes(n, k, d, itemsize) + row * max(self.memory, n)
 
     def start(self, task: Task) -> ECALPState:
         """Make an empty graph."""
@@ -90,7 +94,7 @@ class ECALP(OnlineMethod):
         )
 
     def _fit(self, task: Task) -> Result:
-        return super(ECALP, replace(self, memory=max(self.memory, task.n)))._fit(task)
+        return super(ECALP, replace(self, memory=min(max(self.memory, task.n), LARGEST)))._fit(task)
 
     def _step(self, state: ECALPState, x: Array) -> tuple[ECALPState, Result]:  # type: ignore[override]
         xp = namespace(x)

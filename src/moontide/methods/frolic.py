@@ -62,11 +62,11 @@ class Frolic(Method):
     shrinkage: float = option(0.9, "lambda, weight of the identity in the covariance", above=0, high=1)
     rounds: int = option(11, "rounds of bias correction", low=0)
     prior_floor: float = option(1e-12, "what is added to the prior: a class without rows gains up to -ln of it a round",
-                                above=0)  # fmt: skip
+                                low=1e-30, high=1)  # fmt: skip
     threshold: float = option(0.6, "probability above which a pseudo-label becomes one-hot", low=0)
     tau: float = option(0.04, "temperature of the similarities to the proxies", above=0)
     step_size: float = option(10.0, "length of the first gradient steps of the proxies", above=0)
-    iterations: int = option(2000, "gradient steps of the proxies", low=1)
+    iterations: int = option(2000, "gradient steps of the proxies", low=1, high=10_000)
 
     def inert(self) -> Iterator[tuple[tuple[str, ...], str]]:
         """Name the options of the parts that are left out."""

@@ -54,7 +54,7 @@ class InMaP(Method):
     threshold: float = option(0.6, "alpha, probability above which a pseudo-label becomes one-hot", low=0)
     tau: float = option(0.04, "tau_i, temperature of the similarities to the proxies", above=0)
     step_size: float = option(10.0, "eta, length of the first gradient steps", above=0)
-    iterations: int = option(2000, "gradient steps", low=1)
+    iterations: int = option(2000, "gradient steps", low=1, high=10_000)
 
     def inert(self) -> Iterator[tuple[tuple[str, ...], str]]:
         """Name the options that the others switch off."""

@@ -66,7 +66,7 @@ class OnZeta(OnlineMethod):
 
     answer: str = option("mixed", "the text labels and those of the proxies, or the balanced text labels alone",
                          choices=("mixed", "label"))  # fmt: skip
-    horizon: int = option(0, "n, length of the stream; 0: of a batch its own, of a stream not known", low=0)
+    horizon: int = option(0, "n, length of the stream; 0: of a batch its own, of a stream not known", low=0, high=10**9)
     tau: float = option(0.04, "tau_i, temperature of the similarities to the proxies", above=0)
     proxy_step: float = option(0.5, "c_w, length of the steps of the proxies", low=0)
     dual_step: float = option(20.0, "c_r, length of the steps of the dual variable", low=0)

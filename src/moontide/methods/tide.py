@@ -49,11 +49,10 @@ from moontide.core.progress import track
 from moontide.core.simplex import log_softmax, one_hot
 from moontide.core.smoothing import NEIGHBOURS, check_graph
 from moontide.options import option
-from moontide.protocols import OnlineMethod, State, copy_array, per_class
+from moontide.protocols import GivenState, OnlineMethod, State, copy_array, given_inputs, given_shares, per_class
 from moontide.types import Result, Task
 
 LARGEST = 1e3  # of the pseudo-count: at 1000 the prior is flat for any batch
-NONE = -1.0  # the share of a class whose share the user did not give
 STILL = 1e-4  # assignments that move by less no longer change
 REST = 0.01  # a class rests whose largest z_ik is below this share of n_k + a*, and of 0.1
 SAME = 1e-6  # how far features may differ and still be those of one sample
@@ -63,15 +62,13 @@ RELUCTANCE = (2.0, 16.0)  # nats that a factor of e of either costs: a handful o
 
 
 @dataclass(frozen=True)
-class TIDEState(State):
+class TIDEState(GivenState):
     """The last samples, oldest first, with what is known of them, and the labelled samples before those."""
 
     recent: Array  # (M, d) features, with rows of zeros in front until M samples were seen
     recent_known: Array = field(metadata=per_class(None, "numbers"))  # (M,) class numbers, -1 where not known
     known_sums: Array = field(metadata=per_class(0))  # (K, d) sum of the labelled features that are no longer recent
     known_counts: Array = field(metadata=per_class(0))  # (K,) their number
-    class_prior: Array = field(metadata=per_class(0))  # (K,) shares of the classes, NONE where not given
-    negatives: Array  # (G, d) embeddings of names that no image should be
 
 
 @dataclass(frozen=True)
@@ -111,8 +108,7 @@ class TIDE(OnlineMethod):
             recent_known=xp.full((self.memory,), -1, dtype=xp.int64, device=device(task.text)),
             known_sums=xp.zeros((k, d), **kind),
             known_counts=xp.zeros((k,), **kind),
-            class_prior=xp.full((k,), NONE, **kind) if task.class_prior is None else task.class_prior,
-            negatives=xp.zeros((0, d), **kind) if task.negatives is None else task.negatives,
+            **given_inputs(task),
         )
 
     def _fit(self, task: Task) -> Result:
@@ -128,7 +124,7 @@ class TIDE(OnlineMethod):
         window = xp.concat([state.recent[first:, :], x])  # (old + n, d)
         labels = xp.concat([state.recent_known[first:], known])  # (old + n,)
         leaving = remember(state, state.recent[:first, :], state.recent_known[:first])
-        result = self.solve(leaving, window, labels if bool(xp.any(labels >= 0)) else None, None)
+        result = self.solve(leaving, window, labels, None)
         every, numbers = xp.concat([state.recent, x]), xp.concat([state.recent_known, known])
         state = remember(state, every[:n, :], numbers[:n])
         return replace(state, recent=copy_array(every[n:, :]), recent_known=copy_array(numbers[n:])), rows_of(
@@ -366,7 +362,7 @@ class Labels(NamedTuple):
     def of(cls, known: Array | None, state: TIDEState, y: Array) -> Labels:
         """Collect what is known of samples with predictions y (N, K)."""
         past = (state.known_sums, state.known_counts)
-        if known is None:
+        if known is None or not bool(namespace(known).any(known >= 0)):
             return cls(None, None, None, *past)
         return cls(known, (known >= 0)[:, None], one_hot(known, y.shape[1], y), *past)
 
@@ -581,7 +577,8 @@ def iterate(model: Model, logits: Array, votes_of: Any, iterations: int) -> tupl
     for _ in track(range(iterations), "iterations"):
         steps += 1
         labels, counts, before = xp.argmax(z, axis=1), xp.sum(z, axis=0), z  # (N,), (L,)
-        idle = None if known.any or rest is not None or steps == 1 else resting(z, labels, model.smoothing)
+        wanted = steps > 1 and rest is None and model.prior is None and not known.any
+        idle = resting(z, labels, model.smoothing) if wanted else None
         if idle is not None:
             live = xp.nonzero(~idle)[0]  # (L,)
             at_rest = model.log_y[:, idle] + sharpness * model.at_anchor[:, idle]
@@ -725,22 +722,6 @@ def remember(state: TIDEState, f: Array, known: Array) -> TIDEState:
     hot = one_hot(known, state.text.shape[0], f)  # (n, K)
     sums, counts = state.known_sums + hot.T @ f, state.known_counts + xp.sum(hot, axis=0)
     return replace(state, known_sums=sums, known_counts=counts)
-
-
-def given_shares(prior: Array) -> Array | None:
-    """Return the class shares that the user gave, (K,), classes without one taken as average; None where none was.
-
-    >>> import numpy as np
-    >>> given_shares(np.asarray([0.5, 0.5, -1.0])).round(2)
-    array([0.33, 0.33, 0.33])
-    """
-    xp, given = namespace(prior), prior >= 0
-    number = float(xp.sum(given))
-    if not number:
-        return None
-    average = float(xp.sum(xp.where(given, prior, 0 * prior))) / number
-    shares = xp.where(given, prior, average + 0 * prior)
-    return shares / xp.sum(shares)
 
 
 def rows(x: Array, which: Any) -> Array:

@@ -1,0 +1,258 @@
+"""The equations of TIDE one by one: what each of them claims, on draws where the truth is known."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from moontide.methods.tide import (
+    LARGEST,
+    TIDE,
+    Crowd,
+    Groups,
+    Labels,
+    Means,
+    Model,
+    anchor_weight,
+    anchors,
+    calibrated,
+    corroboration,
+    cosine_to_means,
+    crowding,
+    excess,
+    metric,
+    reliability,
+    text_bias,
+    trust,
+)
+from moontide.simulate import simulate
+
+NOTHING = Labels(None, None, None, None, None)
+SEEDS = st.integers(0, 10**6)
+
+
+def unit(x: Any) -> Any:
+    return x / np.linalg.norm(x, axis=-1, keepdims=True)
+
+
+@pytest.mark.parametrize(("k", "a"), [(5, 0.2), (20, 0.05), (20, 1.0)])
+def test_the_excess_is_that_of_the_class_shares_on_average(k: int, a: float) -> None:
+    rng, found = np.random.default_rng(0), []
+    for _ in range(3000):
+        shares = rng.dirichlet(np.full(k, a))
+        y = np.eye(k)[rng.choice(k, 25, p=shares)]
+        pairs = y @ y.T
+        u = (pairs.sum() - np.trace(pairs)) / (25 * 24)
+        found.append((k * u - 1) / 1.0)  # as `excess`, without its floor, which is no mean's
+        assert excess(u, 1.0, k) == pytest.approx(max(found[-1], 1 / LARGEST))
+    wanted = (k - 1) / (k * a + 1)  # E[K sum_k share_k^2] - 1
+    assert np.mean(found) == pytest.approx(wanted, abs=4 * np.std(found) / 3000**0.5)
+
+
+@pytest.mark.parametrize("a", [0.1, 0.3, 1.0, 3.0])
+def test_the_pseudo_count_is_that_of_the_dirichlet_the_shares_come_from(a: float) -> None:
+    rng, k, n = np.random.default_rng(1), 100, 4000
+    counts = []
+    for _ in range(30):
+        y = np.eye(k)[rng.choice(k, n, p=rng.dirichlet(np.full(k, a)))]
+        votes = 0.5 * y  # neighbours that agree with a sample
+        counts.append(crowding(y, votes, np.full((n, 1), 0.5), 3).pseudo_count)
+    assert np.exp(np.mean(np.log(counts))) == pytest.approx(a, rel=0.3)
+
+
+@given(rho=st.floats(0.02, 1), company=st.floats(0, 100), m=st.integers(1, 9), more=st.floats(0, 1))
+def test_corroboration_rises_with_agreement_and_falls_with_company(
+    rho: float, company: float, m: int, more: float
+) -> None:
+    chi = corroboration(rho, company, m)
+    assert 0 < chi <= 1
+    assert corroboration(min(rho + more, 1.0), company, m) >= chi
+    assert corroboration(rho, company + more, m) <= chi
+    assert corroboration(1.0, company, m) == 1
+
+
+@given(v=st.floats(1e-3, 1e3), rho=st.floats(0.02, 1), chi=st.floats(0.02, 1), per_class=st.floats(1e-3, 1e3))
+def test_density_lies_between_0_and_1_and_falls_with_the_excess(
+    v: float, rho: float, chi: float, per_class: float
+) -> None:
+    crowd = Crowd.of(v, rho, chi, per_class)
+    assert 0 < crowd.density < 1
+    assert 1 / LARGEST <= crowd.pseudo_count <= LARGEST
+    assert crowd.smoothing >= crowd.pseudo_count
+    assert Crowd.of(2 * v, rho, chi, per_class).density <= crowd.density
+    assert Crowd.of(v, rho, chi / 2, per_class).density >= crowd.density
+
+
+@given(k=st.integers(2, 50), there=st.integers(1, 50))
+def test_the_density_of_equal_shares_is_that_of_their_number(k: int, there: int) -> None:
+    there = min(there, k)
+    shares = np.zeros(k)
+    shares[:there] = 1 / there
+    v = max(k / there - 1, 1 / LARGEST)  # K / K_eff - 1
+    assert Crowd.of_shares(shares).density == pytest.approx(1 / (1 + v), rel=1e-6)
+
+
+@given(seed=SEEDS, slope=st.floats(0.05, 0.95))
+def test_anchors_follow_the_text_by_the_slope_of_least_squares(seed: int, slope: float) -> None:
+    rng = np.random.default_rng(seed)
+    text, y = unit(rng.normal(size=(6, 12))), rng.dirichlet(np.full(6, 0.3), size=40)
+    f = rng.normal(size=12) + slope * y @ text + 0.02 * rng.normal(size=(40, 12))
+    x = (y @ text - (y @ text).mean(0)).ravel()
+    least = float(np.linalg.lstsq(x[:, None], (f - f.mean(0)).ravel(), rcond=None)[0][0])
+    assert least == pytest.approx(slope, abs=0.1)
+    wanted = unit(f.mean(0) + np.clip(least, 0, 1) * (text - y.mean(0) @ text))
+    np.testing.assert_allclose(anchors(f, text, y, f @ text.T, y.mean(0)), wanted, atol=1e-9)
+
+
+@pytest.mark.parametrize(("slope", "held"), [(-0.5, 0.0), (1.5, 1.0)])
+def test_the_slope_is_held_between_0_and_1(slope: float, held: float) -> None:
+    rng = np.random.default_rng(0)
+    text, y = unit(rng.normal(size=(6, 12))), np.eye(6)[rng.integers(6, size=60)]
+    f, p = 3 + slope * y @ text, y.mean(0)
+    wanted = unit(f.mean(0) + held * (text - p @ text))
+    np.testing.assert_allclose(anchors(f, text, y, f @ text.T, p), wanted, atol=1e-9)
+
+
+@given(seed=SEEDS)
+def test_the_bias_of_the_text_counts_the_other_samples_only(seed: int) -> None:
+    y = np.random.default_rng(seed).dirichlet(np.full(4, 0.3), size=9)
+    bias = text_bias(y, 8 / 4)
+    for i in range(9):
+        np.testing.assert_allclose(bias[i], np.log((np.delete(y, i, axis=0).sum(0) + 1) / 3), atol=1e-12)
+    np.testing.assert_allclose(text_bias(np.full((9, 4), 0.25), 2.0), 0, atol=1e-12)  # predicted as often as expected
+
+
+@given(seed=SEEDS, factor=st.floats(0.01, 100))
+def test_metric_and_anchor_weight_do_not_depend_on_the_scale(seed: int, factor: float) -> None:
+    rng = np.random.default_rng(seed)
+    labels = rng.integers(4, size=30)
+    f = rng.normal(size=(4, 8))[labels] + rng.normal(size=(30, 8)) * np.linspace(0.5, 2, 8)
+    scale = metric(f, Groups.of(f, labels, 4))
+    np.testing.assert_allclose(metric(factor * f, Groups.of(factor * f, labels, 4)), scale, rtol=1e-9)
+    assert (scale**2).mean() == pytest.approx(1)
+    turn = np.linalg.qr(rng.normal(size=(8, 8)))[0]
+    x, anchor = unit(f), unit(rng.normal(size=(4, 8)))
+    assert anchor_weight(x @ turn, anchor @ turn, Groups.of(x @ turn, labels, 4)) == pytest.approx(
+        anchor_weight(x, anchor, Groups.of(x, labels, 4))
+    )
+
+
+def test_the_metric_makes_classes_round() -> None:
+    rng, sizes = np.random.default_rng(0), np.asarray([0.1, 0.2, 0.4, 0.8])
+    labels = rng.integers(5, size=20_000)
+    f = 3 * rng.normal(size=(5, 4))[labels] + sizes * rng.normal(size=(20_000, 4))
+    scale = metric(f, Groups.of(f, labels, 5))
+    np.testing.assert_allclose(scale / scale[0], sizes / sizes[0], rtol=0.02)
+    few = metric(f[:6], Groups.of(f[:6], labels[:6], 5))
+    assert few.max() / few.min() < sizes.max() / sizes.min()  # few samples change little
+
+
+@pytest.mark.parametrize(("sigma", "tau"), [(0.5, 0.5), (1.0, 0.4), (0.4, 0.6)])
+def test_the_anchor_weight_is_the_ratio_of_variances_the_classes_were_drawn_with(sigma: float, tau: float) -> None:
+    rng, k, d, each = np.random.default_rng(0), 200, 64, 8
+    anchor = unit(rng.normal(size=(k, d)))
+    mean = anchor + tau * rng.normal(size=(k, d)) / d**0.5
+    labels = np.repeat(np.arange(k), each)
+    f = mean[labels] + sigma * rng.normal(size=(k * each, d)) / d**0.5
+    length = np.linalg.norm(f, axis=1, keepdims=True).mean()  # unit rows, as near as a scale comes
+    found = anchor_weight(unit(f), anchor / length, Groups.of(unit(f), labels, k))
+    assert found == pytest.approx(sigma**2 / tau**2, rel=0.15)
+
+
+@pytest.mark.parametrize("wanted", [0.3, 30.0])
+def test_the_anchor_weight_is_held_between_a_third_and_thirty(wanted: float) -> None:
+    rng, labels = np.random.default_rng(0), np.repeat(np.arange(5), 20)
+    f = unit(rng.normal(size=(5, 16))[labels] + (0.01 if wanted < 1 else 0.3) * rng.normal(size=(100, 16)))
+    groups = Groups.of(f, labels, 5)
+    assert anchor_weight(f, groups.mean[::-1] if wanted < 1 else groups.mean, groups) == wanted
+
+
+@given(seed=SEEDS, share=st.floats(0, 1), trusted=st.floats(0.1, 1))
+def test_a_class_mean_without_a_sample_is_the_mean_of_the_others(seed: int, share: float, trusted: float) -> None:
+    rng, (n, k, d), alpha = np.random.default_rng(seed), (7, 4, 6), 1.7
+    f, anchor = unit(rng.normal(size=(n, d))), unit(rng.normal(size=(k, d)))
+    z, gamma = rng.dirichlet(np.full(k, 0.5), size=n), rng.random(n)
+    weight, label = trusted * gamma[:, None] * z, z.argmax(1)
+    hard = trusted * np.bincount(label, minlength=k)
+    own = np.full((n, 1), trusted)
+    means = Means(weight, weight.T @ f, weight.sum(0), hard, label, own[:, 0])
+    model = Model(f, anchor, f @ anchor.T, None, alpha, 1.0, own, 1.0, 1.0, None, NOTHING)
+    found = cosine_to_means(model, means, slice(None), np.full((n, 1), share))
+    for i in range(n):
+        kept = weight.copy()
+        kept[i] *= 1 - share
+        count = hard - share * trusted * np.eye(k)[label[i]]
+        beta = (count / (count + alpha))[:, None]
+        mean = beta * (kept.T @ f) / kept.sum(0)[:, None] + (1 - beta) * anchor
+        np.testing.assert_allclose(found[i], unit(mean) @ f[i], atol=1e-6)
+
+
+@given(right=st.integers(0, 50), wrong=st.integers(0, 50), per_class=st.floats(0.1, 100))
+def test_a_label_of_the_model_counts_less_the_more_it_gets_wrong(right: int, wrong: int, per_class: float) -> None:
+    found = reliability(right, right + wrong, per_class)
+    assert 0 < found <= 1
+    assert reliability(right, right + wrong + 1, per_class) < found
+    assert reliability(right + 1, right + wrong + 1, per_class) >= found
+    assert reliability(right, right + wrong, 2 * per_class) <= found
+
+
+def test_texts_that_mislead_lose_weight_and_those_that_do_not_keep_it() -> None:
+    rng, own = np.random.default_rng(0), np.arange(40) % 5
+    helpful, noise = 3 * np.eye(5)[own], 4 * rng.normal(size=(40, 5))
+    assert trust(helpful, helpful, own, 1.0)[0] == 1.0
+    assert trust(noise, helpful, own, 1.0)[0] < 0.5
+    assert trust(noise[:1], helpful[:1], own[:1], 1.0)[0] >= trust(noise, helpful, own, 1.0)[0]  # one label says little
+    assert trust(0 * noise, helpful, own, 1.0)[1] > 1.0  # means that tell the classes apart gain
+    assert trust(0 * noise, noise, own, 1.0)[1] == 1.0
+
+
+@given(seed=SEEDS, n=st.integers(1, 30), k=st.integers(2, 9), w=st.floats(0.01, 0.99), sharp=st.floats(0.3, 6))
+def test_calibration_keeps_the_order_and_gives_the_confidence_asked_for(
+    seed: int, n: int, k: int, w: float, sharp: float
+) -> None:
+    rng = np.random.default_rng(seed)
+    logits = rng.normal(size=(n, k)) * 1.5
+    y, z = (np.exp(x) / np.exp(x).sum(1, keepdims=True) for x in (logits, sharp * logits + rng.normal(size=(n, k)) / 4))
+    p = calibrated(z, y, w, NOTHING)
+    np.testing.assert_allclose(p.sum(1), 1, atol=1e-9)
+    np.testing.assert_array_equal(p.argsort(1), z.argsort(1))
+    q = y[np.arange(n), z.argmax(1)].mean()
+    target = 1 - (1 - q) ** (1 + (0.75 - w / 2) * (1 - 1 / n))
+    limits = [(z**power / (z**power).sum(1, keepdims=True)).max(1).mean() for power in (0.02, 5.0)]
+    assert p.max(1).mean() == pytest.approx(min(max(target, limits[0]), limits[1]), abs=2e-3)
+
+
+def test_confidence_is_near_the_accuracy() -> None:
+    for kind in ({"n_classes": 50, "effective_classes": 5}, {"n_classes": 10}):
+        gaps = []
+        for seed in range(8):
+            data = simulate(100, **kind, seed=seed)
+            found = TIDE().fit_predict(data.features, data.text)
+            gaps.append(found.confidence.mean() - (found.labels == data.labels).mean())
+        assert abs(np.mean(gaps)) < 0.1
+
+
+def left_out(seed: int) -> tuple[Any, Any]:
+    """Return a batch, and which samples are of one of the two classes that the text does not have."""
+    data = simulate(80, 30, effective_classes=8, seed=seed)
+    there = np.unique(data.labels)
+    kept = np.setdiff1d(np.arange(30), there[:2])
+    return (data.features, data.text[kept], data.text[there[:2]]), np.isin(data.labels, there[:2])
+
+
+def auroc(score: Any, positive: Any) -> float:
+    return float((np.sign(score[positive][:, None] - score[~positive][None, :]).mean() + 1) / 2)
+
+
+def test_samples_of_classes_that_are_left_out_score_higher_and_highest_with_their_names() -> None:
+    plain, named = [], []
+    for seed in range(6):
+        (features, text, names), out = left_out(seed)
+        plain.append(auroc(TIDE().fit_predict(features, text).unknown, out))
+        named.append(auroc(TIDE().fit_predict(features, text, negatives=names).unknown, out))
+    assert np.mean(plain) > 0.6
+    assert np.mean(named) > max(np.mean(plain), 0.8)
