@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -14,11 +13,11 @@ from moontide.simulate import Simulated, simulate
 
 
 def shots(labels: Any, each: int, seed: int) -> Any:
-    """Return labels of some samples of each class, -1 for the others."""
+    """Return labels of some samples of each class, -1 for the others; those of fewer are among those of more."""
     rng, known = np.random.default_rng(seed), np.full(len(labels), -1)
     for k in np.unique(labels):
         members = np.flatnonzero(labels == k)
-        known[rng.choice(members, min(each, len(members) - 1), replace=False)] = k
+        known[rng.permutation(members)[: min(each, len(members) - 1)]] = k
     return known
 
 
@@ -62,24 +61,21 @@ def test_labels_of_two_confused_classes_tell_them_apart() -> None:
     assert np.mean(gains) > 0.3
 
 
-def test_the_more_labels_the_better() -> None:
-    means = []
-    for each in (0, 2, 8):
-        right = []
-        for seed in range(4):
-            data = simulate(400, 20, seed=seed)
-            known, scored = shots(data.labels, each, seed), shots(data.labels, 8, seed) < 0
-            right.append(accuracy(TIDE().fit_predict(data.features, data.text, known=known).labels, data, scored))
-        means.append(np.mean(right))
-    assert means[0] < means[1] < means[2]
-
-
-@pytest.mark.parametrize("imbalance", [10, 50])
-def test_a_true_class_balance_helps_on_a_skewed_batch(imbalance: int) -> None:
+def test_labels_of_all_classes_help_with_the_other_samples() -> None:
     gains = []
-    for seed in range(6):
-        data = simulate(300, 20, imbalance=imbalance, seed=seed)
-        shares = np.bincount(data.labels, minlength=20)
+    for seed in range(4):
+        data = simulate(600, 100, seed=seed)
+        known = shots(data.labels, 4, seed)
+        plain, told = (TIDE().fit_predict(data.features, data.text, known=k).labels for k in (None, known))
+        gains.append(accuracy(told, data, known < 0) - accuracy(plain, data, known < 0))
+    assert np.mean(gains) > 0.005
+
+
+def test_a_true_class_balance_helps_on_a_skewed_batch() -> None:
+    gains = []
+    for seed in range(4):
+        data = simulate(400, 100, imbalance=10, seed=seed)
+        shares = np.bincount(data.labels, minlength=100)
         plain, told = (TIDE().fit_predict(data.features, data.text, class_prior=p).labels for p in (None, shares))
         gains.append(accuracy(told, data, slice(None)) - accuracy(plain, data, slice(None)))
     assert np.mean(gains) > 0.01
@@ -87,5 +83,5 @@ def test_a_true_class_balance_helps_on_a_skewed_batch(imbalance: int) -> None:
 
 def test_a_class_with_a_share_of_zero_is_not_predicted() -> None:
     data = simulate(100, 10, seed=0)
-    found = TIDE().fit_predict(data.features, data.text, class_prior=np.arange(10) > 4)
+    found = TIDE().fit_predict(data.features, data.text, class_prior=[0] * 5 + [1] * 5)
     assert set(found.labels) <= {5, 6, 7, 8, 9}

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import moontide
 from moontide import Stream, Task
-from moontide.methods.tide import TIDE, TIDEState
+from moontide.methods.tide import TIDE, TIDEState, remember
 from moontide.protocols import NONE
 from moontide.simulate import simulate
 from moontide.streams import load_state, run_stream, save_state
@@ -112,6 +112,19 @@ def test_labelled_samples_are_remembered_after_they_left_the_window() -> None:
     assert not np.allclose(with_them.probs, without.probs, atol=1e-3)
     wanted = method.solve(state, TASK.features[50:], None, None)
     np.testing.assert_allclose(with_them.probs, wanted.probs, atol=1e-9)
+
+
+@pytest.mark.parametrize("n", [10, 40])
+def test_labelled_samples_that_a_batch_leaves_no_room_for_are_of_the_past_at_once(n: int) -> None:
+    method = TIDE(memory=16)
+    state, _ = stepped(method, [0, 12], LABELS)
+    _, found = method.step(state, FEATURES[12 : 12 + n])
+    kept = max(16 - n, 0)  # of the labelled ones, those that are labelled together with the batch
+    first = 12 - kept
+    past = remember(method.start(TASK), TASK.features[:first], LABELS[:first])
+    known = np.where(np.arange(first, 12 + n) < 12, LABELS[first : 12 + n], -1)
+    wanted = method.solve(past, TASK.features[first : 12 + n], known, None)
+    np.testing.assert_allclose(found.probs, wanted.probs[kept:], atol=1e-9)
 
 
 @given(rows=st.sets(st.integers(0, 29), min_size=1, max_size=8))
