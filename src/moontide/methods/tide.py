@@ -65,7 +65,7 @@ REST = 0.01  # a class rests whose largest z_ik is below this share of n_k + a*,
 SAME = 1e-6  # how far features may differ and still be those of one sample
 TRUSTS = (1.0, 0.7, 0.5, 0.35, 0.25, 0.18)  # weights of the text, tried on known labels
 TEMPERS = (1.0, 0.7, 0.5, 0.35)  # factors of all logits at which those weights are compared
-RELUCTANCE = 2.0  # nats that a factor of e in the weight costs: a handful of labels changes little
+RELUCTANCE = (2.0, 8.0)  # nats that a factor of e of either costs: a handful of labels changes little
 
 
 @dataclass(frozen=True)
@@ -634,8 +634,8 @@ def trust(base: Array, cosine: Array, known: Array, sharpness: float) -> float:
     """Eq. 13: the weight of text, votes and prior, against that of class means, under which known labels are likeliest.
 
     Of each labelled sample, `base` and `cosine` (n, K) are as they would be without it. Round weights are tried, with a
-    penalty on leaving 1, so that few labels change little. Each is judged at the best of a few temperatures of the sum:
-    predictions that are only too sure would gain by any smaller weight.
+    penalty on leaving 1, so that few labels change little. Each is judged at the best of a few temperatures of the sum,
+    with a penalty as well: predictions that are only too sure would gain by any smaller weight.
 
     >>> import numpy as np
     >>> trust(np.asarray([[0.0, 9.0]]), np.asarray([[5.0, 0.0]]), np.asarray([0]), 1.0) < 1
@@ -646,7 +646,8 @@ def trust(base: Array, cosine: Array, known: Array, sharpness: float) -> float:
         logits = text * base + sharpness * cosine  # (n, K)
         for temper in TEMPERS:
             fit = float(xp.sum(xp.take_along_axis(log_softmax(temper * logits), known[:, None], axis=1)))
-            best = max(best, (fit - RELUCTANCE * math.log(text) ** 2, text))
+            fit -= RELUCTANCE[0] * math.log(text) ** 2 + RELUCTANCE[1] * math.log(temper) ** 2
+            best = max(best, (fit, text))
     return best[1]
 
 
