@@ -209,6 +209,7 @@ class Result:
     beta: Array | None = None  # (K,) share of the batch in each class mean; 0: the class is at its anchor
     details: Mapping[str, Any] = field(default_factory=dict)  # further arrays by name
     unknown: Array | None = None  # (N,) the higher, the less likely is any of the classes; for methods that tell
+    decided: Array | None = None  # (N,) labels, where probabilities are rounded after the decision
 
     @property
     def scores(self) -> Array:
@@ -218,7 +219,7 @@ class Result:
     @cached_property
     def labels(self) -> Array:
         """The predicted class of each sample, (N,)."""
-        return namespace(self.probs).argmax(self.scores, axis=1)
+        return self.decided if self.decided is not None else namespace(self.probs).argmax(self.scores, axis=1)
 
     @cached_property
     def zero_shot_labels(self) -> Array:

@@ -21,6 +21,8 @@ from numpy.typing import NDArray
 
 from moontide.core.arrays import as_real, to_numpy, unit_rows
 from moontide.core.memory import available_bytes, human
+from moontide.core.rows import LARGE
+from moontide.core.sums import unpack
 from moontide.engine.files import (
     Source,
     exists,
@@ -35,14 +37,12 @@ from moontide.engine.files import (
 )
 from moontide.engine.local import Engine, Local
 from moontide.engine.partition import quantiser, recall
-from moontide.engine.solvers import solver
-from moontide.engine.sums import unpack
+from moontide.engine.solvers import plan_of, solve_shards
 from moontide.engine.worker import Job
 from moontide.errors import FileError, MoontideError, ResourceError
 from moontide.protocols import Method
 from moontide.types import check_class_names, check_class_prior, check_negatives
 
-LARGE = 2**27  # N x K above which assignments are in 16 bits
 SHARE = 0.7  # of the available memory that workers may take
 SHOWN = 20  # bad shards named in an error
 CHECKPOINT = "checkpoint"
@@ -87,7 +87,7 @@ class Journal:
             self.engine.close()
         self.engine = engine
 
-    def __call__(self, name: str, *given: Any) -> Any:
+    def __call__(self, verb: str, *given: Any) -> Any:
         """Call a method of all shards and add up."""
         self.number += 1
         path = f"{self.folder}/call-{self.number:04d}.safetensors"
@@ -96,10 +96,10 @@ class Journal:
         if known:
             said = unpack(read_tensors(path))
         else:
-            said = self.engine.run(self.number, name, *given)  # type: ignore[union-attr]
+            said = self.engine.run(self.number, verb, *given)  # type: ignore[union-attr]
             write_tensors(path, said.pack())
         self.ticks = self.number * self.parts
-        if name == "step":
+        if verb == "step":
             self._report_step(said.changed, None if known else time.perf_counter() - start)
         return said
 
@@ -148,8 +148,7 @@ def adapt_shards(
     ...     adapt_shards(f"{folder}/*.npy", np.eye(3), method("moon"), f"{folder}/out").counts
     array([2., 2., 2.])
     """
-    solve = solver(method.name).solve
-    plan = solver(method.name).plan(method)
+    plan = plan_of(method)
     paths = expand(pattern) if isinstance(pattern, str) else list(pattern)
     out = out.rstrip("/")
     outputs = tuple(f"{out}/{name}.parquet" for name in relative_names(paths))
@@ -185,7 +184,7 @@ def adapt_shards(
         found = recall(journal, checked.rows)
         if found is not None:
             report(f"graph: {graph}, {100 * found:.1f} % of the true nearest neighbours among all rows (on a sample)")
-        converged = bool(solve(method, journal, anchors, logit_scale, **given).converged)
+        converged = bool(solve_shards(method, journal, anchors, logit_scale, **given).converged)
         journal.calls = journal.number + 1 + bool(groups)  # it may have taken fewer than planned
         written = journal("write")
         if groups:

@@ -45,12 +45,12 @@ from moontide.core.arrays import (
     row_sums,
     unit_rows,
 )
-from moontide.core.graph import Graph, nearest_neighbours
+from moontide.core.graph import Graph, nearest_neighbours, neighbour_votes
 from moontide.core.memory import require_memory
-from moontide.core.ple import EPS, neighbour_votes
+from moontide.core.ple import EPS
 from moontide.core.progress import track
+from moontide.core.rows import NEIGHBOURS, check_graph
 from moontide.core.simplex import log_softmax, one_hot
-from moontide.core.smoothing import NEIGHBOURS, check_graph
 from moontide.options import option
 from moontide.protocols import GivenState, OnlineMethod, State, copy_array, given_inputs, given_shares, per_class
 from moontide.types import Result, Task
@@ -118,7 +118,7 @@ class TIDE(OnlineMethod):
         )
 
     def _fit(self, task: Task) -> Result:
-        check_graph(task, self.name, self.neighbours)
+        check_graph(task.graph, self.name, self.neighbours)
         if task.n * task.k > LARGE:
             if device_type(task.features) == "cpu" and task.known is None:
                 return self._fit_in_blocks(task)

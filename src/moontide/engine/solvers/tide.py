@@ -34,11 +34,11 @@ from moontide.core.arrays import (
 )
 from moontide.core.ple import EPS, entropy_weights, weighted_sums
 from moontide.core.progress import track
+from moontide.core.rows import Counted, Rows
 from moontide.core.simplex import log_softmax, softmax
+from moontide.core.sums import LARGER, Doubles, Sums
 from moontide.core.threads import in_threads
-from moontide.engine.rows import Counted, Rows
 from moontide.engine.solvers import Plan, Run
-from moontide.engine.sums import LARGER, Doubles, Sums
 from moontide.methods.tide import (
     NEWTON,
     STILL,
@@ -171,13 +171,13 @@ class Shard(Rows):
     """Some rows of a task for TIDE.
 
     >>> eye = np.eye(3, dtype=np.float32)
-    >>> Shard(TIDE(), eye, eye, 100.0).first_pass(None).counts
+    >>> Shard(TIDE(), eye, eye, 100.0).first(None).counts
     array([1., 1., 1.])
     """
 
     STATE: ClassVar[tuple[str, ...]] = (*Rows.STATE, "gamma", "unknown")
     COLUMNS: ClassVar[tuple[str, ...]] = (*Rows.COLUMNS, "unknown")
-    CHANGES: ClassVar[tuple[str, ...]] = ("first_pass", "step", "finish")
+    CHANGES: ClassVar[tuple[str, ...]] = ("first", "step", "finish")
 
     def __init__(self, *given: Any, **options: Any) -> None:
         super().__init__(*given, **options)
@@ -185,7 +185,7 @@ class Shard(Rows):
         self.gamma, self.unknown = self._empty(len(self.f)), self._empty(len(self.f))
         self.gamma[:] = 1
 
-    def first_pass(self, negatives: Floats | None) -> Predicted:  # type: ignore[override]
+    def first(self, negatives: Floats | None) -> Predicted:  # type: ignore[override]
         """Make the zero-shot predictions, and score how unlike all of the classes each sample is (Eq. 15)."""
         total, k = None, len(self.text)
         names = self.text[:0] if negatives is None else like(negatives, self.f)  # (G, d)
@@ -363,7 +363,7 @@ def solve(
     >>> solve(TIDE(), lambda name, *given: getattr(shard, name)(*given), eye, 100.0).converged
     True
     """
-    k, first = len(text), run("first_pass", negatives)
+    k, first = len(text), run("first", negatives)
     n = first.n
     scale = metric_of(first.square / n, Groups.of_sums(first.sums, first.counts, n), n).astype(text.dtype)  # (d,)
     found = run("compare", first.total.astype(text.dtype), n, scale)
