@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
-from moontide.core.arrays import Array, affine, class_counts, like, namespace, unit_rows
+from moontide.core.arrays import Array, affine, class_counts, like, namespace, row_dots, unit_rows
 from moontide.core.driver import Run, solve
 from moontide.core.gaussian import FLOOR, row_weights
 from moontide.core.ple import means, shrink, shrinkage
@@ -70,6 +70,8 @@ class StatARows(Rows):
 
     SCORES: ClassVar[int] = 1
 
+    around: tuple[Array, Array] | None = None
+
     def mean(self) -> Centre:
         """Add up the features."""
         found: Centre = self._add_up(lambda at: Centre(at.stop - at.start, self.f[at].sum(0)), "mean")
@@ -96,36 +98,52 @@ class StatARows(Rows):
         xp, k, before = namespace(self.f), len(self.text), self.labels
         scores = self._empty(len(self.f), k)  # (n, K)
         for at in self.blocks:
-            f = self.f[at] - centre  # (b, d)
+            f, square = self._centred(at, centre)  # (b, d), (b, d)
             scores[at] = affine(f, linear, offset)
-            scores[at] -= f**2 @ quadratic.T  # (b, K) or (b, 1)
+            scores[at] -= square @ quadratic.T  # (b, K) or (b, 1)
         new = self._empty(len(self.f), k, dtype=self.z.dtype)
         for _ in range(self.method.inner_iterations - 1):
             for at in self.blocks:
-                new[at] = self._narrow(self._assign(at, scores))
+                self._assign(at, scores, new)
             self.z, new = new, self.z
         labels = xp.empty_like(before)
 
         def block(at: slice) -> Moments:
-            p, f = self._assign(at, scores), self.f[at] - centre  # (b, K), (b, d)
-            p[p < TINY] = 0
-            new[at], labels[at] = self._narrow(p), xp.argmax(p, axis=1)
+            (f, square), p = self._centred(at, centre), self._assign(at, scores, new)  # (b, d), (b, d), (b, K)
+            p *= p >= TINY
+            labels[at] = xp.argmax(p, axis=1)
             counts = xp.astype(class_counts(labels[at], k), self.f.dtype)
-            return Moments(len(p), p.T @ f, p.T @ f**2, p.sum(0), counts, (labels[at] != before[at]).sum())
+            return Moments(len(p), p.T @ f, p.T @ square, p.sum(0), counts, (labels[at] != before[at]).sum())
 
         found: Moments = self._add_up(block, "iteration")
         self.z, self.labels = new, labels
         return found
 
-    def _assign(self, rows: slice, scores: Array) -> Array:
-        """Eq. update-z of some rows: softmax(scores + votes), (b, K)."""
+    def _centred(self, rows: slice, centre: Array) -> tuple[Array, Array]:
+        """Return some features around the mean, and their squares, (b, d) each; in memory they are kept."""
+        if not self.alone:
+            f = self.f[rows] - centre
+            return f, f**2
+        if self.around is None:
+            f = self.f - centre
+            self.around = f, f**2
+        return self.around
 
-        def part(at: slice) -> tuple[Array]:
+    def _assign(self, rows: slice, scores: Array, new: Array) -> Array:
+        """Eq. update-z of some rows, written to `new`: softmax(scores + votes), (b, K)."""
+        wide = new.dtype == self.f.dtype
+        p = new[rows] if wide else self._empty(rows.stop - rows.start, len(self.text))  # (b, K)
+
+        def part(at: slice) -> tuple[Any, ...]:
             logits = self._votes(at)
             logits += scores[at]
-            return (softmax_evidence_(logits)[0],)
+            p[at.start - rows.start : at.stop - rows.start] = softmax_evidence_(logits)[0]
+            return ()
 
-        return self._in_parts(part, rows)[0]
+        self._in_parts(part, rows)
+        if not wide:
+            new[rows] = self._narrow(p)
+        return p
 
 
 @dataclass(frozen=True)
@@ -214,6 +232,7 @@ class GaussianMixture:
         self.centre = mean.sums / mean.n  # (d,)
         first = run("first", self.centre)
         self.t = like(self.text, self.centre)
+        self.scaled_text = self.scale * self.t
         far = self.t - self.centre  # (K, d)
         anchor = (first.squares + first.soft @ far**2 - 2 * (far * first.sums).sum(0)) / first.n  # (1, d)
         self.anchor = namespace(anchor).clip(anchor, min=FLOOR / self.text.shape[1])
@@ -223,9 +242,11 @@ class GaussianMixture:
         """Fold zero-shot logits and the tempered Gaussian likelihood into f linear' - f^2 quadratic' + offset."""
         temper, away, spread = self.options.temper, classes.mu - self.centre, classes.spread
         scaled = away / spread  # (K, d)
-        linear = scaled / temper + self.scale * self.t  # (K, d)
-        inside = (away * scaled + namespace(spread).log(spread)).sum(1)  # (K,)
-        return self.centre, linear, 0.5 / (spread * temper), self.scale * (self.t @ self.centre) - inside / (2 * temper)
+        inside = row_dots(away, scaled) + namespace(spread).log(spread).sum(1)  # (K,)
+        offset = self.scale * (self.t @ self.centre) - inside / (2 * temper)  # (K,)
+        scaled /= temper
+        scaled += self.scaled_text
+        return self.centre, scaled, (0.5 / temper) / spread, offset
 
     def still(self, step: Moments) -> bool:
         """Run all iterations, as the published program does."""
