@@ -308,10 +308,10 @@ class PerBatch(OnlineMethod):
     def _step(self, state: S, x: Array, known: Array | None = None) -> tuple[S, Result]:
         features = x[:, 0] if "views" in self.needs else x
         extras = {"views": x} if "views" in self.needs else {}
-        task = Task(features, state.text, state.logit_scale, extras=extras, known=known)
+        task = Task.of_unit_rows(features, state.text, state.logit_scale, extras=extras, known=known)
         if isinstance(state, GivenState):
             negatives = state.negatives if len(state.negatives) else None
-            task = dataclasses.replace(task, class_prior=given_shares(state.class_prior), negatives=negatives)
+            task = task.trusted(class_prior=given_shares(state.class_prior), negatives=negatives)
         self.method.require(task)
         return state, self.method._fit(task)
 
