@@ -13,7 +13,6 @@ from moontide.core.backends import plain
 from moontide.core.driver import solve
 from moontide.core.graph import Graph, nearest_neighbours
 from moontide.core.mixture import First
-from moontide.engine.solvers import rows_of, solve_shards
 from moontide.methods import moon, tide
 from moontide.simulate import simulate
 
@@ -112,9 +111,9 @@ def test_torch_gives_what_numpy_gives(name: str) -> None:
     chosen = method(name)
     found = []
     for features in (DATA.features, torch.tensor(DATA.features)):
-        shard: Any = rows_of(chosen)(chosen, features, DATA.text, 100.0)
-        solution: Any = solve_shards(chosen, shard.call, DATA.text, 100.0)
-        again: Any = rows_of(chosen)(chosen, features, DATA.text, 100.0)
+        shard: Any = chosen.rows_type(chosen, features, DATA.text, 100.0)
+        solution: Any = solve(chosen.mixture(DATA.text, 100.0), shard.call)
+        again: Any = chosen.rows_type(chosen, features, DATA.text, 100.0)
         again.restore(shard.state())
         for column, values in shard.predictions().items():
             np.testing.assert_array_equal(again.predictions()[column], values)

@@ -37,7 +37,6 @@ from moontide.engine.files import (
     write_tensors,
     writing,
 )
-from moontide.engine.solvers import rows_of
 from moontide.errors import InputError, MoontideError
 from moontide.protocols import Method
 from moontide.store import parquet
@@ -66,6 +65,11 @@ class Job:
     device: str = "cpu"
 
     @property
+    def rows_type(self) -> type[Rows]:
+        """What holds the samples of the method."""
+        return self.method.rows_type or Rows
+
+    @property
     def parts(self) -> int:
         """The number of shards."""
         return len(self.groups or self.sources)
@@ -91,7 +95,7 @@ class Job:
         16000
         """
         k, d = map(int, self.text.shape)
-        scores = 4 * n * k * rows_of(self.method).SCORES
+        scores = 4 * n * k * self.rows_type.SCORES
         return max(8 * n * d, scores) + 8 * 4 * BLOCK_ENTRIES + 40 * k * d + PROCESS
 
 
@@ -198,7 +202,7 @@ class Worker:
 
     def gather(self, i: int, groups: tuple[int, ...]) -> Written:
         """Write the predictions of a source, whose rows are in many groups."""
-        names = rows_of(self.job.method).COLUMNS
+        names = self.job.rows_type.COLUMNS
         parts: dict[str, list[NDArray[Any]]] = {name: [] for name in ("rows", *names)}
         for shard, g in enumerate(groups):
             rows = read_tensors(self._path("piece", i), f"rows-{g}").get(f"rows-{g}")
@@ -233,7 +237,7 @@ class Worker:
         """Return a shard as it was after its last change."""
         if i in self.shards:
             return self.shards[i]
-        job, kind = self.job, rows_of(self.job.method)
+        job, kind = self.job, self.job.rows_type
         rows, kept = self._read(i)
         features = place(rows, None, job.device)
         path, graph = self._path("graph", i), None
