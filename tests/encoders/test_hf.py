@@ -83,7 +83,7 @@ def test_one_by_one_or_together_any_size(clip_folder: Path) -> None:
     np.testing.assert_allclose(rows[:5], np.concatenate([found.encode_images([one]) for one in images[:5]]), atol=1e-5)
     np.testing.assert_allclose(rows[:5], rows[-5:], atol=1e-5)
     assert found.encode_images([]).shape == (0, 16)
-    half = encoder(str(clip_folder), autocast=True)
+    half = encoder(str(clip_folder), precision="bfloat16")
     np.testing.assert_allclose(half.encode_images(images[:5]), rows[:5], atol=0.05)
 
 

@@ -187,7 +187,14 @@ def _from_images(
         run["negatives"] = embed_negatives(encoder, words, text.templates)
     with progress_bar("encoding", "images") as progress:
         return classify_images(
-            listing, text, encoder, encode_batch=choice.encode_batch, workers=choice.workers, progress=progress, **run
+            listing,
+            text,
+            encoder,
+            encode_batch=choice.encode_batch,
+            workers=choice.workers,
+            fast=choice.fast,
+            progress=progress,
+            **run,
         )
 
 
@@ -207,12 +214,10 @@ def _from_store(
     if names is None and (prompts != NO_PROMPT_CHOICE or (words is None and not _is_default(choice))):
         raise OptionError("Options of prompts and encoder have no effect on a store without '--classes'; add it.")
     words = _negatives(words, names or store.class_names)
-    if choice.encoder == NO_ENCODER_CHOICE.encoder:
-        choice = replace(choice, encoder=store.origin.encoder)
 
     @cache
     def encoder() -> Encoder:
-        made = choice.make()
+        made = choice.of_store(store.origin).make()
         check_maker(store, made)
         return made
 
