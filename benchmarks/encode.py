@@ -7,8 +7,8 @@ weights, which computes as much as a trained one. Each round runs the recipe, th
 after the other, so that all see the same machine. Speeds are steady ones, without the first tenth of the images; the
 start, of processes above all, is in the other column.
 
-The recipe is what a careful user writes: a Dataset that opens, converts, resizes and crops with Pillow and returns 8-bit
-pixels, a DataLoader with pinned memory, and the model in half precision on a GPU.
+The recipe is what a careful user writes: a Dataset that opens, converts, resizes and crops with Pillow and returns
+8-bit pixels, a DataLoader with pinned memory, and the model in half precision on a GPU.
 """
 
 from __future__ import annotations

@@ -154,7 +154,8 @@ def classify(
 ) -> Classified:
     """Label images with the class names that fit best, all of them together, or in batches of `batch_size`.
 
-    listing: what `list_images` found, or a list of Pillow images, arrays and paths. classes: what `embed_classes` made with the encoder. method: None is the default.
+    listing: what `list_images` found, or a list of Pillow images, arrays and paths. classes: what `embed_classes` made
+    with the encoder. method: None is the default.
     groups: the group of each image by its id; each is labelled on its own. known: the class numbers of images whose
     label is known, by id. class_prior, negatives: as in `fit_predict`. encode_batch, workers, fast: as for
     `encode_files`.

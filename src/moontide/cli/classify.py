@@ -38,7 +38,8 @@ if TYPE_CHECKING:
 
     from moontide.classify import Classified
     from moontide.encoders.base import Encoder
-    from moontide.encoders.sources import ImageFile, Listing
+    from moontide.encoders.places import ImageFile
+    from moontide.encoders.sources import Listing
     from moontide.store.features import FeatureStore
 
 

@@ -69,7 +69,7 @@ class EncoderChoice:
     ] = DEFAULT
     device: Annotated[Literal["cpu", "cuda"], Parameter(help="Where the encoder runs.")] = "cpu"
     precision: Annotated[
-        Literal["auto", "float32", "float16", "bfloat16"],
+        str,
         Parameter(
             help="What images are embedded in; auto is half precision on a GPU where it gives the same vectors (cosine "
             "0.9999), and float32 elsewhere."

@@ -209,7 +209,7 @@ class TorchEncoder(Encoder):
         return self.device != "cpu" and self.steps is not None and self.steps.resample in FILTERS
 
     @cached_property
-    def decodes_jpeg(self) -> bool:  # type: ignore[override]
+    def decodes_jpeg(self) -> bool:
         """Whether torchvision can decode JPEG files on this GPU."""
         return self.resizes and nvjpeg.works(self.device)
 

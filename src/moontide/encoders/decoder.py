@@ -1,7 +1,7 @@
 """A process that decodes images for another: requests come in as lines of JSON, pixels go out through shared memory.
 
     in   {"slot_bytes": n, "steps": {...} or null, "resize": false, ...}     the first line, `Terms`
-         [number, slot, {"path": ...}]                                       an image, and the slot that its pixels go to
+         [number, slot, {"path": ...}]                                       an image, and the slot for its pixels
     out  ["ready"]
          [number, "pixels", [224, 224, 3], [read, decode, resize]]           in the slot, with the seconds it took
          [number, "image", [375, 500, 3], ...]                               the same, not resized

@@ -43,6 +43,8 @@ class ONNX(Encoder):
 ([Errno 2] No such file or directory: 'no-such-folder/moontide.json').
     """
 
+    steps: Steps
+
     def __init__(self, model: str = "", device: str = "cpu", precision: str = "auto") -> None:
         folder = Path(model).expanduser()
         if precision not in ("auto", "float32"):

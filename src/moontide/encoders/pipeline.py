@@ -153,7 +153,7 @@ def _launch(encoder: Encoder, part: list[Found], threads: ThreadPoolExecutor, to
     batch = [found for found in prepared if not isinstance(found, str)]
     told.copy += time.perf_counter() - start
     start = time.perf_counter()
-    wait = encoder.launch(batch) if batch else partial(np.zeros, (0, encoder.dim), np.float32)
+    wait = encoder.launch(batch) if batch else lambda: np.zeros((0, encoder.dim), dtype=np.float32)
     told.model += time.perf_counter() - start
     images = [one.image for one, found in pairs if not isinstance(found, str)]
     return _Batch(len(part), images, skipped, wait)
@@ -162,7 +162,7 @@ def _launch(encoder: Encoder, part: list[Found], threads: ThreadPoolExecutor, to
 def _prepare(encoder: Encoder, found: Found) -> Prepared:
     from PIL import Image
 
-    return encoder.prepare(Image.fromarray(found.data))
+    return encoder.prepare(Image.fromarray(np.asarray(found.data)))
 
 
 def _finish(batch: _Batch, pool: Decoders, told: Seconds) -> Encoded:

@@ -1,4 +1,4 @@
-"""Where an image lies: a file, a member of an archive, a row of a table, a frame of a video, a URL, or this very program.
+"""Where an image lies: a file, a member of an archive, a row of a table, a frame of a video, a URL, or this program.
 
 An image is described to other processes as a JSON object (`describe`, `image_from`). What they cannot reach, or what is
 read best in its order, goes along as bytes (`inline`).

@@ -1,8 +1,8 @@
 """Processes that decode images for an encoder, in their order, through one piece of shared memory.
 
 The memory is a ring of slots, one an image. As many images are in work as there are slots; who takes them out of the
-ring says when their slots are free again (`release`). A process that dies, or that takes longer than `PATIENCE` over one
-image, is replaced and costs that image. None outlives this process: they end when their input does.
+ring says when their slots are free again (`release`). A process that dies, or that takes longer than `PATIENCE` over
+one image, is replaced and costs that image. None outlives this process: they end when their input does.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -50,7 +51,7 @@ class _Process:
     """A decoding process, and the images it has."""
 
     def __init__(self, terms: Terms) -> None:
-        self.errors = tempfile.TemporaryFile()
+        self.errors = tempfile.TemporaryFile()  # noqa: SIM115  (closed by `end`)
         self.process = subprocess.Popen(
             [sys.executable, "-c", "from moontide.encoders.decoder import main; main()"],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors,
@@ -66,11 +67,9 @@ class _Process:
         self.write(terms.write())
 
     def write(self, line: str) -> None:
-        try:
+        with suppress(OSError):  # it has died, which its output tells
             self.stdin.write((line + "\n").encode())
             self.stdin.flush()
-        except OSError:  # it has died, which its output tells
-            pass
 
     def lines(self) -> list[list[Any]] | None:
         """Return what it answered, or None when it has ended."""
@@ -90,10 +89,8 @@ class _Process:
         self.process.kill()
         self.process.wait()
         for handle in (self.stdin, self.stdout, self.errors):
-            try:
+            with suppress(OSError):  # a line that it did not take
                 handle.close()
-            except OSError:  # a line that it did not take
-                pass
 
 
 class Decoders:
@@ -138,9 +135,11 @@ class Decoders:
         return self._pixels
 
     def __enter__(self) -> Decoders:
+        """Return the pool."""
         return self
 
     def __exit__(self, *error: object) -> None:
+        """Free the shared memory."""
         self.close()
 
     def close(self) -> None:
@@ -206,10 +205,8 @@ class _Run:
         self._wake()
 
     def _wake(self) -> None:
-        try:
+        with suppress(OSError):  # it is full, so the thread wakes anyway; or the thread has ended
             os.write(self.wake_out, b"x")
-        except OSError:  # full, so it wakes anyway
-            pass
 
     def feed(self) -> None:
         """Hand out images and take in answers until all is done."""

@@ -10,9 +10,10 @@
     .tar            (webdataset) its members that are named like an image, read where they lie, never unpacked;
                     links are not followed
 
-A line of a list may be an http or https address where `allow_urls` says so. Paths in a list are relative to the folder of the list, or to `root`, and must stay in it; so must the members of an
-archive. What is an image by its name and cannot be used is named as skipped, with the reason. An image is known by its
-path, that of the folder as it was given with the rest after it; one that is named twice is taken once.
+A line of a list may be an http or https address where `allow_urls` says so. Paths in a list are relative to the folder
+of the list, or to `root`, and must stay in it; so must the members of an archive. What is an image by its name and
+cannot be used is named as skipped, with the reason. An image is known by its path, that of the folder as it was given
+with the rest after it; one that is named twice is taken once.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ def list_images(
 
 
 def as_listing(images: Iterable[Any]) -> Listing:
-    """Return Pillow images, arrays of 8 bits (H, W, 3) or (H, W), and paths as a listing; an image is called by its place.
+    """Return Pillow images, arrays of 8 bits (H, W, 3) or (H, W), and paths as a listing; ids are numbers.
 
     >>> import numpy as np
     >>> [image.id for image in as_listing([np.zeros((4, 5, 3), dtype=np.uint8)]).images]

@@ -1,8 +1,8 @@
 """Resize, crop and scale an image: the preprocessing of the usual models, as a few numbers that a file can hold.
 
-Resizing and cropping give 8-bit pixels, which is what decoders hand on; scaling to floats is left to the device that the
-model runs on. `on_device` resizes there too, by the arithmetic of Pillow: a filter over the columns, rounded to 8 bits,
-then one over the rows, rounded again.
+Resizing and cropping give 8-bit pixels, which is what decoders hand on; scaling to floats is left to the device that
+the model runs on. `on_device` resizes there too, by the arithmetic of Pillow: a filter over the columns, rounded to
+8 bits, then one over the rows, rounded again.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Steps:
         return max(0, min(3, int(np.log2(ratio)))) if ratio >= 1 else 0
 
     def on_device(self, images: torch.Tensor) -> torch.Tensor:
-        """Resize and crop images of one size on their device, (n, H, W, 3) of 8 bits -> (n, height, width, 3) of 8 bits.
+        """Resize and crop images of one size on their device, (n, H, W, 3) -> (n, height, width, 3), all of 8 bits.
 
         >>> import torch
         >>> from PIL import Image
@@ -131,7 +131,8 @@ class Steps:
         >>> Steps.parse(json.loads(steps.describe())) == steps
         True
         """
-        return Steps(**{k: tuple(v) if isinstance(v, list) else v for k, v in held.items()})
+        values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in held.items()}
+        return Steps(**values)
 
     def _resized(self, width: int, height: int) -> tuple[int, int]:
         if not isinstance(self.resize, int):

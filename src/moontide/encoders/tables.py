@@ -1,7 +1,7 @@
 """Images in a column of a table: .parquet files, and the .arrow files and folders that Hugging Face `datasets` writes.
 
-The column is `image`, or the only one that holds images: binary values, or structs {bytes, path} as `datasets` has them.
-Rows are read in their order, a few hundred at a time, and nothing of a struct but its bytes is ever used.
+The column is `image`, or the only one that holds images: binary values, or structs {bytes, path}, as `datasets` has.
+Rows are read in their order, a few at a time, and nothing of a struct but its bytes is ever used.
 """
 
 from __future__ import annotations

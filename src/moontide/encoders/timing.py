@@ -50,8 +50,8 @@ class Timing:
         idle = 100 * parts.wait / self.seconds
         return "\n".join(
             [
-                f"images     {self.images} in {self.seconds:.2f} s with the start, {self.skipped} skipped, in batches of "
-                f"{self.batch_size}",
+                f"images     {self.images} in {self.seconds:.2f} s with the start, {self.skipped} skipped, "
+                f"in batches of {self.batch_size}",
                 f"steady     {self.steady:.1f} images/s, {100 * self.share:.0f} % of the {self.model:.1f} images/s of "
                 "the model alone",
                 *rows,
@@ -69,7 +69,7 @@ def measure(
     fast: bool = False,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Timing:
-    """Encode images, keep nothing, and measure the pass and the model alone; the arguments are those of `encode_files`."""
+    """Encode images, keep nothing, and measure the pass and the model alone; arguments as those of `encode_files`."""
     batch = batch_size or encoder.batch_size
     parts, done, skipped = Seconds(), 0, 0
     encoder.precision  # noqa: B018  (is settled before the clock starts)

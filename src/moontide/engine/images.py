@@ -1,8 +1,9 @@
 """The image pass of `moontide encode` on Ray Data: the batches of one process, through many encoders, in their order.
 
-A row of the dataset is a piece of the list of images, a whole number of batches. Each worker, an actor, has an encoder,
-a GPU where there is one, and its share of the CPUs for the processes that decode images; it puts the batches of a piece through it as one process would; what comes back, in the order of the images, goes into
-the store in this process. So the store is the same, it goes on after a stop in the same way, and no more vectors are in
+A row of the dataset is a piece of the list of images, a whole number of batches. Each worker, an actor, is one unit of
+an encoder, a GPU where there is one, and its share of the CPUs for the processes that decode images. It puts the
+batches of a piece through the encoder as one process would; what comes back, in the order of the images, goes into the
+store in this process. So the store is the same, it goes on after a stop in the same way, and no more vectors are in
 memory than Ray Data lets wait. A worker that dies is replaced, and its pieces are encoded again.
 """
 
@@ -51,7 +52,11 @@ class Piecewise:
     def __call__(self, rows: Mapping[str, Sequence[str]]) -> Iterator[dict[str, list[Any]]]:
         """Encode the images of some pieces; each batch is a row: who is in it, who is not and why, and the vectors."""
         images = [image_from(one) for piece in rows["piece"] for one in json.loads(piece)]
-        told = {"batch_size": self.spec.batch_size, "workers": self.spec.decoders, "fast": self.spec.fast}
+        told: dict[str, Any] = {
+            "batch_size": self.spec.batch_size,
+            "workers": self.spec.decoders,
+            "fast": self.spec.fast,
+        }
         try:
             for found in encode_files(self.encoder, images, **told):
                 who = {"images": [image.id for image in found.images], "skipped": found.skipped}
