@@ -107,7 +107,7 @@ class Recipe(torch.utils.data.Dataset):  # type: ignore[misc]
 def run_recipe(encoder: RandomCLIP, images: list[ImageFile], batch: int) -> tuple[float, float]:
     """Return images per second in the steady state, and with the start."""
     device, half = encoder.device, torch.float16 if encoder.device == "cuda" else torch.float32
-    model = encoder._copy("float16" if device == "cuda" else "float32")
+    model = encoder._half if device == "cuda" else encoder.model
     mean, std = (torch.tensor(v, device=device, dtype=half)[:, None, None] for v in (MEAN, STD))
     workers = cores() if device == "cuda" else max(1, cores() // 2)
     begun = time.perf_counter()

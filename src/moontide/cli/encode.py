@@ -71,8 +71,8 @@ class EncoderChoice:
     precision: Annotated[
         str,
         Parameter(
-            help="What images are embedded in; auto is half precision on a GPU where it gives the same vectors (cosine "
-            "0.9999), and float32 elsewhere."
+            help="What images are embedded in: auto, float32, float16 or bfloat16. Auto is half precision on a GPU, and "
+            "bfloat16 on a CPU that multiplies in it, where vectors stay the same (cosine 0.9999), else float32."
         ),
     ] = "auto"
     fast: Annotated[

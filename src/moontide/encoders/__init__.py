@@ -55,7 +55,8 @@ def encoder(spec: str = DEFAULT, device: str = "cpu", precision: str = "auto") -
     """Make the encoder that `spec` names: KIND, KIND:MODEL, or a hub id or folder, which is for the kind `hf`.
 
     precision: that images are embedded in, "auto", "float32", "float16" or "bfloat16". "auto" is half precision on a
-    GPU where its vectors have a cosine of 0.9999 or more to those of float32, and float32 elsewhere.
+    GPU, and bfloat16 on a CPU that multiplies in it, where vectors of photographs have a cosine of 0.9999 or more to
+    those of float32; and float32 elsewhere.
 
     >>> encoder("hff:some/model")
     Traceback (most recent call last):

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 BILINEAR, BICUBIC = 2, 3  # Pillow's numbers
 FILTERS = {BILINEAR: 1.0, BICUBIC: 2.0}  # that `on_device` knows, with the pixels they reach to either side
 TOLERANCE = 1e-4  # of scaled pixels, for two preprocessings to be the same
-GAP = 3  # how many times too long the sides are after a JPEG was decoded at a part of its size
+GAP = 6  # how many times too long the sides are after a JPEG was decoded at a part of its size
 ROWS = 2**26  # numbers that are resized together on a device
 
 
@@ -72,11 +72,11 @@ class Steps:
         return high, wide, self._start(high, self.crop[0]), self._start(wide, self.crop[1])
 
     def least(self, width: int, height: int) -> int:
-        """Return how often the size of an image can be halved before it is resized, its sides 3 times too long still.
+        """Return how often the size of an image can be halved before it is resized, its sides 6 times too long still.
 
         >>> steps = Steps(224, (224, 224), 3, (0.5,) * 3, (0.5,) * 3)
         >>> steps.least(500, 375), steps.least(4000, 3000)
-        (0, 2)
+        (0, 1)
         """
         high, wide = self._resized(width, height)
         ratio = min(width / wide, height / high) / GAP

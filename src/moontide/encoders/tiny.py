@@ -78,7 +78,9 @@ class Tiny(TorchEncoder):
         except ImportError as error:
             raise missing_extra(str(error.name), "tiny", f"The encoder tiny ({TINY})") from None
         files = {part: _checked(*FILES[part]) for part in FILES}
-        self.device, self.asked = device, check_precision(precision)
+        check_precision(precision)
+        self.device = device
+        self.asked = "float32" if (precision, device) == ("auto", "cpu") else precision  # bfloat16 is too coarse for it
         self.visual = EfficientNet.from_name("efficientnet-lite2")
         self.visual.load_state_dict(torch.load(files["image"], weights_only=True))
         self.model = self.visual.eval().requires_grad_(False).to(device, memory_format=torch.channels_last)
