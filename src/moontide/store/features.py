@@ -18,6 +18,7 @@ import json
 import os
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -125,6 +126,7 @@ class FeatureStore:
                     f"{folder} holds features with another prompt, dataset or class list; give a new folder, or add "
                     "images to it with '--into', which keeps its own."
                 )
+            _sweep(folder)
             return found
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -343,6 +345,24 @@ def refuse_other_space(what: str, origin: Origin, other: Origin, remedy: str) ->
             told = "another preprocessing" if name == "preprocessing" else f"the {name.replace('_', ' ')} {value!r}"
             given = "" if name == "preprocessing" else f", and these have {theirs!r}"
             raise FileError(f"{what} holds features with {told}{given}; {remedy}.")
+
+
+def _sweep(folder: Path) -> None:
+    """Remove what processes that were killed had half written."""
+    for path in folder.glob(".*.tmp"):
+        with suppress(OSError, ValueError):
+            if not _alive(int(path.name.split(".")[-2])):
+                path.unlink()
+
+
+def _alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:  # it is another user's
+        return True
+    return True
 
 
 def about(metadata: dict[str, str]) -> dict[str, Any]:
