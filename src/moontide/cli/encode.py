@@ -71,7 +71,7 @@ class EncoderChoice:
     precision: Annotated[
         str,
         Parameter(
-            help="What images are embedded in: auto, float32, float16 or bfloat16. Auto is half precision on a GPU, and "
+            help="What images are embedded in: auto, float32, float16 or bfloat16. Auto is half precision on a GPU and "
             "bfloat16 on a CPU that multiplies in it, where vectors stay the same (cosine 0.9999), else float32."
         ),
     ] = "auto"

@@ -174,10 +174,15 @@ class TorchEncoder(Encoder):
         groups: dict[tuple[str, tuple[int, ...]], list[int]] = {}
         for i, one in enumerate(batch):
             groups.setdefault(next((name, tuple(array.shape)) for name, array in one.items()), []).append(i)
-        pixels = torch.empty((len(batch), *self.steps.crop, 3), dtype=torch.uint8, device=self.device)
+        parts = []
         for (name, _), rows in groups.items():
             some = self._stacked([batch[i][name] for i in rows])
-            pixels[rows] = some if name == "pixels" else self.steps.on_device(some)
+            parts.append(some if name == "pixels" else self.steps.on_device(some))
+        pixels = torch.cat(parts)  # (n, height, width, 3), one group after the other
+        if len(groups) > 1:
+            back = torch.empty(len(batch), dtype=torch.int64, pin_memory=self.device != "cpu")
+            back[[i for rows in groups.values() for i in rows]] = torch.arange(len(batch))
+            pixels = pixels[back.to(self.device, non_blocking=True)]
         return {"pixel_values": self.steps.scaled(pixels)}
 
     def _stacked(self, arrays: Sequence[Any]) -> torch.Tensor:
@@ -240,7 +245,7 @@ class TorchEncoder(Encoder):
 
     @cached_property
     def precision(self) -> str:  # type: ignore[override]
-        """The precision that images are embedded in: of those that are fast here, the first that is close to float32."""
+        """The precision that images are embedded in: of those that are fast here, the first close to float32."""
         if self.asked != "auto":
             return self.asked
         halves = ("float16", "bfloat16") if self.device != "cpu" else ("bfloat16",) if _fast_bfloat16() else ()

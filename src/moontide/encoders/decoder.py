@@ -20,6 +20,7 @@ import os
 import sys
 import time
 import warnings
+import zlib
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -46,7 +47,7 @@ class Terms:
     spill: str  # a folder
     steps: dict[str, Any] | None  # what the model wants, or None for an image as it is
     resize: bool  # here; else images that fit into a slot are handed on as they were decoded
-    jpeg: bool = False  # hand plain JPEG files on as they are
+    jpeg: float = 0.0  # the share of plain JPEG files that is handed on as it is, chosen by their ids
     nice: int = 0
 
     def write(self) -> str:
@@ -68,7 +69,8 @@ class Decoder:
             image = image_from(request)
             data = self._inline(slot, request) if "inline" in request else image.data()
             got = time.perf_counter()
-            if self.terms.jpeg and isinstance(data, bytes) and is_plain_jpeg(data):
+            chosen = zlib.crc32(image.id.encode()) < self.terms.jpeg * 2**32  # the same ones in every run
+            if chosen and isinstance(data, bytes) and is_plain_jpeg(data):
                 return self._put(number, slot, "jpeg", np.frombuffer(data, dtype=np.uint8), [got - start, 0.0, 0.0])
             picture = decode(data, self.steps) if isinstance(data, bytes) else data
             decoded = time.perf_counter()

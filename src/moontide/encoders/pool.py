@@ -98,6 +98,7 @@ class Decoders:
 
     workers: how many. batch: how many images are taken out of the ring together; it has four times as many slots.
     resize: whether the processes resize and crop by `steps`, too, which else the encoder does on its device.
+    jpeg: which share of plain JPEG files is handed on as it is.
 
     >>> with Decoders(None, workers=1, batch=1) as pool:
     ...     [(found.kind, found.data) for found in pool.decode([ImageFile("no.jpg", Path("no.jpg"))])]
@@ -105,7 +106,7 @@ class Decoders:
     """
 
     def __init__(
-        self, steps: Steps | None, *, workers: int, batch: int, resize: bool = True, jpeg: bool = False, nice: int = 0
+        self, steps: Steps | None, *, workers: int, batch: int, resize: bool = True, jpeg: float = 0.0, nice: int = 0
     ) -> None:
         self.workers = workers
         least = 0 if steps is None else steps.crop[0] * steps.crop[1] * 3

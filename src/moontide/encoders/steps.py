@@ -97,10 +97,8 @@ class Steps:
 
         n, height, width, _ = images.shape
         high, wide, top, left = self.frame(width, height)
-        columns, rows = (
-            torch.from_numpy(_weights(*sizes, self.resample)).to(images.device)
-            for sizes in ((width, wide, left, self.crop[1]), (height, high, top, self.crop[0]))
-        )
+        columns = _placed((width, wide, left, self.crop[1]), self.resample, images.device)  # (width, W)
+        rows = _placed((height, high, top, self.crop[0]), self.resample, images.device)  # (height, H)
         parts = []
         for some in images.split(max(1, ROWS // (height * width * 3))):
             across = _rounded(torch.einsum("nhwc,ow->nhoc", some.float(), columns))  # (n, H, crop, 3)
@@ -109,9 +107,7 @@ class Steps:
 
     def scaled(self, pixels: torch.Tensor) -> torch.Tensor:
         """Scale pixels on their device, (n, height, width, 3) of 8 bits -> (n, 3, height, width) of floats."""
-        import torch
-
-        mean, std = (torch.tensor(values, device=pixels.device)[:, None, None] for values in (self.mean, self.std))
+        mean, std = (_constants(values, pixels.device) for values in (self.mean, self.std))
         return (pixels.permute(0, 3, 1, 2).float() / 255 - mean) / std
 
     def equals(self, prepare: Callable[[Image], FloatArray], tolerance: float) -> bool:
@@ -146,6 +142,20 @@ class Steps:
 
 
 @lru_cache(maxsize=256)
+def _placed(sizes: tuple[int, int, int, int], resample: int, device: torch.device) -> torch.Tensor:
+    """Return `_weights` on a device; a copy each time would make the CPU wait for the GPU."""
+    import torch
+
+    return torch.from_numpy(_weights(*sizes, resample)).to(device)
+
+
+@lru_cache(maxsize=64)
+def _constants(values: tuple[float, float, float], device: torch.device) -> torch.Tensor:
+    import torch
+
+    return torch.tensor(values, device=device)[:, None, None]
+
+
 def _weights(length: int, resized: int, start: int, count: int, resample: int) -> FloatArray:
     """Return what each of `length` pixels in a row adds to `count` pixels, from `start`, of the resized row."""
     scale = length / resized
