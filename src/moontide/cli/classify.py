@@ -25,7 +25,9 @@ from moontide.cli.encode import (
     NO_ENCODER_CHOICE,
     NO_PROMPT_CHOICE,
     PROMPTS,
+    AllowUrls,
     EncoderChoice,
+    FrameStep,
     PromptChoice,
     Root,
     Strict,
@@ -49,7 +51,8 @@ def classify(
         Parameter(
             negative="",
             help="Images: folders, patterns such as 'photos/**/*.jpg', files, lists of paths (.txt, or the column "
-            "'path' of a .csv or .parquet), .tar archives; or one store that 'moontide encode' made.",
+            "'path' of a .csv or .parquet), .tar archives, .parquet and .arrow files or datasets with a column of "
+            "images, videos; or one store that 'moontide encode' made.",
         ),
     ],
     /,
@@ -76,6 +79,8 @@ def classify(
         ),
     ] = None,
     root: Root = None,
+    allow_urls: AllowUrls = False,
+    frame_step: FrameStep = 1.0,
     out: Annotated[
         Path | None,
         Parameter(help="Where to write the labels: a .csv, .jsonl or .parquet (else they are printed as CSV)."),
@@ -123,7 +128,7 @@ def classify(
     elif names is None:
         raise OptionError("'--classes' must say which names the images can get: a comma-separated list, or a file.")
     else:
-        listing = list_images(paths, root)
+        listing = list_images(paths, root, allow_urls=allow_urls, frame_step=frame_step)
         run |= _inputs(given, group_by, listing.images, names, paths, root)
         found = _from_images(listing, names, words, prompts, encoder, run)
     _show(found, out, report)
