@@ -29,7 +29,7 @@ def record(run, method, accuracy, **changes):
         "suite": "batch-64", "version": 1, "timing": False, "dataset": "imagenet", "backbone": "clip_vit_b16",
         "features": "f" * 64, "samples": 50000, "classes": 1000, "scenario": VERY_LOW, "run": run, "method": method,
         "options": {}, "label": None, "vary": None, "accuracy": accuracy, "zero_shot": 0.5, "n": 64,
-        "correct": round(64 * accuracy), "ece": 0.1, "seconds": 0.02, "environment": ENVIRONMENT,
+        "correct": round(64 * accuracy), "gaps": [6.4], "seconds": 0.02, "environment": ENVIRONMENT,
     }  # fmt: skip
     return {**made, **changes}
 
@@ -98,7 +98,8 @@ def test_numbers_printed_alike_share_their_rank(tmp_path):
 
 def test_further_measures(tmp_path):
     levels = [0.25, 0.5, 0.75, 1.0] * 5
-    records = [record(run, m, a, n=8 if a == 1 else 64, correct=8 if a == 1 else round(64 * a), seconds=a)
+    records = [record(run, m, a, n=8 if a == 1 else 64, correct=8 if a == 1 else round(64 * a), seconds=a,
+                      gaps=[8.0, -2.0] if run % 2 else [-4.0, -2.0])
                for run, a in enumerate(levels) for m in ("zero_shot", "moon")]  # fmt: skip
     write(tmp_path, records)
     (grid,) = measure_grids(collect(tmp_path).tables)
@@ -106,7 +107,7 @@ def test_further_measures(tmp_path):
     assert mean == pytest.approx(62.5)
     assert pooled == pytest.approx(100 * (16 + 32 + 48 + 8) / (3 * 64 + 8))
     assert tail == pytest.approx(25)  # the two worst of twenty runs
-    assert calibration == pytest.approx(10)
+    assert calibration == pytest.approx(100 * (abs(10 * 8 - 10 * 4) + 20 * 2) / (5 * (3 * 64 + 8)))  # of all together
     assert ms == pytest.approx(625)
 
 
@@ -131,8 +132,11 @@ def test_sweeps_and_runtime(tmp_path):
 
 
 def test_the_summary_is_over_datasets_and_scenarios(tmp_path):
-    scenarios = [VERY_LOW, LOW]
-    scenarios += [{**s, "batch_size": 1000, "id": s["id"].replace("64", "1000")} for s in scenarios]
+    names = {64: ("very_low", "low", "medium"), 1000: ("medium", "high", "very_high")}
+    scenarios = [
+        {"id": f"batch-{size}-{name}", "name": name, "setting": "batch", "batch_size": size}
+        for size in names for name in names[size]
+    ]  # fmt: skip
     sets = [(scenario, name) for scenario in scenarios for name in DATASETS]
     rng = np.random.default_rng(0)
     records = [
@@ -142,8 +146,8 @@ def test_the_summary_is_over_datasets_and_scenarios(tmp_path):
         for method, options in (("zero_shot", {}), ("moon", {}), ("moon", {"alpha": 1.0}))
     ]  # fmt: skip
     (grid,) = summary_grids(collect(write(tmp_path, records)).tables)
-    assert list(grid.headings) == ["batches of 64", "batches of 1000"]
-    for column, size in enumerate((64, 1000)):
+    assert list(grid.headings) == [f"batches of {n}, {what}" for n in (64, 1000) for what in ("ImageNet", "Avg.")]
+    for column, size in ((1, 64), (3, 1000)):
         own = [r["accuracy"] for r in records if (r["options"], r["scenario"]["batch_size"]) == ({"alpha": 1.0}, size)]
         ours = line(grid, "without alpha")
         printed = grid.blocks[0][1][grid.blocks[0][1].index(ours) + 1]
@@ -186,14 +190,30 @@ def test_every_table_of_the_paper_can_be_looked_up():
     assert len({about.backbone for about, _ in cells}) == 8
     assert paper().cell(About.make({**b16, "scenario": "low"}, "zero_shot", {}), "dtd") == 43.5  # holds everywhere
     assert paper().cell(About.make({**b16, "scenario": "low"}, "moon", {"alpha": 1.0}), "dtd") is None
-    mean = paper().mean
-    assert mean(About.make({**b16, "scenario": "low"}, "moon", {})) == 73.1
-    assert mean(About.make({**b16, "scenario": "low"}, "zero_shot", {})) == 65.2
-    assert mean(About.make(b16, "moon", {"alpha": 1.0})) == 69.0  # ablation
-    assert mean(About.make({**b16, "scenario": "very_low"}, "moon", {"beta": "soft"})) == 75.3
-    assert mean(About.make({**b16, "scenario": "medium"}, "moon", {"confidence": "max"})) == 69.0  # lambda, mild
-    assert mean(About.make({**b16, "backbone": "siglip", "batch_size": 1000}, "moon", {})) == 85.1  # scaling
+
+    def mean(facts, *given):
+        return paper().average(About.make({**b16, **facts}, *given), DATASETS)
+
+    assert mean({"scenario": "low"}, "moon", {}) == 73.1
+    assert mean({"scenario": "low"}, "zero_shot", {}) == 65.2
+    assert mean({"scenario": "very_low"}, "moon", {"beta": "soft"}) == 75.3
+    assert mean({"scenario": "medium"}, "moon", {"confidence": "max"}) == 69.0  # lambda, mild
     assert paper().seconds[1000, "stata"] == 0.31
+
+
+def test_the_papers_means_over_scenarios_are_over_the_same_scenarios_and_datasets():
+    about = About("clip_vit_b16", "batch", 1000, None, "moon", "{}")
+    scenarios = [about._replace(scenario=name) for name in ("medium", "high", "very_high")]
+    assert paper().summary(scenarios, DATASETS) == 71.14  # as printed with the variants
+    assert paper().summary(scenarios[:2], DATASETS) == pytest.approx((72.9 + 71.3) / 2)
+    assert paper().summary(scenarios[:2], ["imagenet"]) == pytest.approx((81.6 + 81.8) / 2)
+    ablated = [one._replace(options='{"alpha": 1.0}') for one in scenarios]
+    assert paper().summary(ablated, DATASETS) == 68.9
+    assert paper().summary(ablated[:2], DATASETS) is None  # printed for all three together only
+    assert paper().summary(ablated, ["imagenet", "dtd"]) is None
+    scaled = [one._replace(backbone="siglip") for one in scenarios]
+    assert paper().summary(scaled, DATASETS) == 85.1
+    assert paper().summary(scaled, ["imagenet"]) == 91.3  # the scaling table's column
 
 
 class Outline(HTMLParser):

@@ -80,12 +80,15 @@ def identify(stem: str) -> tuple[str, str | None]:
 
     >>> identify("imagenet1k_vitb32"), identify("cifar10_vitb32"), identify("pets"), identify("clothing_tiny")
     (('imagenet', 'clip_vit_b32'), ('cifar10', 'clip_vit_b32'), ('oxford_pets', None), ('clothing_tiny', None))
+    >>> identify("imagenet_openclip_vitb16"), identify("imagenet_vitb16")
+    (('imagenet', 'openclip'), ('imagenet', 'clip_vit_b16'))
     """
-    for name, aliases in _backbones().items():
-        for alias in (name, *aliases):
-            if stem.lower().endswith(f"_{alias.lower()}"):
-                return canonical(stem[: -len(alias) - 1]), name
-    return canonical(stem), None
+    known = [(alias, name) for name, aliases in _backbones().items() for alias in (name, *aliases)]
+    found = [(alias, name) for alias, name in known if stem.lower().endswith(f"_{alias.lower()}")]
+    if not found:
+        return canonical(stem), None
+    alias, name = max(found, key=lambda pair: len(pair[0]))  # "openclip_vitb16" rather than "vitb16"
+    return canonical(stem[: -len(alias) - 1]), name
 
 
 def canonical(name: str) -> str:

@@ -18,7 +18,7 @@ from moontide.bench.records import Log, Record, environment, key, read_records
 from moontide.bench.suites import Entry, Scenario, Suite
 from moontide.core.arrays import to_numpy
 from moontide.errors import FileError, MoontideError, OptionError
-from moontide.metrics import IntArray, expected_calibration_error
+from moontide.metrics import IntArray, calibration_gaps
 from moontide.protocols import Method, as_online, samples
 from moontide.registry import method_type
 
@@ -118,7 +118,7 @@ def plan(suite: Suite, paths: Iterable[Path], done: set[Any], outcome: Outcome) 
                 able.append(number)
         for scenario in suite.scenarios:
             try:
-                scenario.batches(suite.name, pack.dataset, pack.labels, 0)
+                scenario.batches(pack.dataset, pack.labels, 0)
             except MoontideError as error:
                 outcome.skipped.append(f"{scenario.id} on {pack.dataset}: {error}")
                 continue
@@ -140,8 +140,9 @@ def _facts(suite: Suite, pack: Pack, scenario: Scenario, run: int, entry: Entry)
         "features": pack.hash,
         "samples": len(pack.labels),
         "classes": int(pack.text.shape[0]),
-        "scenario": scenario.facts(),
+        "scenario": {**scenario.facts(), "place": suite.scenarios.index(scenario)},
         "run": run,
+        "place": suite.entries.index(entry),
         "method": entry.name,
         "options": dict(entry.options),
         "label": entry.label,
@@ -162,7 +163,7 @@ class Worker:
         self.suite, self.out, self.about = suite, out, about
         self.log = Log(out, suite.name)
         self.pack = cache(read_pack)
-        self.warm: set[tuple[str, str, int]] = set()
+        self.warm: set[tuple[Any, ...]] = set()
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Go to another process as a worker that has done nothing yet."""
@@ -171,21 +172,23 @@ class Worker:
     def __call__(self, job: Job) -> tuple[int, list[str]]:
         """Run every method of a job on the same batches; return how many records were written, and what failed."""
         pack, scenario = self.pack(job.path), job.scenario
-        batches = scenario.batches(self.suite.name, pack.dataset, pack.labels, job.run)
+        batches = scenario.batches(pack.dataset, pack.labels, job.run)
         failed = []
         for number in job.entries:
             entry = self.suite.entries[number]
             try:
                 method = entry.build()
-                if self.suite.timing and (first := (pack.hash, scenario.id, number)) not in self.warm:
-                    score(method, pack, batches, scenario.setting)  # loads what the method imports and fills caches
+                # The first call of a process imports and compiles: no time of a run has that in it.
+                first = (number, scenario.setting, *((pack.hash, scenario.id) if self.suite.timing else ()))
+                if first not in self.warm:
+                    score(method, pack, batches if self.suite.timing else batches[:1], scenario.setting)
                     self.warm.add(first)
                 scores = score(method, pack, batches, scenario.setting)
             except Exception as error:  # a method that fails does not stop the others
                 failed.append(f"{entry.name} on {pack.dataset}, {scenario.id}: {error!r}")
                 continue
             facts = _facts(self.suite, pack, scenario, job.run, entry)
-            seed = [self.suite.name, pack.dataset, scenario.id, job.run]
+            seed = list(scenario.seed(pack.dataset, job.run))
             self.log.write({**facts, **scores, "seed": seed, "environment": self.about})
         return len(job.entries) - len(failed), failed
 
@@ -193,7 +196,8 @@ class Worker:
 def score(method: Method, pack: Pack, batches: Sequence[IntArray], setting: str) -> Record:
     """Run a method on the batches of one run, a fresh state at the start of a stream, and score what it says.
 
-    Accuracy is the mean over batches; `correct` of `n` is the pooled one. Seconds are those of the method alone.
+    Accuracy is the mean over batches; `correct` of `n` is the pooled one; `gaps` is what the calibration error of many
+    runs together is made of. Seconds are those of the method alone.
 
     >>> from moontide.registry import method
     >>> pack = Pack("toy", None, "", np.eye(3), np.eye(3), np.asarray([0, 1, 0]), 100.0)
@@ -226,7 +230,7 @@ def score(method: Method, pack: Pack, batches: Sequence[IntArray], setting: str)
         "zero_shot": round(float(np.mean(before)), 6),
         "n": int(pooled.size),
         "correct": int(pooled.sum()),
-        "ece": round(expected_calibration_error(pooled, np.ones_like(pooled), np.concatenate(confidence)), 6),
+        "gaps": calibration_gaps(pooled, np.concatenate(confidence)).round(6).tolist(),
         "seconds": round(seconds, 6),
     }
     return scores if setting == "batch" else {**scores, "batches": by_batch}

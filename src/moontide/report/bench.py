@@ -115,8 +115,9 @@ def _details(tables: Iterable[Table]) -> str:
             ]
             numbers = [
                 cell.accuracy.mean(), half_width(cell.accuracy), cell.gain.mean(), cell.pooled,
-                tail_accuracy(cell.accuracy), cell.calibration_error, cell.seconds, table.paper_value(row, column),
+                tail_accuracy(cell.accuracy), cell.calibration_error, cell.seconds,
+                table.paper_values(row, [[column]])[1][0],
             ]  # fmt: skip
-            shown = [None if number is None else round(float(number), 6) for number in numbers]
+            shown = [None if number is None or number != number else round(float(number), 6) for number in numbers]
             writer.writerow([*where, column, row.method, row.options, row.label, len(cell.records), *shown])
     return buffer.getvalue()
