@@ -1,8 +1,9 @@
 """What a benchmark runs on: feature files and feature stores, each one dataset seen by one backbone.
 
 The name of a file says both: "imagenet1k_vitb32.npz" is the dataset "imagenet" (an alias in `datasets/imagenet.toml`)
-under the backbone "clip_vit_b32" (`backbones.toml`). A name that no file knows stays as it is: "cifar10_vitb32" is
-"cifar10" under "clip_vit_b32", "clothing_tiny" is "clothing_tiny". A store says its dataset and its encoder itself.
+under the backbone "clip_vit_b32" (`backbones.toml`). It may end in the split, "dtd_vitb32_test.npz", and a number after
+the name says how many of its classes there are: "pets24" is of "oxford_pets". A name that no file knows stays as it is:
+"cifar10_vitb32" is "cifar10" under "clip_vit_b32". A store says its dataset and its encoder itself.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from moontide.store.files import read_task
 from moontide.types import Task
 
 KINDS = (".npz", ".safetensors")
+SPLITS = ("test", "val", "train")  # that the name of a file may end in
 
 
 @dataclass(frozen=True)
@@ -80,9 +82,11 @@ def identify(stem: str) -> tuple[str, str | None]:
 
     >>> identify("imagenet1k_vitb32"), identify("cifar10_vitb32"), identify("pets"), identify("clothing_tiny")
     (('imagenet', 'clip_vit_b32'), ('cifar10', 'clip_vit_b32'), ('oxford_pets', None), ('clothing_tiny', None))
-    >>> identify("imagenet_openclip_vitb16"), identify("imagenet_vitb16")
-    (('imagenet', 'openclip'), ('imagenet', 'clip_vit_b16'))
+    >>> identify("imagenet_openclip_vitb16"), identify("dtd_vitb16_test")
+    (('imagenet', 'openclip'), ('dtd', 'clip_vit_b16'))
     """
+    for split in SPLITS:
+        stem = stem.removesuffix(f"_{split}")
     known = [(alias, name) for name, aliases in _backbones().items() for alias in (name, *aliases)]
     found = [(alias, name) for alias, name in known if stem.lower().endswith(f"_{alias.lower()}")]
     if not found:
@@ -94,13 +98,15 @@ def identify(stem: str) -> tuple[str, str | None]:
 def canonical(name: str) -> str:
     """Return the paper's name of a dataset, or the name as it is.
 
-    >>> canonical("Food-101"), canonical("my-photos")
-    ('food101', 'my-photos')
+    >>> canonical("Food-101"), canonical("pets24"), canonical("my-photos")
+    ('food101', 'oxford_pets', 'my-photos')
     """
-    try:
-        return dataset(name).name
-    except UnknownNameError:
-        return name
+    for known in (name, name.rstrip("0123456789")):
+        try:
+            return dataset(known).name
+        except UnknownNameError:
+            continue
+    return name
 
 
 def _backbones() -> dict[str, list[str]]:

@@ -23,6 +23,7 @@ from moontide.protocols import Method, as_online, samples
 from moontide.registry import method_type
 
 Progress = Callable[[int, int], None]  # (done, of how many)
+Limit = Callable[[Pack, Scenario, Entry], int]  # the most runs of a method in a scenario on some features
 
 
 @dataclass(frozen=True)
@@ -55,9 +56,17 @@ class Outcome:
 
 
 def run_suite(
-    suite: Suite, data: str | Path, out: str | Path, *, jobs: int = 1, progress: Progress | None = None
+    suite: Suite,
+    data: str | Path,
+    out: str | Path,
+    *,
+    jobs: int = 1,
+    progress: Progress | None = None,
+    limit: Limit | None = None,
 ) -> Outcome:
     """Run what the folder `out` does not hold yet; interrupted at any moment, the next call goes on.
+
+    `limit` says how many of the runs of the suite a method does, for those that take too long; None: all of them.
 
     >>> import tempfile
     >>> from moontide.bench.suites import load_suite
@@ -83,7 +92,7 @@ def run_suite(
     except OSError as error:
         raise FileError(f"The results folder {out} cannot be made: {error.strerror}.") from error
     outcome = Outcome()
-    todo = plan(suite, paths, {key(record) for record in read_records(out)}, outcome)
+    todo = plan(suite, paths, {key(record) for record in read_records(out)}, outcome, limit)
     total = sum(len(job.entries) for job in todo)
     worker = Worker(suite, out, environment())
     for written, failed in map(worker, todo) if jobs == 1 else in_processes(worker, todo, jobs):
@@ -94,7 +103,9 @@ def run_suite(
     return outcome
 
 
-def plan(suite: Suite, paths: Iterable[Path], done: set[Any], outcome: Outcome) -> list[Job]:
+def plan(
+    suite: Suite, paths: Iterable[Path], done: set[Any], outcome: Outcome, limit: Limit | None = None
+) -> list[Job]:
     """List the jobs that are left; count in `outcome` what is done, and say what cannot be done.
 
     >>> from moontide.bench.suites import load_suite
@@ -122,10 +133,12 @@ def plan(suite: Suite, paths: Iterable[Path], done: set[Any], outcome: Outcome) 
             except MoontideError as error:
                 outcome.skipped.append(f"{scenario.id} on {pack.dataset}: {error}")
                 continue
+            most = {n: limit(pack, scenario, suite.entries[n]) if limit else scenario.runs for n in able}
             for run in range(scenario.runs):
-                known = {n: key(_facts(suite, pack, scenario, run, suite.entries[n])) in done for n in able}
+                wanted = [n for n in able if run < most[n]]
+                known = {n: key(_facts(suite, pack, scenario, run, suite.entries[n])) in done for n in wanted}
                 outcome.found += sum(known.values())
-                left = tuple(n for n in able if not known[n])
+                left = tuple(n for n in wanted if not known[n])
                 if left:
                     jobs.append(Job(path, scenario, run, left))
     return jobs

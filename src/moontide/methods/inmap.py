@@ -152,5 +152,3 @@ def proxies_in_span(f: Array, y: Array, text: Array, tau: float, step: float, it
         length = xp.clip(length, min=1e-12)
         s, a, near = s / length, a / length, near / length
     return s[:, None] * text + a.T @ f
-
-

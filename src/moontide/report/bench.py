@@ -21,7 +21,7 @@ from moontide.store.files import replacing
 
 DETAILS = (
     "suite", "version", "backbone", "setting", "batch_size", "scenario", "dataset", "method", "options", "label",
-    "runs", "accuracy", "half_interval", "gain", "pooled", "worst_tenth", "calibration_error", "median_seconds",
+    "vary", "runs", "accuracy", "half_interval", "gain", "pooled", "worst_tenth", "calibration_error", "median_seconds",
     "paper",
 )  # fmt: skip
 
@@ -53,7 +53,7 @@ def write_report(results: str | Path, out: str | Path) -> list[Path]:
         "report.html": page(sections, notes, made).encode(),
         "report.md": _markdown(sections, notes, made).encode(),
         "report.tex": _latex(sections).encode(),
-        "details.csv": _details(found.tables).encode(),
+        "details.csv": details(found.tables).encode(),
     }
     for part in (part for section in sections for part in section.parts):
         if isinstance(part, Grid):
@@ -97,8 +97,13 @@ def _latex(sections: Iterable[Section]) -> str:
     return "\n".join([*parts, r"\end{document}", ""])
 
 
-def _details(tables: Iterable[Table]) -> str:
-    """Return every cell with all that is known of it, one line each."""
+def details(tables: Iterable[Table]) -> str:
+    """Return every cell with all that is known of it, one line each, as CSV.
+
+    >>> from moontide.report.results import example
+    >>> details(example()).splitlines()[2]
+    'batch-64,1,clip_vit_b16,batch,64,very_low,imagenet,moon,{},,,4,75.0,0.0,25.0,75.0,75.0,10.0,0.075,82.8'
+    """
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
     writer.writerow(DETAILS)
@@ -119,5 +124,5 @@ def _details(tables: Iterable[Table]) -> str:
                 table.paper_values(row, [[column]])[1][0],
             ]  # fmt: skip
             shown = [None if number is None or number != number else round(float(number), 6) for number in numbers]
-            writer.writerow([*where, column, row.method, row.options, row.label, len(cell.records), *shown])
+            writer.writerow([*where, column, row.method, row.options, row.label, row.vary, len(cell.records), *shown])
     return buffer.getvalue()

@@ -179,7 +179,8 @@ def measure_grids(tables: Iterable[Table]) -> list[Grid]:
         if blocks:
             caption = (
                 "Accuracy in % as the mean over runs, pooled over all samples, and in the worst 10 % of runs; expected "
-                f"calibration error of all samples together, in points; median milliseconds of a run. Means over datasets, {place(group[0])}."
+                "calibration error of all samples together, in points; median milliseconds of a run. Means over "
+                f"datasets, {place(group[0])}."
             )
             grids.append(Grid(table_name(group[0], "measures"), caption, [name for name, _, _ in MEASURES], blocks))
     return grids
