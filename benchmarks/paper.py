@@ -55,6 +55,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--runs", type=int, help="the most runs of a scenario; default: the paper's")
     parser.add_argument("--seconds", type=float, help="of computing for each method on each scenario and pack")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes of one thread each")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="where methods run; cuda: one job")
     parser.add_argument("--out", type=Path, default=Path("results/paper"), help="records, read and continued")
     parser.add_argument("--estimate", action="store_true", help="stop after the first run of everything")
     parser.add_argument("--read", type=Path, help="a details.csv to make the tables from, instead of running")
@@ -132,20 +133,24 @@ def progress(name: str) -> Any:
     return show
 
 
+def options(args: argparse.Namespace, suite: Suite) -> dict[str, Any]:
+    jobs = 1 if suite.timing or args.device != "cpu" else args.jobs
+    return {"jobs": jobs, "progress": progress(suite.name), "device": args.device}
+
+
 def run(args: argparse.Namespace) -> Path:
     """Run what is asked for and is not there yet, and return the file that sums it up."""
     names = None if args.methods is None else args.methods.split(",")
     suites = [load_suite(name).choose(names).shorten(args.runs) for name in args.suites]
     for suite in suites:
-        jobs, shown = 1 if suite.timing else args.jobs, progress(suite.name)
-        tell(suite.name, run_suite(suite.shorten(1), args.data, folder_of(args.out, suite), jobs=jobs, progress=shown))
+        more = options(args, suite)
+        tell(suite.name, run_suite(suite.shorten(1), args.data, folder_of(args.out, suite), **more))
     print(estimate(suites, args.out, args.seconds, args.jobs), file=sys.stderr, flush=True)
     if not args.estimate:
         for suite in suites:
             folder = folder_of(args.out, suite)
             limit = limit_by(first_times(folder), suite, args.seconds)
-            jobs, shown = 1 if suite.timing else args.jobs, progress(suite.name)
-            tell(suite.name, run_suite(suite, args.data, folder, jobs=jobs, progress=shown, limit=limit))
+            tell(suite.name, run_suite(suite, args.data, folder, limit=limit, **options(args, suite)))
     path: Path = args.out / "details.csv"
     with replacing(path) as handle:
         folders = sorted(folder for folder in args.out.iterdir() if any(folder.glob("*.jsonl")))

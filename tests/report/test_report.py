@@ -103,7 +103,8 @@ def test_further_measures(tmp_path):
                for run, a in enumerate(levels) for m in ("zero_shot", "moon")]  # fmt: skip
     write(tmp_path, records)
     (grid,) = measure_grids(collect(tmp_path).tables)
-    mean, pooled, tail, calibration, ms = (n.value for n in line(grid, "MOON").numbers)
+    mean, pooled, top, tail, calibration, ms = (n and n.value for n in line(grid, "MOON").numbers)
+    assert top is None  # records of before
     assert mean == pytest.approx(62.5)
     assert pooled == pytest.approx(100 * (16 + 32 + 48 + 8) / (3 * 64 + 8))
     assert tail == pytest.approx(25)  # the two worst of twenty runs
@@ -126,8 +127,10 @@ def test_sweeps_and_runtime(tmp_path):
     assert [n.value for n in line(sweep, "MOON").numbers] == pytest.approx([61, 63, 70])
     (runtime,) = runtime_grids(tables)
     ours, theirs = runtime.blocks[0][1]
-    assert (ours.title, ours.numbers[0].value) == ("128 samples", pytest.approx(20))  # the median
-    assert theirs.numbers[0].value == 30
+    assert list(runtime.headings) == ["encoder", "MOON"]
+    assert (ours.title, ours.numbers[1].value) == ("128 samples", pytest.approx(20))  # the median
+    assert ours.numbers[0] is None
+    assert [number.value for number in theirs.numbers] == [8470, 30]
     assert accuracy_grids(tables) == []
 
 

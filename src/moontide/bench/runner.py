@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
-from functools import cache
+from dataclasses import dataclass, field, replace
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from moontide.metrics import IntArray, calibration_gaps
 from moontide.protocols import Method, as_online, samples
 from moontide.registry import method_type
 
+TOP = 5  # a label among so many of the most probable classes counts in `top5`
 Progress = Callable[[int, int], None]  # (done, of how many)
 Limit = Callable[[Pack, Scenario, Entry], int]  # the most runs of a method in a scenario on some features
 
@@ -63,10 +64,13 @@ def run_suite(
     jobs: int = 1,
     progress: Progress | None = None,
     limit: Limit | None = None,
+    device: str = "cpu",
+    encoder: str | None = None,
 ) -> Outcome:
     """Run what the folder `out` does not hold yet; interrupted at any moment, the next call goes on.
 
     `limit` says how many of the runs of the suite a method does, for those that take too long; None: all of them.
+    `device` is where methods run. `encoder` names the one that made the features of a store, for methods that adapt it.
 
     >>> import tempfile
     >>> from moontide.bench.suites import load_suite
@@ -84,17 +88,20 @@ def run_suite(
         raise OptionError(f"'jobs' must be at least 1. Got {jobs} instead.")
     if suite.timing and jobs > 1:
         raise OptionError(f"The suite {suite.name} measures time, so nothing may run beside it: leave 'jobs' at 1.")
+    if device != "cpu" and jobs > 1:
+        raise OptionError("A GPU is for one process: leave 'jobs' at 1, or 'device' at cpu.")
     for entry in suite.entries:
         entry.build()
     paths, out = find_data(data), Path(out)
+    source = Source(device, encoder)
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise FileError(f"The results folder {out} cannot be made: {error.strerror}.") from error
     outcome = Outcome()
-    todo = plan(suite, paths, {key(record) for record in read_records(out)}, outcome, limit)
+    todo = plan(suite, paths, {key(record) for record in read_records(out)}, outcome, limit, source)
     total = sum(len(job.entries) for job in todo)
-    worker = Worker(suite, out, environment())
+    worker = Worker(suite, out, environment(), source)
     for written, failed in map(worker, todo) if jobs == 1 else in_processes(worker, todo, jobs):
         outcome.written += written
         outcome.failed.update(failed)
@@ -103,8 +110,44 @@ def run_suite(
     return outcome
 
 
+@dataclass
+class Source:
+    """How packs are read: for which device, and with which encoder; every process makes its own.
+
+    >>> Source("cpu", None).read("missing.npz")
+    Traceback (most recent call last):
+        ...
+    moontide.errors.FileError: There is no file missing.npz.
+    """
+
+    device: str = "cpu"
+    encoder: str | None = None
+
+    def read(self, path: str | Path) -> Pack:
+        """Read a pack."""
+        return read_pack(path, self.made, self.device)
+
+    @cached_property
+    def made(self) -> Any:
+        """The encoder."""
+        if self.encoder is None:
+            return None
+        from moontide.encoders import encoder
+
+        return encoder(self.encoder, self.device)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Go to another process without the encoder."""
+        return Source, (self.device, self.encoder)
+
+
 def plan(
-    suite: Suite, paths: Iterable[Path], done: set[Any], outcome: Outcome, limit: Limit | None = None
+    suite: Suite,
+    paths: Iterable[Path],
+    done: set[Any],
+    outcome: Outcome,
+    limit: Limit | None = None,
+    source: Source | None = None,
 ) -> list[Job]:
     """List the jobs that are left; count in `outcome` what is done, and say what cannot be done.
 
@@ -113,10 +156,10 @@ def plan(
     >>> plan(load_suite("batch-64"), [Path("missing.npz")], set(), outcome), outcome.skipped
     ([], ['There is no file missing.npz.'])
     """
-    jobs = []
+    jobs, source = [], source or Source()
     for path in paths:
         try:
-            pack = read_pack(path)
+            pack = source.read(path)
         except MoontideError as error:
             outcome.skipped.append(str(error))
             continue
@@ -153,7 +196,7 @@ def _facts(suite: Suite, pack: Pack, scenario: Scenario, run: int, entry: Entry)
         "features": pack.hash,
         "samples": len(pack.labels),
         "classes": int(pack.text.shape[0]),
-        "scenario": {**scenario.facts(), "place": suite.scenarios.index(scenario)},
+        "scenario": {**scenario.facts(), "place": suite.scenarios.index(scenario), **_elsewhere(scenario, pack)},
         "run": run,
         "place": suite.entries.index(entry),
         "method": entry.name,
@@ -164,6 +207,11 @@ def _facts(suite: Suite, pack: Pack, scenario: Scenario, run: int, entry: Entry)
     }
 
 
+def _elsewhere(scenario: Scenario, pack: Pack) -> Record:
+    """Return what says that a run was not on the CPU: a scenario of its own."""
+    return {} if pack.device == "cpu" else {"id": f"{scenario.id}-{pack.device}", "device": pack.device}
+
+
 class Worker:
     """Does jobs and writes their records to a file of its own.
 
@@ -172,29 +220,31 @@ class Worker:
     'batch-64'
     """
 
-    def __init__(self, suite: Suite, out: Path, about: Record) -> None:
-        self.suite, self.out, self.about = suite, out, about
+    def __init__(self, suite: Suite, out: Path, about: Record, source: Source | None = None) -> None:
+        self.suite, self.out, self.about, self.source = suite, out, about, source or Source()
         self.log = Log(out, suite.name)
-        self.pack = cache(read_pack)
+        self.pack = cache(self.source.read)
         self.warm: set[tuple[Any, ...]] = set()
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Go to another process as a worker that has done nothing yet."""
-        return Worker, (self.suite, self.out, self.about)
+        return Worker, (self.suite, self.out, self.about, self.source)
 
     def __call__(self, job: Job) -> tuple[int, list[str]]:
         """Run every method of a job on the same batches; return how many records were written, and what failed."""
-        pack, scenario = self.pack(job.path), job.scenario
+        pack, scenario = replace(self.pack(job.path), confident_views=self.suite.confident_views), job.scenario
         batches = scenario.batches(pack.dataset, pack.labels, job.run)
         failed = []
+        forward = forward_seconds(pack, batches) if self.suite.timing and "encoder" in pack.extras else {}
         for number in job.entries:
             entry = self.suite.entries[number]
             try:
                 method = entry.build()
                 # The first call of a process imports and compiles: no time of a run has that in it.
-                first = (number, scenario.setting, *((pack.hash, scenario.id) if self.suite.timing else ()))
+                whole = self.suite.timing or pack.device != "cpu"  # a GPU does so for every shape
+                first = (number, scenario.setting, *((pack.hash, scenario.id) if whole else ()))
                 if first not in self.warm:
-                    score(method, pack, batches if self.suite.timing else batches[:1], scenario.setting)
+                    score(method, pack, batches if whole else batches[:1], scenario.setting)
                     self.warm.add(first)
                 scores = score(method, pack, batches, scenario.setting)
             except Exception as error:  # a method that fails does not stop the others
@@ -202,14 +252,27 @@ class Worker:
                 continue
             facts = _facts(self.suite, pack, scenario, job.run, entry)
             seed = list(scenario.seed(pack.dataset, job.run))
-            self.log.write({**facts, **scores, "seed": seed, "environment": self.about})
+            self.log.write({**facts, **scores, **forward, "seed": seed, "environment": self.about})
         return len(job.entries) - len(failed), failed
+
+
+def forward_seconds(pack: Pack, batches: Sequence[IntArray]) -> Record:
+    """Return how long the encoder takes for the images of a run, read and decoded before, and for the class texts."""
+    encoder, store = pack.extras["encoder"], pack.features
+    images = pack.extras["images"][np.concatenate(batches)]
+    prompts = [template.format(name) for name in store.class_names for template in store.origin.prompts]
+    encoder.encode_images(images[:1])  # loads and compiles
+    start = time.perf_counter()
+    encoder.encode_images(images)
+    encoder.encode_text(prompts)
+    return {"forward": round(time.perf_counter() - start, 6)}
 
 
 def score(method: Method, pack: Pack, batches: Sequence[IntArray], setting: str) -> Record:
     """Run a method on the batches of one run, a fresh state at the start of a stream, and score what it says.
 
-    Accuracy is the mean over batches; `correct` of `n` is the pooled one; `gaps` is what the calibration error of many
+    Accuracy is the mean over batches; `correct` of `n` is the pooled one, `top5` of `n` that of the five most probable
+    classes; `gaps` is what the calibration error of many
     runs together is made of. Seconds are those of the method alone.
 
     >>> from moontide.registry import method
@@ -220,9 +283,9 @@ def score(method: Method, pack: Pack, batches: Sequence[IntArray], setting: str)
     """
     solver = as_online(method)
     state: Any = None
-    seconds, hits, before, confidence = 0.0, [], [], []
+    seconds, hits, before, confidence, near = 0.0, [], [], [], 0
     for indices in batches:
-        task, labels = pack.task(indices), pack.labels[indices]
+        task, labels = pack.task(indices, method.needs), pack.labels[indices]
         start = time.perf_counter()
         if setting == "batch":
             result = method.fit_predict(task)
@@ -236,6 +299,8 @@ def score(method: Method, pack: Pack, batches: Sequence[IntArray], setting: str)
         hits.append(predicted == labels)
         before.append(float(np.mean(to_numpy(result.zero_shot_labels) == labels)))
         confidence.append(to_numpy(result.confidence))
+        probs = to_numpy(result.probs)  # (n, K)
+        near += int(((probs > probs[np.arange(len(labels)), labels][:, None]).sum(axis=1) < TOP).sum())
     pooled = np.concatenate(hits)
     by_batch = [round(float(np.mean(hit)), 6) for hit in hits]
     scores = {
@@ -243,6 +308,7 @@ def score(method: Method, pack: Pack, batches: Sequence[IntArray], setting: str)
         "zero_shot": round(float(np.mean(before)), 6),
         "n": int(pooled.size),
         "correct": int(pooled.sum()),
+        "top5": near,
         "gaps": calibration_gaps(pooled, np.concatenate(confidence)).round(6).tolist(),
         "seconds": round(seconds, 6),
     }

@@ -4,6 +4,7 @@
     title = "Batch adaptation, batches of 64"
     runs = 1000                                # of every scenario
     timing = false                             # true: seconds are what counts, so nothing runs beside a run
+    confident_views = 0.1                      # where there are views: features are the mean of the surest tenth
     include = ["batch-64", "online-128/low"]   # scenarios of other suites, all or one; their methods where it has none
     methods = ["zero_shot", "moon"]            # methods with their defaults
 
@@ -45,7 +46,7 @@ from moontide.protocols import Method
 from moontide.registry import method, method_names, method_type
 from moontide.samplers import BatchSampler, StreamSampler, rng_for
 
-_SUITE = {"version", "title", "runs", "timing", "include", "methods", "method", "scenario"}
+_SUITE = {"version", "title", "runs", "timing", "confident_views", "include", "methods", "method", "scenario"}
 _METHOD = {"name", "label", "preset", "options", "sweep"}
 
 
@@ -132,6 +133,7 @@ class Suite:
     scenarios: tuple[Scenario, ...]
     entries: tuple[Entry, ...]
     timing: bool = False
+    confident_views: float | None = None
 
     def choose(self, names: list[str] | None) -> Suite:
         """Return the suite with some of its methods, or others with their defaults; ["all"] is every method there is.
@@ -204,7 +206,10 @@ def _suite(name: str, table: dict[str, Any]) -> Suite:
     ids = [scenario.id for scenario in scenarios]
     if not entries or not ids or len(set(ids)) < len(ids):
         raise TypeError("a suite has at least one method, and scenarios that are all different")
-    return Suite(name, table["version"], table["title"], tuple(scenarios), tuple(entries), table.get("timing", False))
+    return Suite(
+        name, table["version"], table["title"], tuple(scenarios), tuple(entries), table.get("timing", False),
+        table.get("confident_views"),
+    )  # fmt: skip
 
 
 def _include(part: str) -> Suite:

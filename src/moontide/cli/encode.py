@@ -131,6 +131,10 @@ def encode(
             "'folders' of any folder that has one sub-folder a class."
         ),
     ] = None,
+    views: Annotated[
+        int | None,
+        Parameter(help="Encode so many augmented views of each image, too, for the method mta (its authors: 64)."),
+    ] = None,
     root: Root = None,
     shard_size: Annotated[int, Parameter(help="Images in a file of the store.")] = 1024,
     engine: Annotated[
@@ -147,7 +151,7 @@ def encode(
 
         moontide encode photos/ --out store/ --classes "tabby cat, golden retriever, espresso"
         moontide encode 'shards/*.tar' --out store/ --encoder google/siglip2-base-patch16-224 --device cuda
-        moontide encode data/ --dataset oxford_pets --out pets/ --encoder openclip:ViT-B-16/laion2b_s34b_b88k
+        moontide encode data/ --dataset oxford_pets --out pets/ --encoder openclip:ViT-B-16/laion2b_s34b_b88k --views 64
         moontide encode 'shards/*.tar' --out store/ --engine ray --address auto --device cuda
     """
     from moontide.encoders.pipeline import encode_to_store
@@ -187,6 +191,11 @@ def encode(
     skipped = [*skipped, *undecoded]
     for one in skipped:
         note(f"skipped {one.id}: {one.reason}")
+    if views is not None and store.n:
+        from moontide.store.views import add_views
+
+        with progress_bar("views", "images") as progress:
+            add_views(store, encoder, images, views, progress)
     if not store.n:
         raise InputError(f"None of the {len(skipped)} images can be used; see the reasons above.")
     new = store.n - before

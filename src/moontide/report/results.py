@@ -93,6 +93,12 @@ class Cell:
         return float(100 * self._column("correct").sum() / self._column("n").sum())
 
     @property
+    def top5(self) -> float:
+        """Share of all samples with the label among the five most probable, in percent; NaN for records without it."""
+        found = [record["top5"] for record in self.records if "top5" in record]
+        return float(100 * sum(found) / self._column("n").sum()) if len(found) == len(self.records) else float("nan")
+
+    @property
     def calibration_error(self) -> float:
         """Expected calibration error of the samples of all runs together, in points; NaN for records without it.
 
@@ -100,8 +106,8 @@ class Cell:
         >>> round(Cell(runs).calibration_error, 9)
         10.0
         """
-        gaps = [record.get("gaps") for record in self.records]
-        if None in gaps:
+        gaps = [record["gaps"] for record in self.records if "gaps" in record]
+        if len(gaps) < len(self.records):
             return float("nan")
         return float(100 * np.abs(np.sum(gaps, axis=0)).sum() / self._column("n").sum())
 
@@ -109,6 +115,12 @@ class Cell:
     def seconds(self) -> float:
         """Median seconds of a run."""
         return float(np.median(self._column("seconds")))
+
+    @property
+    def forward(self) -> float | None:
+        """Median seconds of the encoder for the images of a run and the class texts; None where it was not measured."""
+        found = [record["forward"] for record in self.records if "forward" in record]
+        return float(np.median(found)) if found else None
 
     def paired(self, other: Cell) -> Floats:
         """Return the differences of accuracy on the runs that both have."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
@@ -150,6 +151,7 @@ def _over_scenarios(group: Sequence[Table], rows: Iterable[Row], names: Sequence
 MEASURES: tuple[tuple[str, Callable[[Cell], float], int], ...] = (
     ("mean", lambda cell: float(cell.accuracy.mean()), 1),
     ("pooled", lambda cell: cell.pooled, 1),
+    ("top 5, pooled", lambda cell: cell.top5, 1),
     ("worst 10 %", lambda cell: tail_accuracy(cell.accuracy), 1),
     ("calibration error, pooled", lambda cell: cell.calibration_error, 1),
     ("ms a run", lambda cell: 1000 * cell.seconds, 1),
@@ -161,7 +163,7 @@ def measure_grids(tables: Iterable[Table]) -> list[Grid]:
 
     >>> from moontide.report.results import example
     >>> [grid.headings for grid in measure_grids(example())]
-    [['mean', 'pooled', 'worst 10 %', 'calibration error, pooled', 'ms a run']]
+    [['mean', 'pooled', 'top 5, pooled', 'worst 10 %', 'calibration error, pooled', 'ms a run']]
     """
     grids = []
     for group in grouped([t for t in tables if not t.timing], ("setting", "batch_size")):
@@ -172,15 +174,16 @@ def measure_grids(tables: Iterable[Table]) -> list[Grid]:
             for row in rows if len(rows) > 1 else []:
                 cells = table.mean_cells(row)
                 if cells:
-                    numbers = [Number(float(np.mean([f(c) for c in cells])), digits=d) for _, f, d in MEASURES]
+                    means = [(float(np.mean([f(c) for c in cells])), digits) for _, f, digits in MEASURES]
+                    numbers = [None if math.isnan(value) else Number(value, digits=d) for value, d in means]
                     lines.append(Line(row.title, numbers, "ours" if row.ours else "method"))
             if lines:
                 blocks.append((scenario_title(table), lines))
         if blocks:
             caption = (
-                "Accuracy in % as the mean over runs, pooled over all samples, and in the worst 10 % of runs; expected "
-                "calibration error of all samples together, in points; median milliseconds of a run. Means over "
-                f"datasets, {place(group[0])}."
+                "Accuracy in % as the mean over runs, pooled over all samples, the same with any of the five most "
+                "probable classes counted, and in the worst 10 % of runs; expected calibration error of all samples "
+                f"together, in points; median milliseconds of a run. Means over datasets, {place(group[0])}."
             )
             grids.append(Grid(table_name(group[0], "measures"), caption, [name for name, _, _ in MEASURES], blocks))
     return grids
@@ -215,6 +218,10 @@ def sweep_grids(tables: Iterable[Table]) -> list[Grid]:
     return grids
 
 
+def _milliseconds(seconds: float | None) -> Number | None:
+    return None if seconds is None else Number(1000 * seconds)
+
+
 def runtime_grids(tables: Iterable[Table]) -> list[Grid]:
     """Return median milliseconds of a run by batch size and method, with the paper's, which are of another machine.
 
@@ -229,15 +236,21 @@ def runtime_grids(tables: Iterable[Table]) -> list[Grid]:
             lines = []
             for table in group:
                 cells = [table.cells.get((row, column)) for row in rows]
-                n = next((cell.records[0]["n"] for cell in cells if cell), 0)
-                times = [None if cell is None else Number(1000 * cell.seconds) for cell in cells]
-                lines.append(Line(f"{n} samples", times))
-                size = table.scenario.get("batch_size", 0)
-                theirs = [paper().seconds.get((size, row.method)) if column == "imagenet" else None for row in rows]
+                first = next((cell for cell in cells if cell), None)
+                if first is None:
+                    continue
+                times = [first.forward, *(None if cell is None else cell.seconds for cell in cells)]
+                where = f", {table.scenario['device']}" if "device" in table.scenario else ""
+                lines.append(Line(f"{first.records[0]['n']} samples{where}", list(map(_milliseconds, times))))
+                size, methods = table.scenario.get("batch_size", 0), ["clip_forward", *(row.method for row in rows)]
+                theirs = [paper().seconds.get((size, name)) if column == "imagenet" else None for name in methods]
                 if any(theirs):
-                    shown = [None if s is None else Number(1000 * s) for s in theirs]
+                    shown = list(map(_milliseconds, theirs))
                     lines.append(Line(f"the paper at {size}, NVIDIA RTX 4090", shown, "paper"))
-            caption = f"Median milliseconds of a run on {column_title(column)}{of_backbone(group[0])}, graph included."
+            caption = (
+                f"Median milliseconds of a run on {column_title(column)}{of_backbone(group[0])}, graph included; the "
+                "encoder for the images of the batch and all class texts, where it was given."
+            )
             name = table_name(group[0], "median", column, sizes=False)
-            grids.append(Grid(name, caption, [row.title for row in rows], [("", lines)]))
+            grids.append(Grid(name, caption, ["encoder", *(row.title for row in rows)], [("", lines)]))
     return grids
