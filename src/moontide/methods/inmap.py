@@ -1,6 +1,6 @@
 """InMaP: class proxies among the images, learnt from balanced pseudo-labels.
 
-Q. Qian, Y. Xu and J. Hu, "Intra-Modal Proxy Learning for Zero-Shot Visual Categorization with CLIP", NeurIPS 2023.
+InMaP, NeurIPS 2023, after what its program (idstcv/InMaP) computes.
 
 Symbols:  f_i -> f[i]   t_k -> text[k]   Y -> y   w_k -> w[k]   tau_t -> 1 / logit_scale   tau_i -> tau
           alpha -> threshold   gamma -> gamma   eta -> step_size
@@ -46,7 +46,7 @@ class InMaP(Method):
     array([0, 1, 2])
     """
 
-    citation: ClassVar[str] = "Qian et al., NeurIPS 2023"
+    citation: ClassVar[str] = "InMaP, NeurIPS 2023"
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "gamma1": {"gamma": 1.0},
         "no_sinkhorn": {"sinkhorn_iterations": 0},
