@@ -38,7 +38,21 @@ def pages(rows: Sequence[Row]) -> dict[str, str]:
         make = by_dataset if suite in BY_DATASET else by_scenario if suite in BY_SCENARIO else by_value
         if suite in (*BY_DATASET, *BY_SCENARIO, *SWEEPS):
             found[suite] = f"{make(own)}\n\n{counts(own)}"
-    return found
+    return {"checklist": checklist(rows), **found}
+
+
+def checklist(rows: Sequence[Row]) -> str:
+    """Return MOON's mean over scenarios and data sets for every suite, and the paper's over the same."""
+    lines = []
+    for suite in dict.fromkeys(row["suite"] for row in rows):
+        own = [r for r in rows if (r["suite"], r["method"], r["options"], r["vary"]) == (suite, "moon", "{}", "")]
+        known = [row for row in own if row["dataset"] in DATASETS and row["paper"]]
+        if known:
+            ours, theirs = (float(np.mean([float(row[name]) for row in known])) for name in ("accuracy", "paper"))
+            plain = float(np.mean([float(row["gain"]) for row in known]))
+            lines.append([f"`{suite}`", len(known), theirs, ours, f"{ours - theirs:+.1f}", f"{plain:+.1f}"])
+    heads = ["suite", "cells", "the paper's MOON", "ours", "apart", "ours above zero-shot on the same batches"]
+    return table(heads, lines)
 
 
 def title(row: Row) -> str:

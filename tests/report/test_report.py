@@ -12,6 +12,7 @@ from moontide.bench.records import Log
 from moontide.errors import FileError
 from moontide.report.bench import write_report
 from moontide.report.paper import DATASETS, About, paper
+from moontide.report.plots import figures, read_curves
 from moontide.report.results import collect
 from moontide.report.tables import accuracy_grids, measure_grids, runtime_grids, summary_grids, sweep_grids
 
@@ -298,3 +299,27 @@ def test_names_are_escaped(tmp_path):
     assert "<script>" not in page
     assert "&lt;script&gt;" in page
     assert r"\& 100\%\_x" in (tmp_path / "report" / "report.tex").read_text(encoding="utf-8")
+
+
+def test_curves_of_ones_own_and_the_papers_number_stand_beside_a_sweep(tmp_path):
+    pytest.importorskip("matplotlib")
+    records = [record(0, "zero_shot", 0.5)]
+    records += [
+        record(0, "moon", 0.6 + v / 100, options={"iterations": v}, vary="iterations", suite="convergence")
+        for v in (1, 10)
+    ]
+    write(tmp_path, [{**r, "suite": "convergence"} for r in records])
+    path = tmp_path / "curves.csv"
+    lines = ["option,title,dataset,scenario,value,accuracy", *(f"iterations,Fig. 3,imagenet,,{x},{y}" for x, y in
+             ((1, 80), (10, 82)))]  # fmt: skip
+    path.write_text("\n".join(lines))
+    (curve,) = read_curves(path)
+    assert curve.points == [(1.0, 80.0), (10.0, 82.0)]
+    drawn = {f.name: f.svg for f in figures(collect(tmp_path).tables, [curve])}
+    name = "convergence-clip_vit_b16-iterations-curve"
+    with_both, without = drawn[name], {f.name: f.svg for f in figures(collect(tmp_path).tables)}[name]
+    assert b"Fig. 3" in with_both
+    assert b"the paper" in without  # its number at T = 10
+    path.write_text("option,title\niterations,x\n")
+    with pytest.raises(FileError, match="must have the columns option, title"):
+        read_curves(path)

@@ -105,6 +105,13 @@ def report(
     /,
     *,
     out: Annotated[Path | None, Parameter(help="The folder to write to; else 'report' in the results folder.")] = None,
+    curves: Annotated[
+        Path | None,
+        Parameter(
+            help="Curves to draw beside one's own, such as the paper's: a CSV file with the columns option, title, "
+            "dataset, scenario, value, accuracy; an empty dataset or scenario fits all."
+        ),
+    ] = None,
 ) -> None:
     """Write report.md, report.tex, report.html and CSV files from the results, and from nothing else.
 
@@ -114,7 +121,7 @@ def report(
     """
     from moontide.report.bench import write_report
 
-    for path in write_report(results, results / "report" if out is None else out):
+    for path in write_report(results, results / "report" if out is None else out, curves):
         note(f"wrote {path}")
 
 

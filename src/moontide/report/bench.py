@@ -12,7 +12,7 @@ from moontide.errors import FileError, MissingExtraError
 from moontide.metrics import tail_accuracy
 from moontide.report.grids import Grid
 from moontide.report.page import Section, page
-from moontide.report.plots import figures
+from moontide.report.plots import figures, read_curves
 from moontide.report.render import PREAMBLE, csv_text, latex, latex_text, markdown
 from moontide.report.results import Table, collect
 from moontide.report.stats import half_width
@@ -26,10 +26,10 @@ DETAILS = (
 )  # fmt: skip
 
 
-def write_report(results: str | Path, out: str | Path) -> list[Path]:
+def write_report(results: str | Path, out: str | Path, curves: str | Path | None = None) -> list[Path]:
     """Write report.md, report.tex, report.html, the figures and the tables as CSV; return the paths.
 
-    Without matplotlib the report has no figures and says so.
+    Without matplotlib the report has no figures and says so. `curves` is a CSV file of curves to draw beside one's own.
 
     >>> write_report("no-such-folder", "report")
     Traceback (most recent call last):
@@ -38,11 +38,12 @@ def write_report(results: str | Path, out: str | Path) -> list[Path]:
     """
     out = Path(out)
     found = collect(results)
+    beside = [] if curves is None else read_curves(Path(curves))
     notes, sections = list(found.notes), []
     for suite in dict.fromkeys(table.suite for table in found.tables):
         tables = [table for table in found.tables if table.suite == suite]
         try:
-            drawn = figures(tables)
+            drawn = figures(tables, beside)
         except MissingExtraError as error:
             drawn, notes = [], [*found.notes, str(error)]
         first = [grid for kind in (accuracy_grids, summary_grids, sweep_grids, runtime_grids) for grid in kind(tables)]
