@@ -17,8 +17,8 @@ import argparse
 import os
 import sys
 import time
-from collections import defaultdict
-from collections.abc import Iterable
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +27,10 @@ sys.path.insert(0, str(Path(__file__).parent))  # where `python -m benchmarks.pa
 from grid_parts.tables import check_page, write_page
 from paper_parts.pages import pages, read_details
 
-from moontide.bench.data import Pack
-from moontide.bench.records import Record, read_records
-from moontide.bench.runner import Limit, Outcome, run_suite
+from moontide.bench.data import Pack, find_data
+from moontide.bench.processes import in_processes
+from moontide.bench.records import Record, environment, key, read_records
+from moontide.bench.runner import Job, Limit, Outcome, Source, Worker, plan, run_suite
 from moontide.bench.suites import Entry, Scenario, Suite, load_suite
 from moontide.errors import MoontideError
 from moontide.options import json_safe
@@ -117,11 +118,6 @@ def estimate(suites: Iterable[Suite], out: Path, seconds: float | None, jobs: in
     return "\n".join(lines)
 
 
-def tell(suite: str, outcome: Outcome) -> None:
-    for line in [*outcome.skipped, *(f"failed {count} times: {reason}" for reason, count in outcome.failed.items())]:
-        print(f"{suite}: {line}", file=sys.stderr)
-
-
 def progress(name: str) -> Any:
     last = [time.monotonic()]
 
@@ -133,28 +129,62 @@ def progress(name: str) -> Any:
     return show
 
 
-def options(args: argparse.Namespace, suite: Suite) -> dict[str, Any]:
-    jobs = 1 if suite.timing or args.device != "cpu" else args.jobs
-    return {"jobs": jobs, "progress": progress(suite.name), "device": args.device}
+class Pool:
+    """The workers of all suites, for processes that take jobs of any of them."""
+
+    def __init__(self, workers: dict[str, Worker]) -> None:
+        self.workers = workers
+
+    def __call__(self, job: tuple[str, Job]) -> tuple[str, tuple[int, list[str]]]:
+        return job[0], self.workers[job[0]](job[1])
+
+
+def work(args: argparse.Namespace, suites: Sequence[Suite], limit: Callable[[Suite], Limit] | None = None) -> None:
+    """Do the runs that are missing, those with low numbers first: whenever it is stopped, all suites are as far."""
+    source, about, jobs, workers = Source(args.device), environment(), [], {}
+    for suite in suites:
+        folder, outcome = folder_of(args.out, suite), Outcome()
+        folder.mkdir(parents=True, exist_ok=True)
+        done = {key(record) for record in read_records(folder)}
+        todo = plan(suite, find_data(args.data), done, outcome, limit and limit(suite), source)
+        if not suite.timing:
+            jobs += [(suite.name, job) for job in todo]
+            workers[suite.name] = Worker(suite, folder, about, source)
+        elif todo:  # nothing may run beside it
+            run_suite(suite, args.data, folder, device=args.device, progress=progress(suite.name))
+        if limit is None:
+            print("".join(f"{suite.name}: {line}\n" for line in outcome.skipped), end="", file=sys.stderr)
+    jobs.sort(key=lambda pair: pair[1].run)
+    processes, pool, shown, failures = (
+        1 if args.device != "cpu" else args.jobs,
+        Pool(workers),
+        progress("all"),
+        Counter(),
+    )
+    answers: Any = map(pool, jobs) if processes == 1 else in_processes(pool, jobs, processes)
+    for number, (name, (_, failed)) in enumerate(answers, 1):
+        failures.update(f"{name}: {reason}" for reason in failed)
+        shown(number, len(jobs))
+    for reason, count in failures.items():
+        print(f"failed {count} times: {reason}", file=sys.stderr)
 
 
 def run(args: argparse.Namespace) -> Path:
-    """Run what is asked for and is not there yet, and return the file that sums it up."""
+    """Run what is asked for and is not there yet, and return the file that sums it up, also after an interrupt."""
     names = None if args.methods is None else args.methods.split(",")
     suites = [load_suite(name).choose(names).shorten(args.runs) for name in args.suites]
-    for suite in suites:
-        more = options(args, suite)
-        tell(suite.name, run_suite(suite.shorten(1), args.data, folder_of(args.out, suite), **more))
-    print(estimate(suites, args.out, args.seconds, args.jobs), file=sys.stderr, flush=True)
-    if not args.estimate:
-        for suite in suites:
-            folder = folder_of(args.out, suite)
-            limit = limit_by(first_times(folder), suite, args.seconds)
-            tell(suite.name, run_suite(suite, args.data, folder, limit=limit, **options(args, suite)))
-    path: Path = args.out / "details.csv"
-    with replacing(path) as handle:
+    try:
+        work(args, [suite.shorten(1) for suite in suites])
+        print(estimate(suites, args.out, args.seconds, args.jobs), file=sys.stderr, flush=True)
+        if not args.estimate:
+            times = {suite.name: first_times(folder_of(args.out, suite)) for suite in suites}
+            work(args, suites, lambda suite: limit_by(times[suite.name], suite, args.seconds))
+    finally:
+        path: Path = args.out / "details.csv"
         folders = sorted(folder for folder in args.out.iterdir() if any(folder.glob("*.jsonl")))
-        handle.write(details(table for folder in folders for table in collect(folder).tables).encode())
+        tables = [table for folder in folders for table in collect(folder).tables]
+        with replacing(path) as handle:
+            handle.write(details(tables).encode())
     return path
 
 

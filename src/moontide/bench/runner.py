@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -243,7 +244,7 @@ class Worker:
                 # The first call of a process imports and compiles: no time of a run has that in it.
                 whole = self.suite.timing or pack.device != "cpu"  # a GPU does so for every shape
                 first = (number, scenario.setting, *((pack.hash, scenario.id) if whole else ()))
-                if first not in self.warm:
+                if first not in self.warm and (whole or find_spec("numba")):
                     score(method, pack, batches if whole else batches[:1], scenario.setting)
                     self.warm.add(first)
                 scores = score(method, pack, batches, scenario.setting)
