@@ -114,7 +114,9 @@ def all_jobs(s: Settings) -> list[Job]:
         job
         for kind in report_all.KINDS
         for cell in report_all.cells_of(s.packs, kind)
-        for job in accuracy_jobs([cell], s.runs, report_all.titles(), runs=report_all.runs_of(cell, kind, s.runs))
+        for job in accuracy_jobs(
+            [cell], s.runs, report_all.titles_for(cell, s.packs), runs=report_all.runs_of(cell, kind, s.runs)
+        )
     ]
     streams = [StreamCell(pack.name, *report_all.STREAM) for pack in s.packs]
     return [*batches, *(Job("stream", cell, 0, report_all.on_streams()) for cell in streams)]

@@ -17,6 +17,9 @@ from moontide.report.results import TITLES
 MARGIN = 0.5  # points below zero-shot from where a method does harm
 STREAM = ("dirichlet 0.1", 16)  # order and batch size
 
+# Methods that take more than ten minutes for a batch of so many samples times classes: 2000 gradient steps of N K d.
+SLOW, SLOW_SIZE = ("inmap", "frolic"), 500_000
+
 # What a column is about: the title, and which cells of a pack it takes.
 KINDS: dict[str, Callable[[Cell], bool]] = {
     "few of 64": lambda cell: cell.size == 64 and cell.classes is not None and cell.few,
@@ -30,6 +33,13 @@ def titles() -> tuple[str, ...]:
     names = [name for name in method_names() if not method_type(name).needs]
     order = list(TITLES)
     return tuple(sorted(names, key=lambda name: order.index(name) if name in order else -1))
+
+
+def titles_for(cell: Cell, packs: Iterable[Pack]) -> tuple[str, ...]:
+    """Return the methods that are measured in a cell: all but those that would take too long."""
+    classes = next(len(pack.text) for pack in packs if pack.name == cell.pack)
+    large = cell.samples * classes > SLOW_SIZE
+    return tuple(title for title in titles() if not (large and title in SLOW))
 
 
 def on_streams() -> tuple[str, ...]:
@@ -65,10 +75,11 @@ def report(results: Results, packs: Sequence[Pack]) -> str:
     rows = []
     for title in titles():
         gaps = {cell: _average(results, cell, title) - plain[cell] for cell in plain}
+        gaps = {cell: gap for cell, gap in gaps.items() if not np.isnan(gap)}
         worst = min(gaps, key=lambda cell: gaps[cell])
         below = sum(gap < -MARGIN for gap in gaps.values())
         on = [float(np.mean(results.runs("stream", c, title))) for c in streams] if title in on_streams() else []
-        means = [mean(_average(results, cell, title) for cell in group) for group in groups.values()]
+        means = [float(np.mean([_average(results, cell, title) for cell in group])) for group in groups.values()]
         where = "–" if title == "zero_shot" else f"{gaps[worst]:+.1f} ({worst.pack}, {_kind(groups, worst)})"
         rows.append([TITLES.get(title, title), *means, mean(on), where, f"{below} of {len(gaps)}"])
     heads = ["method", *KINDS, "a stream", "worst cell against zero-shot", "cells with harm"]
@@ -76,6 +87,11 @@ def report(results: Results, packs: Sequence[Pack]) -> str:
     for kind, group in groups.items():
         own = [[TITLES.get(t, t), *(_average(results, cell, t) for cell in group)] for t in titles()]
         parts.append(f"**{kind}**\n\n" + table(["method", *(_head(cell) for cell in group)], own))
+    names = " and ".join(TITLES[title] for title in SLOW)
+    parts.append(
+        f"–: {names} are not measured where N K is above {SLOW_SIZE:,}, where a batch takes more than ten minutes, so "
+        "they have no mean there; in the column of streams, methods without a memory."
+    )
     return "\n\n".join(parts)
 
 
@@ -88,4 +104,6 @@ def _head(cell: Cell) -> str:
 
 
 def _average(results: Results, cell: Cell, title: str) -> float:
-    return float(np.mean(results.runs("accuracy", cell, title)))
+    """Return the mean accuracy, NaN where it was not measured."""
+    found = results.runs("accuracy", cell, title)
+    return float(np.mean(found)) if found else float("nan")
