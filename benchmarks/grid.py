@@ -119,7 +119,7 @@ def all_jobs(s: Settings) -> list[Job]:
         )
     ]
     streams = [StreamCell(pack.name, *report_all.STREAM) for pack in s.packs]
-    return [*batches, *(Job("stream", cell, 0, report_all.on_streams()) for cell in streams)]
+    return [*batches, *(Job("stream", cell, 0, report_all.on_streams(cell.pack, s.packs)) for cell in streams)]
 
 
 PARTS = {

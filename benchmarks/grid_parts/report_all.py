@@ -17,8 +17,9 @@ from moontide.report.results import TITLES
 MARGIN = 0.5  # points below zero-shot from where a method does harm
 STREAM = ("dirichlet 0.1", 16)  # order and batch size
 
-# Methods that take more than ten minutes for a batch of so many samples times classes: 2000 gradient steps of N K d.
-SLOW, SLOW_SIZE = ("inmap", "frolic"), 500_000
+# Methods that take minutes for a batch of all classes, or a stream, where there are so many classes: 2000 gradient steps
+# of N K d, and K matrices of d x d that change with every sample.
+SLOW, MANY = ("inmap", "frolic", "dota"), 500
 
 # What a column is about: the title, and which cells of a pack it takes.
 KINDS: dict[str, Callable[[Cell], bool]] = {
@@ -37,16 +38,19 @@ def titles() -> tuple[str, ...]:
 
 def titles_for(cell: Cell, packs: Iterable[Pack]) -> tuple[str, ...]:
     """Return the methods that are measured in a cell: all but those that would take too long."""
-    classes = next(len(pack.text) for pack in packs if pack.name == cell.pack)
-    large = cell.samples * classes > SLOW_SIZE
+    large = cell.samples > 64 and _classes(cell.pack, packs) >= MANY
     return tuple(title for title in titles() if not (large and title in SLOW))
 
 
-def on_streams() -> tuple[str, ...]:
-    """Return those that remember, and zero-shot and MOON, to see by how much that helps."""
-    return tuple(
-        name for name in titles() if issubclass(method_type(name), OnlineMethod) or name in ("zero_shot", "moon")
-    )
+def _classes(name: str, packs: Iterable[Pack]) -> int:
+    return next(len(pack.text) for pack in packs if pack.name == name)
+
+
+def on_streams(name: str, packs: Iterable[Pack]) -> tuple[str, ...]:
+    """Return those that remember, and zero-shot and MOON, to see by how much that helps; on a pack."""
+    large = _classes(name, packs) >= MANY
+    remembering = [t for t in titles() if issubclass(method_type(t), OnlineMethod) or t in ("zero_shot", "moon")]
+    return tuple(title for title in remembering if not (large and title in SLOW))
 
 
 def cells_of(packs: Iterable[Pack], kind: str) -> list[Cell]:
@@ -78,7 +82,8 @@ def report(results: Results, packs: Sequence[Pack]) -> str:
         gaps = {cell: gap for cell, gap in gaps.items() if not np.isnan(gap)}
         worst = min(gaps, key=lambda cell: gaps[cell])
         below = sum(gap < -MARGIN for gap in gaps.values())
-        on = [float(np.mean(results.runs("stream", c, title))) for c in streams] if title in on_streams() else []
+        every = all(title in on_streams(cell.pack, packs) for cell in streams)
+        on = [float(np.mean(results.runs("stream", cell, title))) for cell in streams] if every else []
         means = [float(np.mean([_average(results, cell, title) for cell in group])) for group in groups.values()]
         where = "–" if title == "zero_shot" else f"{gaps[worst]:+.1f} ({worst.pack}, {_kind(groups, worst)})"
         rows.append([TITLES.get(title, title), *means, mean(on), where, f"{below} of {len(gaps)}"])
@@ -87,10 +92,10 @@ def report(results: Results, packs: Sequence[Pack]) -> str:
     for kind, group in groups.items():
         own = [[TITLES.get(t, t), *(_average(results, cell, t) for cell in group)] for t in titles()]
         parts.append(f"**{kind}**\n\n" + table(["method", *(_head(cell) for cell in group)], own))
-    names = " and ".join(TITLES[title] for title in SLOW)
+    names = ", ".join(TITLES[title] for title in SLOW)
     parts.append(
-        f"–: {names} are not measured where N K is above {SLOW_SIZE:,}, where a batch takes more than ten minutes, so "
-        "they have no mean there; in the column of streams, methods without a memory."
+        f"–: {names} are not measured with all of {MANY} classes or more, where they take minutes for one batch, and so "
+        "have no mean there; in the column of streams, methods without a memory."
     )
     return "\n\n".join(parts)
 
