@@ -59,7 +59,9 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="where methods run; cuda: one job")
     parser.add_argument("--out", type=Path, default=Path("results/paper"), help="records, read and continued")
     parser.add_argument("--estimate", action="store_true", help="stop after the first run of everything")
-    parser.add_argument("--read", type=Path, help="a details.csv to make the tables from, instead of running")
+    parser.add_argument(
+        "--read", type=Path, nargs="+", help="files details.csv to make the tables from; nothing is run"
+    )
     parser.add_argument("--write", type=Path, help="a page whose marked parts are replaced")
     return parser.parse_args(argv)
 
@@ -191,7 +193,7 @@ def run(args: argparse.Namespace) -> Path:
 def main(argv: list[str] | None = None) -> Any:
     args = parse(argv)
     try:
-        found = pages(read_details(args.read or run(args)))
+        found = pages([row for path in args.read or [run(args)] for row in read_details(path)])
     except KeyboardInterrupt:
         print("\nStopped. What is finished is kept: the same command goes on from there.", file=sys.stderr)
         return 130

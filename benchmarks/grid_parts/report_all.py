@@ -17,7 +17,7 @@ from moontide.report.results import TITLES
 MARGIN = 0.5  # points below zero-shot from where a method does harm
 STREAM = ("dirichlet 0.1", 16)  # order and batch size
 
-# Methods that take minutes for a batch of all classes, or a stream, where there are so many classes: 2000 gradient steps
+# Methods that take minutes for a batch of all classes, or a stream, where there are so many: 2000 gradient steps
 # of N K d, and K matrices of d x d that change with every sample.
 SLOW, MANY = ("inmap", "frolic", "dota"), 500
 
@@ -94,7 +94,7 @@ def report(results: Results, packs: Sequence[Pack]) -> str:
         parts.append(f"**{kind}**\n\n" + table(["method", *(_head(cell) for cell in group)], own))
     names = ", ".join(TITLES[title] for title in SLOW)
     parts.append(
-        f"–: {names} are not measured with all of {MANY} classes or more, where they take minutes for one batch, and so "
+        f"–: {names} are not measured with all of {MANY} classes or more, where one batch takes them minutes, and so "
         "have no mean there; in the column of streams, methods without a memory."
     )
     return "\n\n".join(parts)
