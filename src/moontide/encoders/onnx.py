@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from moontide.encoders.base import Encoder, Prepared, TwoTowers
-from moontide.encoders.loading import saying
+from moontide.encoders.loading import onnx_runtime, saying
 from moontide.encoders.steps import Steps, probes
 from moontide.errors import FileError, InputError, OptionError, ResourceError, missing_extra
 
@@ -59,11 +59,12 @@ class ONNX(Encoder):
             self.logit_scale, self.logit_bias = float(held["logit_scale"]), float(held["logit_bias"])
             steps: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in held["steps"].items()}
             self.steps = Steps(**steps)
-            files = dict(held["files"])
+            files = {Path(name).name: digest for name, digest in held["files"].items()}
         try:
-            import onnxruntime
             import PIL  # noqa: F401
             from tokenizers import Tokenizer
+
+            onnxruntime = onnx_runtime()
         except ImportError as error:
             raise missing_extra(str(error.name), "onnx", f"The encoder onnx:{model}") from None
         provider = "CPUExecutionProvider" if device == "cpu" else "CUDAExecutionProvider"

@@ -28,7 +28,8 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, NamedTuple
 
 from moontide.encoders.images import MAX_BYTES, decode
-from moontide.errors import FileError, ImageError, missing_extra
+from moontide.errors import FileError, ImageError
+from moontide.store.files import read_parquet_column, reading
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -255,33 +256,16 @@ def _csv_rows(file: Path, columns: Sequence[str]) -> list[tuple[str, ...]]:
 
 
 def _parquet_rows(file: Path, columns: Sequence[str]) -> list[tuple[str, ...]]:
-    try:
-        import pyarrow as arrow
-        from pyarrow import parquet
-    except ImportError:
-        raise missing_extra("pyarrow", "parquet", "Reading .parquet files") from None
-    try:
-        names = parquet.read_schema(file).names
-        for column in columns:
-            if column not in names:
-                raise _no_column(file, column, names)
-        held = parquet.read_table(file, columns=list(columns)).select(list(columns)).to_pydict()
-        rows = zip(*held.values(), strict=True)
-        return [tuple("" if value is None else str(value) for value in row) for row in rows if row[0]]
-    except (arrow.ArrowException, OSError) as error:
-        if isinstance(error, FileError):
-            raise
-        raise FileError(f"{file} cannot be read as .parquet ({error}).") from error
+    rows = zip(*(read_parquet_column(file, column) for column in columns), strict=True)
+    return [tuple("" if value is None else str(value) for value in row) for row in rows if row[0]]
 
 
 _LISTS = {".txt": _text_lines, ".csv": _csv_rows, ".parquet": _parquet_rows}
 
 
 def _text(file: Path) -> str:
-    try:
+    with reading(file):
         return file.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise FileError(f"{file} cannot be read as UTF-8 text ({error}).") from error
 
 
 def _no_column(file: Path, column: str, names: Sequence[str]) -> FileError:

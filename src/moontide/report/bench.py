@@ -17,7 +17,7 @@ from moontide.report.render import PREAMBLE, csv_text, latex, latex_text, markdo
 from moontide.report.results import Table, collect
 from moontide.report.stats import half_width
 from moontide.report.tables import accuracy_grids, measure_grids, runtime_grids, summary_grids, sweep_grids
-from moontide.store.files import replacing
+from moontide.store.files import as_cell, replacing
 
 DETAILS = (
     "suite", "version", "backbone", "setting", "batch_size", "scenario", "dataset", "method", "options", "label",
@@ -118,5 +118,6 @@ def _details(tables: Iterable[Table]) -> str:
                 tail_accuracy(cell.accuracy), cell.calibration_error, cell.seconds, table.paper_value(row, column),
             ]  # fmt: skip
             shown = [None if number is None else round(float(number), 6) for number in numbers]
-            writer.writerow([*where, column, row.method, row.options, row.label, len(cell.records), *shown])
+            called = [column, row.method, row.options, row.label]
+            writer.writerow([as_cell(value) for value in (*where, *called, len(cell.records), *shown)])
     return buffer.getvalue()

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from html import escape
 
 from moontide.report.grids import AVERAGE, Grid, Number
+from moontide.store.files import as_cell
 
 PREAMBLE = r"""\documentclass{article}
 \usepackage[margin=2cm,landscape]{geometry}
@@ -22,7 +23,11 @@ PREAMBLE = r"""\documentclass{article}
 \newcommand{\within}[1]{{\tiny\,$\pm$#1}}
 \begin{document}
 """
-_LATEX = {"\\": r"\textbackslash{}", "ξ": r"$\xi$", "±": r"$\pm$", "–": "--", **{c: "\\" + c for c in "&%$#_{}"}}
+_LATEX = {
+    "\\": r"\textbackslash{}", "^": r"\textasciicircum{}", "~": r"\textasciitilde{}", "<": r"\textless{}",
+    ">": r"\textgreater{}", "|": r"\textbar{}", "ξ": r"$\xi$", "±": r"$\pm$", "–": "--",
+    **{c: "\\" + c for c in "&%$#_{}"},
+}  # fmt: skip
 
 
 def latex_text(text: str) -> str:
@@ -30,8 +35,10 @@ def latex_text(text: str) -> str:
 
     >>> latex_text("1–4 classes, 95 % of clip_rn50")
     '1--4 classes, 95 \\% of clip\\_rn50'
+    >>> latex_text("\\input{x}\n^^5c")
+    '\\textbackslash{}input\\{x\\} \\textasciicircum{}\\textasciicircum{}5c'
     """
-    return "".join(_LATEX.get(c, c) for c in text)
+    return "".join(_LATEX.get(c, c) for c in " ".join(text.split()))
 
 
 def signed(gain: float) -> tuple[str, str]:
@@ -127,11 +134,11 @@ def csv_text(grid: Grid) -> str:
     """
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow(["scenario", "kind", "method", *grid.headings])
+    writer.writerow(["scenario", "kind", "method", *map(as_cell, grid.headings)])
     for name, block in grid.blocks:
         for line in block:
             values = ["" if n is None else round(n.value, 6) for n in line.numbers]
-            writer.writerow([name, line.kind, line.title, *values])
+            writer.writerow([as_cell(text) for text in (name, line.kind, line.title)] + values)
     return buffer.getvalue()
 
 

@@ -16,6 +16,8 @@ import csv
 import io
 import json
 import os
+import re
+import stat
 import tempfile
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -37,6 +39,7 @@ from moontide.types import Task
 ARRAYS = ("image_features", "text_features", "view_features", "labels", "classnames", "logit_scale", "temperature")
 FEATURES = (".npz", ".npy", ".safetensors", ".parquet")
 PREDICTIONS = (".npz", ".csv", ".jsonl", ".parquet")
+FORMULA = re.compile(r"'*[=+\-@\t\r\n]")  # how text begins that a spreadsheet computes, or that is written like it
 UNNAMED = ""  # the name of the matrix in a file that holds only one
 
 AnyArray = npt.NDArray[Any]
@@ -169,10 +172,16 @@ def reading(path: Path) -> Iterator[None]:
         ...
     moontide.errors.FileError: There is no file no.csv.
     """
-    if not path.exists():
-        raise FileError(f"There is no file {path}.")
-    if path.is_dir():
+    try:
+        kind = os.stat(path).st_mode
+    except OSError as error:
+        missing = f"There is no file {path}."
+        reason = f"{path} cannot be read: {error.strerror}."
+        raise FileError(missing if isinstance(error, FileNotFoundError) else reason) from None
+    if stat.S_ISDIR(kind):
         raise FileError(f"{path} is a folder; give a file.")
+    if not (stat.S_ISREG(kind) or stat.S_ISFIFO(kind)):  # a device may never end
+        raise FileError(f"{path} is a device or a socket; give a file.")
     try:
         yield
     except MoontideError:
@@ -302,7 +311,8 @@ def read_labels(path: str | Path) -> AnyArray:
         return read_arrays(path).matrix("labels")
     lines = _read_lines(path)
     for number, line in enumerate(lines, 1):
-        if not line.strip().lstrip("-").isdecimal():
+        if not re.fullmatch(r"-?\d{1,18}", line.strip()):
+            line = f"{line[:40]}..." if len(line) > 43 else line
             raise FileError(f"{path} must have one class number a line. Got {line!r} in line {number} instead.")
     return np.asarray([int(line) for line in lines], dtype=np.int64)
 
@@ -325,15 +335,37 @@ def check_output(path: str | Path, kinds: Sequence[str] = PREDICTIONS) -> None:
         raise FileError(f"The output {path} must end in {', '.join(kinds)}. Got '{path.suffix}' instead.")
     if path.suffix == ".parquet":
         parquet_module("Writing")
-    if not path.parent.is_dir():
+    if not os.path.isdir(path.parent):
         raise FileError(f"The folder of the output {path} does not exist; create {path.parent} first.")
-    if path.is_dir() or (path.exists() and not os.access(path, os.W_OK)):
-        raise FileError(f"The output {path} cannot be written: it is {'a folder' if path.is_dir() else 'read-only'}.")
+    if reason := _why_not(path):
+        raise FileError(f"The output {path} cannot be written: {reason}.")
+
+
+def _why_not(path: Path) -> str | None:
+    """Say what keeps a file from being written, or None where nothing does."""
+    if os.path.realpath(path.parent) == "/dev":
+        return "its folder is for devices"
+    if os.path.isdir(path):
+        return "it is a folder"
+    if os.path.exists(path) and not os.path.isfile(path):
+        return "it is no regular file"
+    if os.path.exists(path) and not os.access(path, os.W_OK):
+        return "it is read-only"
+    try:
+        os.lstat(path.with_name(_temporary(path)))
+    except FileNotFoundError:
+        pass
+    except OSError as error:  # the name is too long
+        return error.strerror
     try:
         with tempfile.TemporaryFile(dir=path.parent):
-            pass
+            return None
     except OSError as error:
-        raise FileError(f"The output {path} cannot be written: {error.strerror}.") from error
+        return error.strerror
+
+
+def _temporary(path: Path) -> str:
+    return f".{path.name}.{os.getpid()}.tmp"
 
 
 @contextmanager
@@ -347,7 +379,7 @@ def replacing(path: str | Path) -> Iterator[BinaryIO]:
     ['a.txt']
     """
     path = Path(path)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = path.with_name(_temporary(path))
     try:
         with open(temporary, "wb") as handle:
             yield handle
@@ -372,8 +404,26 @@ def write_table(handle: BinaryIO, columns: Mapping[str, Sequence[Any]], kind: st
     if kind == ".csv":
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(columns)
-        writer.writerows(rows)
+        writer.writerows([as_cell(value) for value in row] for row in rows)
     else:
         for row in rows:
             text.write(json.dumps(dict(zip(columns, row, strict=True)), ensure_ascii=False, default=str) + "\n")
     text.detach()
+
+
+def as_cell(value: Any) -> Any:
+    """Return a value as a cell of a .csv: text that a spreadsheet would take for a formula gets a ' in front.
+
+    >>> as_cell("=HYPERLINK(A1)"), as_cell(-0.5), as_cell("cat")
+    ("'=HYPERLINK(A1)", -0.5, 'cat')
+    """
+    return f"'{value}" if isinstance(value, str) and FORMULA.match(value) else value
+
+
+def from_cell(text: str) -> str:
+    """Read a cell that `as_cell` wrote.
+
+    >>> from_cell("'=HYPERLINK(A1)"), from_cell("'tis")
+    ('=HYPERLINK(A1)', "'tis")
+    """
+    return text[1:] if text[:1] == "'" and FORMULA.match(text[1:]) else text
