@@ -14,33 +14,67 @@ BENCH = ("bench", "run", "batch-64", "--data", "{features}")
 LONG = "x" * 300
 
 WHOLE = [
-    (FILE, "--batch-size"), ((*FILE, *BATCHED), "--seed"), (SHARDS, "--workers"), (("stream", "{features}"), "--batch-size"),
-    (("compare", "{features}"), "--batch-size"), (PHOTOS, "--batch-size"), (PHOTOS, "--encode-batch"), (PHOTOS, "--workers"),
-    (ENCODE, "--shard-size"), (ENCODE, "--encode-batch"), (BENCH, "--runs"), (BENCH, "--jobs"), (("demo",), "--batches"),
+    (FILE, "--batch-size"),
+    ((*FILE, *BATCHED), "--seed"),
+    (SHARDS, "--workers"),
+    (("stream", "{features}"), "--batch-size"),
+    (("compare", "{features}"), "--batch-size"),
+    (PHOTOS, "--batch-size"),
+    (PHOTOS, "--encode-batch"),
+    (PHOTOS, "--workers"),
+    (ENCODE, "--shard-size"),
+    (ENCODE, "--encode-batch"),
+    (BENCH, "--runs"),
+    (BENCH, "--jobs"),
+    (("demo",), "--batches"),
     (("serve",), "--port"),
-]  # fmt: skip
+]
 NO_WHOLE = ["", " ", "many", "1.5", "1e3", "nan", "0x10", "1_000", "½", "-7", "9" * 19, "9" * 5000]
 
 CHOICES = [
-    (FILE, "--dtype"), (FILE, "--device"), (SHARDS, "--engine"), (SHARDS, "--graph"), (FILE, "--method"),
-    ((*FILE, "--method", "moon"), "--preset"), (FILE, "--set"), (PHOTOS, "--device"), (PHOTOS, "--template"),
-    (("serve",), "--fsync"), (("serve",), "--log-format"), (("serve", "--new-token", "a"), "--scope"),
-    (("serve", "--new-token", "a"), "--expires"), (BENCH, "--methods"), (("compare", "{features}"), "--methods"),
-]  # fmt: skip
+    (FILE, "--dtype"),
+    (FILE, "--device"),
+    (SHARDS, "--engine"),
+    (SHARDS, "--graph"),
+    (FILE, "--method"),
+    ((*FILE, "--method", "moon"), "--preset"),
+    (FILE, "--set"),
+    (PHOTOS, "--device"),
+    (PHOTOS, "--template"),
+    (("serve",), "--fsync"),
+    (("serve",), "--log-format"),
+    (("serve", "--new-token", "a"), "--scope"),
+    (("serve", "--new-token", "a"), "--expires"),
+    (BENCH, "--methods"),
+    (("compare", "{features}"), "--methods"),
+]
 NO_CHOICE = ["", "no-such", "CPU;", "\N{SNOWMAN}"]
 
 INPUTS = [
-    (("adapt",), None), (("stream",), None), (("compare", "--methods", "zero_shot"), None), (FILE, "--text"),
-    (FILE, "--labels"), (FILE, "--known"), (FILE, "--class-prior"), (FILE, "--negatives"),
-    (("stream", "{features}"), "--resume"), (PHOTOS, "--known"), (PHOTOS, "--class-prior"),
-    (("bench", "run", "batch-64"), "--data"), (("classify", "--classes", "cat,dog", "--encoder", "tiny"), None),
-]  # fmt: skip
+    (("adapt",), None),
+    (("stream",), None),
+    (("compare", "--methods", "zero_shot"), None),
+    (FILE, "--text"),
+    (FILE, "--labels"),
+    (FILE, "--known"),
+    (FILE, "--class-prior"),
+    (FILE, "--negatives"),
+    (("stream", "{features}"), "--resume"),
+    (PHOTOS, "--known"),
+    (PHOTOS, "--class-prior"),
+    (("bench", "run", "batch-64"), "--data"),
+    (("classify", "--classes", "cat,dog", "--encoder", "tiny"), None),
+]
 NO_INPUT = ["", "nowhere.npz", "loop.npz", LONG, "features.npz/x.npz", "locked/x.npz", "/dev/zero", "bad.npz"]
 
 OUTPUTS = [
-    (FILE, "--out"), (("stream", "{features}"), "--out"), (("stream", "{features}"), "--save-state"),
-    (("compare", "{features}", "--methods", "zero_shot"), "--out"), (PHOTOS, "--out"), (PHOTOS, "--report"),
-]  # fmt: skip
+    (FILE, "--out"),
+    (("stream", "{features}"), "--out"),
+    (("stream", "{features}"), "--save-state"),
+    (("compare", "{features}", "--methods", "zero_shot"), "--out"),
+    (PHOTOS, "--out"),
+    (PHOTOS, "--report"),
+]
 NO_OUTPUT = ["", "nowhere/x{}", "loop.npz/x{}", LONG + "{}", "features.npz/x{}", "/dev/full{}", "/proc/x{}", "x.pdf"]
 KIND = {"--save-state": ".safetensors", "--report": ".html"}
 
@@ -56,18 +90,46 @@ NO_FOLDER = ["", "features.npz/x", "loop.npz/x", "/proc/x/y", LONG]
 URLS = ["quux://x/*.npy", "s3://x/*.npy", "https://x/*.npy", "ftp://u:secret@x/*.npy", "simplecache::https://x/*.npy"]
 
 OTHERS = [
-    (*FILE, "--classes", LONG), (*FILE, "--classes", "loop.npz"), (*FILE, "--labels", "minus.txt"),
-    (*FILE, "--labels", "huge.txt"), (*FILE, "--logit-scale", "nan"), (*FILE, "--logit-scale", "inf"),
-    (*FILE, "--logit-scale", "0"), (*FILE, "--logit-scale", "1e999"), (*FILE, "--set", "=1"), (*FILE, "--set", "x"),
-    (*FILE, "--group-by", "nothing"), (*FILE, "--seed", "1"), (*FILE, "--allow-remote", "https"), (*FILE, "--workers", "2"),
-    (*FILE, "extra", "words"), (*FILE, "--no-such-flag"), ("no-such-command",), ("methods", "no-such"), ("adapt",),
-    ("methods", "moon", "stata"), ("bench", "run", "no-such-suite", "--data", "{features}"), ("bench", "run", "batch-64"),
-    ("bench", "report", "nowhere"), ("bench", "no-such"), ("serve", "--port", "65536"), ("serve", "--classes", "a,b"),
-    ("serve", "--samples", "photos"), ("serve", "--host", "no.such.host.invalid"), ("serve", "--revoke-token", "nobody"),
-    ("serve", "--scope", "read"), ("serve", "--host", "0.0.0.0", "--port", "0"), ("export",), ("export", "--out", "photos"),
-    ("encode", "{photos}"), ("encode", "nowhere", "--out", "store"), (*PHOTOS[:2],), ("classify", "nowhere/*.jpg", *PHOTOS[2:]),
-    ("serve", "--verify", "nowhere"), ("serve", "--new-token", "a", "--stream", "b", "--expires", "-1d"),
-]  # fmt: skip
+    (*FILE, "--classes", LONG),
+    (*FILE, "--classes", "loop.npz"),
+    (*FILE, "--labels", "minus.txt"),
+    (*FILE, "--labels", "huge.txt"),
+    (*FILE, "--logit-scale", "nan"),
+    (*FILE, "--logit-scale", "inf"),
+    (*FILE, "--logit-scale", "0"),
+    (*FILE, "--logit-scale", "1e999"),
+    (*FILE, "--set", "=1"),
+    (*FILE, "--set", "x"),
+    (*FILE, "--group-by", "nothing"),
+    (*FILE, "--seed", "1"),
+    (*FILE, "--allow-remote", "https"),
+    (*FILE, "--workers", "2"),
+    (*FILE, "extra", "words"),
+    (*FILE, "--no-such-flag"),
+    ("no-such-command",),
+    ("methods", "no-such"),
+    ("adapt",),
+    ("methods", "moon", "stata"),
+    ("bench", "run", "no-such-suite", "--data", "{features}"),
+    ("bench", "run", "batch-64"),
+    ("bench", "report", "nowhere"),
+    ("bench", "no-such"),
+    ("serve", "--port", "65536"),
+    ("serve", "--classes", "a,b"),
+    ("serve", "--samples", "photos"),
+    ("serve", "--host", "no.such.host.invalid"),
+    ("serve", "--revoke-token", "nobody"),
+    ("serve", "--scope", "read"),
+    ("serve", "--host", "0.0.0.0", "--port", "0"),
+    ("export",),
+    ("export", "--out", "photos"),
+    ("encode", "{photos}"),
+    ("encode", "nowhere", "--out", "store"),
+    (*PHOTOS[:2],),
+    ("classify", "nowhere/*.jpg", *PHOTOS[2:]),
+    ("serve", "--verify", "nowhere"),
+    ("serve", "--new-token", "a", "--stream", "b", "--expires", "-1d"),
+]
 
 
 def lines():

@@ -78,7 +78,7 @@ def _run(arguments: Sequence[str] | None) -> int:
         raise
     except UnicodeEncodeError as error:
         what = error.object[error.start : error.end]
-        return _fail(f"{ascii(what)} cannot be written in the character set of this locale; set PYTHONUTF8=1.", 2)
+        return _fail(f"{what!a} cannot be written in the character set of this locale; set PYTHONUTF8=1.", 2)
     except OSError as error:
         if error.errno is None:
             raise
@@ -103,18 +103,18 @@ def _open_outputs() -> None:
             os.dup2(null, number)
             if null != number:
                 os.close(null)
-            setattr(sys, name, open(number, "w", closefd=False, errors="backslashreplace"))
-        stream = getattr(sys, name)
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
+            setattr(sys, name, os.fdopen(number, "w", closefd=False))
+        output = getattr(sys, name)
+        if isinstance(output, io.TextIOWrapper):
+            output.reconfigure(errors="backslashreplace")
 
 
-def _drop_outputs(*streams: TextIO) -> None:
+def _drop_outputs(*outputs: TextIO) -> None:
     """Let what is still to be written go nowhere, so that the end of the program does not fail once more."""
     null = os.open(os.devnull, os.O_WRONLY)
-    for stream in streams or (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError):  # a stream without a number
-            os.dup2(null, stream.fileno())
+    for output in outputs or (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):  # one without a number
+            os.dup2(null, output.fileno())
     os.close(null)
 
 

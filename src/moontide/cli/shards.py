@@ -68,7 +68,7 @@ def is_many(features: str, cluster: Cluster) -> bool:
     )
     if not many and cluster != NO_CLUSTER:
         raise OptionError(
-            "'--address', '--workers', '--graph', '--skip-bad-rows' and '--allow-remote' are for shards; add '--engine'."
+            "'--address', '--workers', '--graph', '--skip-bad-rows', '--allow-remote' are for shards; add '--engine'."
         )
     if cluster.engine != "ray" and (cluster.address is not None or cluster.workers is not None):
         raise OptionError("'--address' and '--workers' have no effect without '--engine ray'.")

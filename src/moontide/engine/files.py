@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from moontide.errors import FileError, InputError, MoontideError, missing_extra
 from moontide.store.files import replacing
-from moontide.store.remote import HERE, HOPELESS, filesystem, open_file, protocols, retried, unreachable
+from moontide.store.remote import filesystem, on_its_way, open_file, retried, unreachable
 
 try:
     import fsspec
@@ -112,11 +112,11 @@ def reading(path: str) -> Iterator[Any]:
             yield handle
     except MoontideError:
         raise
-    except FileNotFoundError:
-        raise FileError(f"There is no file {path}.") from None
     except Exception as error:  # the parsers raise whatever they stumble over in a broken file
-        if set(protocols(path)) - HERE and not isinstance(error, HOPELESS):
-            raise unreachable(path, error) from error
+        if on_its_way(path, error):
+            raise unreachable(path, error.__cause__ or error) from error
+        if isinstance(error, FileNotFoundError):
+            raise FileError(f"There is no file {path}.") from None
         why = str(error).strip().partition("\n")[0].rstrip(".") or type(error).__name__
         raise FileError(f"{path} cannot be read; it is damaged, cut short or of another kind ({why}).") from error
 

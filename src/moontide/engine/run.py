@@ -140,8 +140,8 @@ def adapt_shards(
 
     `class_prior` (K,) and `negatives` (G, d) are for the methods that accept them, as in `Method.fit_predict`.
     `engine` is "local" or "ray" (at `address`, else started here, with `workers` actors, else one a CPU). With `graph`
-    "global" neighbours are found across shards. Besides s3://, gs:// and az://, only the protocols of `allow_remote` are
-    used. `memory` is what one worker may take, in bytes.
+    "global" neighbours are found across shards. Besides s3://, gs:// and az:// only the protocols of `allow_remote`
+    are used. `memory` is what one worker may take, in bytes.
 
     >>> import tempfile
     >>> from moontide import method

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from moontide.bench.toml import read_toml, toml_files
 from moontide.errors import FileError, MissingExtraError
@@ -17,7 +16,8 @@ from moontide.report.render import PREAMBLE, csv_text, latex, latex_text, markdo
 from moontide.report.results import Table, collect
 from moontide.report.stats import half_width
 from moontide.report.tables import accuracy_grids, measure_grids, runtime_grids, summary_grids, sweep_grids
-from moontide.store.files import as_cell, replacing
+from moontide.store.files import replacing
+from moontide.store.tables import csv_row
 
 DETAILS = (
     "suite", "version", "backbone", "setting", "batch_size", "scenario", "dataset", "method", "options", "label",
@@ -99,9 +99,7 @@ def _latex(sections: Iterable[Section]) -> str:
 
 def _details(tables: Iterable[Table]) -> str:
     """Return every cell with all that is known of it, one line each."""
-    buffer = io.StringIO()
-    writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow(DETAILS)
+    rows: list[list[Any]] = [list(DETAILS)]
     for table in tables:
         facts = table.scenario
         for (row, column), cell in table.cells.items():
@@ -118,6 +116,5 @@ def _details(tables: Iterable[Table]) -> str:
                 tail_accuracy(cell.accuracy), cell.calibration_error, cell.seconds, table.paper_value(row, column),
             ]  # fmt: skip
             shown = [None if number is None else round(float(number), 6) for number in numbers]
-            called = [column, row.method, row.options, row.label]
-            writer.writerow([as_cell(value) for value in (*where, *called, len(cell.records), *shown)])
-    return buffer.getvalue()
+            rows.append([*where, column, row.method, row.options, row.label, len(cell.records), *shown])
+    return "".join(map(csv_row, rows))

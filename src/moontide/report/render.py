@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Sequence
 from html import escape
+from typing import Any
 
 from moontide.report.grids import AVERAGE, Grid, Number
-from moontide.store.files import as_cell
+from moontide.store.tables import csv_row
 
 PREAMBLE = r"""\documentclass{article}
 \usepackage[margin=2cm,landscape]{geometry}
@@ -132,14 +131,12 @@ def csv_text(grid: Grid) -> str:
     low,method,MOON,81.25
     <BLANKLINE>
     """
-    buffer = io.StringIO()
-    writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow(["scenario", "kind", "method", *map(as_cell, grid.headings)])
+    rows: list[list[Any]] = [["scenario", "kind", "method", *grid.headings]]
     for name, block in grid.blocks:
         for line in block:
-            values = ["" if n is None else round(n.value, 6) for n in line.numbers]
-            writer.writerow([as_cell(text) for text in (name, line.kind, line.title)] + values)
-    return buffer.getvalue()
+            values = [None if n is None else round(n.value, 6) for n in line.numbers]
+            rows.append([name, line.kind, line.title, *values])
+    return "".join(map(csv_row, rows))
 
 
 def html(grid: Grid) -> str:

@@ -12,9 +12,6 @@ Nothing is unpickled. A file is written under a temporary name in its own folder
 
 from __future__ import annotations
 
-import csv
-import io
-import json
 import os
 import re
 import stat
@@ -39,7 +36,6 @@ from moontide.types import Task
 ARRAYS = ("image_features", "text_features", "view_features", "labels", "classnames", "logit_scale", "temperature")
 FEATURES = (".npz", ".npy", ".safetensors", ".parquet")
 PREDICTIONS = (".npz", ".csv", ".jsonl", ".parquet")
-FORMULA = re.compile(r"'*[=+\-@\t\r\n]")  # how text begins that a spreadsheet computes, or that is written like it
 UNNAMED = ""  # the name of the matrix in a file that holds only one
 
 AnyArray = npt.NDArray[Any]
@@ -389,41 +385,3 @@ def replacing(path: str | Path) -> Iterator[BinaryIO]:
     finally:
         with suppress(OSError):  # it is gone where all went well
             temporary.unlink()
-
-
-def write_table(handle: BinaryIO, columns: Mapping[str, Sequence[Any]], kind: str) -> None:
-    """Write named columns as .csv with a header, or as .jsonl.
-
-    >>> buffer = io.BytesIO()
-    >>> write_table(buffer, {"id": [0], "name": ["cat"]}, ".jsonl")
-    >>> buffer.getvalue()
-    b'{"id": 0, "name": "cat"}\\n'
-    """
-    text = io.TextIOWrapper(handle, encoding="utf-8", newline="")
-    rows = zip(*columns.values(), strict=True)
-    if kind == ".csv":
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(columns)
-        writer.writerows([as_cell(value) for value in row] for row in rows)
-    else:
-        for row in rows:
-            text.write(json.dumps(dict(zip(columns, row, strict=True)), ensure_ascii=False, default=str) + "\n")
-    text.detach()
-
-
-def as_cell(value: Any) -> Any:
-    """Return a value as a cell of a .csv: text that a spreadsheet would take for a formula gets a ' in front.
-
-    >>> as_cell("=HYPERLINK(A1)"), as_cell(-0.5), as_cell("cat")
-    ("'=HYPERLINK(A1)", -0.5, 'cat')
-    """
-    return f"'{value}" if isinstance(value, str) and FORMULA.match(value) else value
-
-
-def from_cell(text: str) -> str:
-    """Read a cell that `as_cell` wrote.
-
-    >>> from_cell("'=HYPERLINK(A1)"), from_cell("'tis")
-    ('=HYPERLINK(A1)', "'tis")
-    """
-    return text[1:] if text[:1] == "'" and FORMULA.match(text[1:]) else text

@@ -25,7 +25,8 @@ import numpy as np
 
 from moontide.errors import FileError, InputError
 from moontide.metrics import IntArray
-from moontide.store.files import AnyArray, from_cell, read_arrays, read_parquet_column, reading
+from moontide.store.files import AnyArray, read_arrays, read_parquet_column, reading
+from moontide.store.tables import from_cell
 
 KEYS = ("id", "path", "row")  # how a row of a file of known labels can name its sample
 FOLDER = "folder"  # groups by the folder of the id

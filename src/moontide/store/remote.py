@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from importlib import import_module
 from typing import Any, ParamSpec, TypeVar
 
-from moontide.errors import FileError, MissingExtraError, OptionError, missing_extra
+from moontide.errors import FileError, MissingExtraError, MoontideError, OptionError, missing_extra
 
 HERE = {"file", "local", "memory"}  # these reach nothing
 STORAGE = {"s3", "gs", "az"}
@@ -114,6 +114,20 @@ def open_file(path: str, mode: str = "rb") -> Any:
     return _fsspec().open(path, mode, **_limits(path))
 
 
+def on_its_way(path: str, error: Exception) -> bool:
+    """Tell whether a request for a file elsewhere has failed on its way, so that another may not.
+
+    >>> on_its_way("s3://b/a.npy", TimeoutError()), on_its_way("s3://b/a.npy", FileNotFoundError())
+    (True, False)
+    """
+    if not set(protocols(path)) - HERE:
+        return False
+    missing = isinstance(error, FileNotFoundError) and error.__cause__ is not None  # what fsspec makes of all errors
+    cause = error.__cause__ if missing else error
+    refused = 400 <= (getattr(cause, "status", None) or 0) < 500 and cause.status not in (408, 429)  # type: ignore[union-attr]
+    return not refused and not isinstance(cause, HOPELESS)
+
+
 def retried(function: Callable[P, T]) -> Callable[P, T]:
     """Let a function of a path try again where a request fails on its way; FileError in the end.
 
@@ -136,23 +150,25 @@ def retried(function: Callable[P, T]) -> Callable[P, T]:
         for wait in (*WAITS, None) if set(protocols(path)) - HERE else (None,):
             try:
                 return function(*args, **options)
-            except FileNotFoundError:
-                raise FileError(f"There is no file {path}.") from None
-            except FileError as error:
-                if wait is None or not isinstance(error, UnreachableError):
+            except UnreachableError:
+                if wait is None:
                     raise
+            except MoontideError:
+                raise
             except Exception as error:
-                if isinstance(error, HOPELESS) or not protocols(path):
+                if not on_its_way(path, error):
+                    if isinstance(error, FileNotFoundError):
+                        raise FileError(f"There is no file {path}.") from None
                     raise
                 if wait is None:
-                    raise unreachable(path, error) from error
+                    raise unreachable(path, error.__cause__ or error) from error
             time.sleep(wait)
         raise AssertionError("the last try returns or raises")
 
     return call
 
 
-def unreachable(path: str, error: Exception) -> UnreachableError:
+def unreachable(path: str, error: BaseException) -> UnreachableError:
     """Make the error for a request that failed on its way.
 
     >>> str(unreachable("s3://bucket/a.npy", TimeoutError("no answer")))
