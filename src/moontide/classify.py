@@ -37,8 +37,9 @@ from moontide.registry import DEFAULT
 from moontide.registry import method as make_method
 from moontide.report.gallery import leading, write_gallery
 from moontide.store.features import FeatureStore
-from moontide.store.files import check_output, place, replacing, write_table
+from moontide.store.files import check_output, place, replacing
 from moontide.store.predictions import more_columns, rounded
+from moontide.store.tables import write_table
 from moontide.types import Result, Task
 
 TABLES = (".csv", ".jsonl", ".parquet")

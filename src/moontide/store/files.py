@@ -16,10 +16,9 @@ scales or precisions are refused.
 
 from __future__ import annotations
 
-import csv
-import io
-import json
 import os
+import re
+import stat
 import tempfile
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -180,10 +179,16 @@ def reading(path: Path) -> Iterator[None]:
         ...
     moontide.errors.FileError: There is no file no.csv.
     """
-    if not path.exists():
-        raise FileError(f"There is no file {path}.")
-    if path.is_dir():
+    try:
+        kind = os.stat(path).st_mode
+    except OSError as error:
+        missing = f"There is no file {path}."
+        reason = f"{path} cannot be read: {error.strerror}."
+        raise FileError(missing if isinstance(error, FileNotFoundError) else reason) from None
+    if stat.S_ISDIR(kind):
         raise FileError(f"{path} is a folder; give a file.")
+    if not (stat.S_ISREG(kind) or stat.S_ISFIFO(kind)):  # a device may never end
+        raise FileError(f"{path} is a device or a socket; give a file.")
     try:
         yield
     except MoontideError:
@@ -375,7 +380,8 @@ def read_labels(path: str | Path) -> AnyArray:
         return read_arrays(path).matrix("labels")
     lines = _read_lines(path)
     for number, line in enumerate(lines, 1):
-        if not line.strip().lstrip("-").isdecimal():
+        if not re.fullmatch(r"-?\d{1,18}", line.strip()):
+            line = f"{line[:40]}..." if len(line) > 43 else line
             raise FileError(f"{path} must have one class number a line. Got {line!r} in line {number} instead.")
     return np.asarray([int(line) for line in lines], dtype=np.int64)
 
@@ -398,15 +404,37 @@ def check_output(path: str | Path, kinds: Sequence[str] = PREDICTIONS) -> None:
         raise FileError(f"The output {path} must end in {', '.join(kinds)}. Got '{path.suffix}' instead.")
     if path.suffix == ".parquet":
         parquet_module("Writing")
-    if not path.parent.is_dir():
+    if not os.path.isdir(path.parent):
         raise FileError(f"The folder of the output {path} does not exist; create {path.parent} first.")
-    if path.is_dir() or (path.exists() and not os.access(path, os.W_OK)):
-        raise FileError(f"The output {path} cannot be written: it is {'a folder' if path.is_dir() else 'read-only'}.")
+    if reason := _why_not(path):
+        raise FileError(f"The output {path} cannot be written: {reason}.")
+
+
+def _why_not(path: Path) -> str | None:
+    """Say what keeps a file from being written, or None where nothing does."""
+    if os.path.realpath(path.parent) == "/dev":
+        return "its folder is for devices"
+    if os.path.isdir(path):
+        return "it is a folder"
+    if os.path.exists(path) and not os.path.isfile(path):
+        return "it is no regular file"
+    if os.path.exists(path) and not os.access(path, os.W_OK):
+        return "it is read-only"
+    try:
+        os.lstat(path.with_name(_temporary(path)))
+    except FileNotFoundError:
+        pass
+    except OSError as error:  # the name is too long
+        return error.strerror
     try:
         with tempfile.TemporaryFile(dir=path.parent):
-            pass
+            return None
     except OSError as error:
-        raise FileError(f"The output {path} cannot be written: {error.strerror}.") from error
+        return error.strerror
+
+
+def _temporary(path: Path) -> str:
+    return f".{path.name}.{os.getpid()}.tmp"
 
 
 @contextmanager
@@ -420,7 +448,7 @@ def replacing(path: str | Path) -> Iterator[BinaryIO]:
     ['a.txt']
     """
     path = Path(path)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = path.with_name(_temporary(path))
     try:
         with open(temporary, "wb") as handle:
             yield handle
@@ -430,23 +458,3 @@ def replacing(path: str | Path) -> Iterator[BinaryIO]:
     finally:
         with suppress(OSError):  # it is gone where all went well
             temporary.unlink()
-
-
-def write_table(handle: BinaryIO, columns: Mapping[str, Sequence[Any]], kind: str) -> None:
-    """Write named columns as .csv with a header, or as .jsonl.
-
-    >>> buffer = io.BytesIO()
-    >>> write_table(buffer, {"id": [0], "name": ["cat"]}, ".jsonl")
-    >>> buffer.getvalue()
-    b'{"id": 0, "name": "cat"}\\n'
-    """
-    text = io.TextIOWrapper(handle, encoding="utf-8", newline="")
-    rows = zip(*columns.values(), strict=True)
-    if kind == ".csv":
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(columns)
-        writer.writerows(rows)
-    else:
-        for row in rows:
-            text.write(json.dumps(dict(zip(columns, row, strict=True)), ensure_ascii=False, default=str) + "\n")
-    text.detach()
