@@ -79,7 +79,7 @@ class Classified:
     def columns(self) -> dict[str, list[Any]]:
         """Return the table of labels by column."""
         names, probs = self.task.class_names or (), to_numpy(self.result.probs)
-        top = leading(to_numpy(self.result.scores), TOP)  # (N, m)
+        top = leading(probs, TOP)  # (N, m)
         shares = np.take_along_axis(probs, top, axis=1).astype(np.float64).round(6).tolist()
         columns = {
             "id": [image.id for image in self.images],

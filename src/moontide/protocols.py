@@ -94,7 +94,7 @@ class Method(Options):
             features = Task(features, text, logit_scale, class_names, graph, extras, known, class_prior, negatives)
         task = features
         self.require(task)
-        return self._fit(task)
+        return dataclasses.replace(self._fit(task), class_names=task.class_names)
 
     def require(self, task: Task) -> None:
         """Refuse a task that lacks what the method needs, has what it cannot use, or does not fit into memory."""

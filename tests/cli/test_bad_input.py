@@ -523,7 +523,7 @@ def test_packages_that_are_not_installed(moontide, features, monkeypatch, packag
     monkeypatch.delattr("moontide.store.parquet", raising=False)
     status, _, err = moontide("adapt", features, *arguments)
     assert status == 2
-    assert f"pip install 'moontide[{extra}]'" in err
+    assert f"pip install '.[{extra}]'" in err
 
 
 def test_double_class_names_are_a_warning(moontide, tmp_path, arrays):

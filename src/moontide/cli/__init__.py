@@ -27,7 +27,7 @@ from moontide.cli.export import export
 from moontide.cli.methods import methods
 from moontide.cli.serve import serve
 from moontide.cli.stream import stream
-from moontide.errors import MoontideError
+from moontide.errors import MoontideError, shorten
 
 app = App(
     "moontide",
@@ -66,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _fail(sentence: str, status: int) -> int:
-    print(f"error: {' '.join(sentence.split())}", file=sys.stderr)
+    print(f"error: {shorten(' '.join(sentence.split()))}", file=sys.stderr)
     return status
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from moontide.cli.common import (
+    CLASS_FILES,
     NO_CHOICE,
     BatchSize,
     Choice,
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from moontide.classify import Classified
     from moontide.encoders.base import Encoder
     from moontide.encoders.sources import ImageFile, Listing
+    from moontide.store.classes import ClassList
     from moontide.store.features import FeatureStore
 
 
@@ -56,7 +58,7 @@ def classify(
     classes: Annotated[
         str | None,
         Parameter(
-            help="Class names: a comma-separated list, or a text file with one name a line (else the store's).",
+            help=f"Class names: {CLASS_FILES} (else the store's).",
             group=PROMPTS,
         ),
     ] = None,
@@ -97,8 +99,9 @@ def classify(
     """
     from moontide.classify import TABLES, located
     from moontide.encoders.sources import list_images
+    from moontide.store.classes import read_class_names, read_classes
     from moontide.store.features import MANIFEST, FeatureStore
-    from moontide.store.files import check_output, read_class_names
+    from moontide.store.files import check_output
 
     solver = choice.make()
     given.require(solver)
@@ -110,20 +113,21 @@ def classify(
         if path is not None:
             check_output(path, kinds)
             check_not_input(path, given.known, given.class_prior)
-    names = None if classes is None else read_class_names(classes)
+    names = None if classes is None else read_classes(classes)
     words = None if negatives is None else read_class_names(negatives)
     run = {"method": solver, "batch_size": batch_size, "device": encoder.device}
     if any((Path(path) / MANIFEST).is_file() for path in paths):
         if len(paths) > 1 or root is not None:
             raise OptionError("A store must be the only path, without '--root'; classify stores and images one by one.")
         store = FeatureStore.open(paths[0])
-        run |= _inputs(given, group_by, located(store.ids), names or store.class_names)
+        own = store.class_names if names is None else names.names
+        run |= _inputs(given, group_by, located(store.ids), own)
         found = _from_store(store, names, words, prompts, encoder, run)
     elif names is None:
         raise OptionError("'--classes' must say which names the images can get: a comma-separated list, or a file.")
     else:
         listing = list_images(paths, root)
-        run |= _inputs(given, group_by, listing.images, names, paths, root)
+        run |= _inputs(given, group_by, listing.images, names.names, paths, root)
         found = _from_images(listing, names, words, prompts, encoder, run)
     _show(found, out, report)
     return 1 if strict and found.skipped else 0
@@ -171,7 +175,7 @@ def _negatives(words: Sequence[str] | None, names: Sequence[str]) -> list[str] |
 
 def _from_images(
     listing: Listing,
-    names: Sequence[str],
+    names: ClassList,
     words: Sequence[str] | None,
     prompts: PromptChoice,
     choice: EncoderChoice,
@@ -180,7 +184,7 @@ def _from_images(
     from moontide.classify import classify as classify_images
     from moontide.encoders.negatives import embed_negatives
 
-    words = _negatives(words, names)
+    words = _negatives(words, names.names)
     encoder = choice.make()
     text = prompts.embed(encoder, names)
     if words is not None:
@@ -193,7 +197,7 @@ def _from_images(
 
 def _from_store(
     store: FeatureStore,
-    names: Sequence[str] | None,
+    names: ClassList | None,
     words: Sequence[str] | None,
     prompts: PromptChoice,
     choice: EncoderChoice,
@@ -206,7 +210,7 @@ def _from_store(
     check_device(choice.device)
     if names is None and (prompts != NO_PROMPT_CHOICE or (words is None and not _is_default(choice))):
         raise OptionError("Options of prompts and encoder have no effect on a store without '--classes'; add it.")
-    words = _negatives(words, names or store.class_names)
+    words = _negatives(words, store.class_names if names is None else names.names)
     if choice.encoder == NO_ENCODER_CHOICE.encoder:
         choice = replace(choice, encoder=store.origin.encoder)
 

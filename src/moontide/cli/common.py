@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 
 INPUT = Group("Input")
 SHOWN_CLASSES, SHOWN_GROUPS = 5, 20
+CLASS_FILES = (
+    "a comma-separated list; a .txt with one per line; a .json, a list or names with synonyms and descriptions; or a "
+    ".csv or .tsv with a column 'name'"
+)
 
 Features = Annotated[
     Path,
@@ -51,12 +55,12 @@ class Source:
         Path | None,
         Parameter(help="Class embeddings, a file of the same kinds; goes before the text_features in FEATURES."),
     ] = None
-    classes: Annotated[
-        str | None, Parameter(help="Class names: a comma-separated list, or a text file with one name a line.")
-    ] = None
+    classes: Annotated[str | None, Parameter(help=f"Class names: {CLASS_FILES}.")] = None
     labels: Annotated[
         Path | None,
-        Parameter(help="True class numbers from 0, only used to score: an .npy, or a text file with one a line."),
+        Parameter(
+            help="True classes, names or numbers from 0, only used to score: an .npy, or a text file with one per line."
+        ),
     ] = None
     logit_scale: Annotated[
         float | None, Parameter(help="Logit scale of the model, 1 / temperature (else the file's, else 100).")

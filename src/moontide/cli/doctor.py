@@ -7,6 +7,10 @@ import platform
 import re
 from importlib.metadata import PackageNotFoundError, requires, version
 
+from moontide.errors import install
+
+DEVELOPERS = ("dev", "docs")  # extras of who works on Moontide
+
 
 def doctor() -> None:
     """Show versions, devices, CPU cores and memory, and which optional parts are missing.
@@ -18,6 +22,7 @@ def doctor() -> None:
     from moontide.core.memory import available_bytes, human
 
     required, extras = requirements()
+    extras = {extra: names for extra, names in extras.items() if extra not in DEVELOPERS}
     packages = {name: installed(name) for names in (["moontide"], required, *extras.values()) for name in names}
     memory = available_bytes()
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
@@ -34,7 +39,7 @@ def doctor() -> None:
     missing = {extra: [name for name in names if not packages[name]] for extra, names in extras.items()}
     for extra, names in missing.items():
         if names:
-            print(f"The extra '{extra}' lacks {', '.join(names)}. Run: pip install 'moontide[{extra}]'")
+            print(f"The extra '{extra}' lacks {', '.join(names)}. {install(extra)}")
     if not any(missing.values()):
         print("All extras are installed.")
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Group, Parameter
 
-from moontide.cli.common import note, progress_bar
+from moontide.cli.common import CLASS_FILES, note, progress_bar
 from moontide.cli.shards import Address
 from moontide.encoders.base import DEFAULT
 from moontide.errors import InputError, OptionError
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from moontide.encoders.pipeline import Encoded
     from moontide.encoders.prompts import Classes
     from moontide.encoders.sources import ImageFile
+    from moontide.store.classes import ClassList
 
 ENCODER, PROMPTS = Group("Encoder"), Group("Prompts")
 
@@ -99,7 +100,7 @@ class PromptChoice:
         Path | None, Parameter(help='Sentences for each class: a JSON file, {"name": ["sentence", ...], ...}.')
     ] = None
 
-    def embed(self, encoder: Encoder, names: Sequence[str], templates: Sequence[str] = ()) -> Classes:
+    def embed(self, encoder: Encoder, names: Sequence[str] | ClassList, templates: Sequence[str] = ()) -> Classes:
         """Embed class names, and warn about the doubtful ones; `templates` are for the user who gives none."""
         from moontide.encoders.prompts import embed_classes, find_templates, read_descriptions
 
@@ -121,7 +122,7 @@ def encode(
     choice: EncoderChoice = NO_ENCODER_CHOICE,
     classes: Annotated[
         str | None,
-        Parameter(help="Class names: a comma-separated list, or a text file with one name a line.", group=PROMPTS),
+        Parameter(help=f"Class names: {CLASS_FILES}.", group=PROMPTS),
     ] = None,
     prompts: PromptChoice = NO_PROMPT_CHOICE,
     dataset: Annotated[
@@ -152,9 +153,9 @@ def encode(
     """
     from moontide.encoders.pipeline import encode_to_store
     from moontide.encoders.sources import ImageFile, list_images, path_id
+    from moontide.store.classes import read_classes
     from moontide.store.datasets import read_dataset, read_folders
     from moontide.store.features import MANIFEST, FeatureStore
-    from moontide.store.files import read_class_names
 
     if classes is None and dataset is None and prompts != NO_PROMPT_CHOICE:
         raise OptionError("'--template' and '--descriptions' have no effect without '--classes'; add them.")
@@ -165,7 +166,7 @@ def encode(
     if engine == "local" and address is not None:
         raise OptionError("'--address' has no effect without '--engine ray'.")
     labels: dict[str, int] | None = None
-    names: Sequence[str] = () if classes is None else read_class_names(classes)
+    names: Sequence[str] | ClassList = () if classes is None else read_classes(classes)
     templates: Sequence[str] = ()
     if dataset is None:
         images, skipped = list_images(paths, root)

@@ -72,7 +72,8 @@ def serve(
     except ImportError as error:
         raise missing_extra(error.name or "fastapi", "serve", "The server") from None
     from moontide.encoders import encoder as make_encoder
-    from moontide.store.files import check_device, read_class_names
+    from moontide.store.classes import read_class_names
+    from moontide.store.files import check_device
 
     if classes is not None and encoder is None:
         raise OptionError("'--classes' needs '--encoder', which embeds them; or create streams with prototypes.")

@@ -72,7 +72,8 @@ def adapt_many(
 ) -> None:
     """Run a method over shards and print what changed."""
     from moontide.engine.run import adapt_shards
-    from moontide.store.files import check_device, read_arrays, read_class_names
+    from moontide.store.classes import read_class_names
+    from moontide.store.files import check_device, read_arrays
     from moontide.store.inputs import read_class_prior, read_negatives
 
     if given.known is not None:
