@@ -47,10 +47,11 @@ def test_a_resumed_stream_is_the_uncut_one(moontide, features, arrays, tmp_path,
     assert (
         moontide("stream", tmp_path / "first.npz", *flags, "--save-state", state, *common, tmp_path / "a.npz")[0] == 0
     )
-    resumed = ["--resume", state, *(flags if again else []), "--save-state", state, *common, tmp_path / "b.npz"]
+    resumed = ["--resume", state, *(flags if again else []), "--save-state", state, "--out", tmp_path / "b.npz"]
     status, _, err = moontide("stream", tmp_path / "second.npz", *resumed)
     assert status == 0
     assert "the state after 40 samples" in err
+    assert "24 samples in 3 batches" in err  # of 8, as the state says
     joined = np.concatenate([scores_of(tmp_path / "a.npz"), scores_of(tmp_path / "b.npz")])
     np.testing.assert_array_equal(joined, scores_of(tmp_path / "whole.npz"))
 

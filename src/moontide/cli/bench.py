@@ -10,6 +10,7 @@ from cyclopts import App, Parameter
 from moontide.cli.common import note, progress_bar, table_console
 
 RESULTS = Path("results")
+UNKNOWN = "-"
 
 bench = App(name="bench", help="Run the paper's experiments, stop and go on at any moment, and report the results.")
 
@@ -49,6 +50,8 @@ def run(
     for reason, count in outcome.failed.items():
         note(f"failed {count} times: {reason}")
     note(f"{outcome.written} runs done and {outcome.found} found in {out}")
+    if outcome.written + outcome.found:
+        _print(out, chosen.name)
     return 1 if outcome.failed or not outcome.written + outcome.found else 0
 
 
@@ -69,6 +72,29 @@ def report(
 
     for path in write_report(results, results / "report" if out is None else out):
         note(f"wrote {path}")
+    _print(results)
+
+
+def _print(results: Path, suite: str | None = None) -> None:
+    """Print the accuracies of one suite, or of all, as the report has them."""
+    from rich import box
+    from rich.table import Table
+
+    from moontide.report.render import extent
+    from moontide.report.results import collect
+    from moontide.report.tables import accuracy_grids
+
+    console = table_console()
+    for grid in accuracy_grids([table for table in collect(results).tables if suite in (None, table.suite)]):
+        table = Table("scenario", "method", title=grid.caption, title_justify="left", box=box.SIMPLE_HEAD)
+        for heading in grid.headings:
+            table.add_column(heading, justify="right")
+        for name, lines in grid.blocks:
+            for i, line in enumerate(lines):
+                cells = [UNKNOWN if n is None else f"{n.value:.{n.digits}f}{extent(n)}" for n in line.numbers]
+                table.add_row("" if i else name, line.title, *cells)
+            table.add_section()
+        console.print(table)
 
 
 @bench.command(name="list")

@@ -27,12 +27,17 @@ if TYPE_CHECKING:
     from moontide.protocols import Method
 
 
+BATCH = 64  # samples in a batch where nothing says it
+
+
 def stream(
     features: Features,
     /,
     *,
     choice: Choice = NO_CHOICE,
-    batch_size: Annotated[int, Parameter(help="Samples that come in together.")] = 64,
+    batch_size: Annotated[
+        int | None, Parameter(help="Samples that come in together (else those of the state to resume, else 64).")
+    ] = None,
     drop_last: Annotated[
         bool,
         Parameter(
@@ -63,7 +68,7 @@ def stream(
     from moontide.evaluate import compare_predictions, scored_rows
     from moontide.store.files import PREDICTIONS, check_output, read_task
     from moontide.store.predictions import more_columns, write_predictions
-    from moontide.streams import load_state, run_stream
+    from moontide.streams import load_state, run_stream, saved_batch_size
     from moontide.streams import save_state as write_state
 
     for path, kinds in ((out, PREDICTIONS), (save_state, (".safetensors",))):
@@ -76,6 +81,8 @@ def stream(
         check_same_method(choice, solver, resume)
         if given.class_prior is not None or given.negatives is not None:
             raise OptionError("'--class-prior' and '--negatives' are part of a state; leave them out with '--resume'.")
+        batch_size = saved_batch_size(resume) if batch_size is None else batch_size
+    batch_size = BATCH if batch_size is None else batch_size
     given.require(solver)
     task = given.add(task, ids)
     start = time.perf_counter()
@@ -87,7 +94,7 @@ def stream(
         write_predictions(out, result, ids and ids[:n], task.class_names, more_columns(task, n=n))
         note(f"wrote {out}")
     if save_state is not None:
-        write_state(save_state, solver, state)
+        write_state(save_state, solver, state, batch_size)
         note(f"wrote {save_state}, the state after {state.seen} samples")
     print_summary(compare_predictions(labels, result, scored_rows(task, n)), result, task)
 
