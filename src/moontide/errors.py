@@ -11,7 +11,8 @@
     └── ResourceError         more memory or another device than this machine has
 
 The command line prints the sentence and exits with status 2; a library user catches `MoontideError`, or the
-matching built-in class (`ValueError`, `OSError`, `ImportError`, `MemoryError`).
+matching built-in class (`ValueError`, `OSError`, `ImportError`, `MemoryError`). Input that is doubtful and no error
+gives an `ImplausibleWarning`.
 
 >>> from moontide.errors import unknown_name
 >>> raise unknown_name("method", "mooon", ["moon", "stata"])
@@ -31,6 +32,10 @@ LISTED = 160  # characters of the known names in it
 
 class MoontideError(Exception):
     """Every error that Moontide raises on purpose."""
+
+
+class ImplausibleWarning(UserWarning):
+    """Input that can be computed with and is hardly what was meant; the message asks, and says the remedy."""
 
 
 class InputError(MoontideError, ValueError):

@@ -20,6 +20,7 @@ from moontide.core.memory import require_memory
 from moontide.core.simplex import zero_shot
 from moontide.errors import InputError, MissingInputError, unknown_name
 from moontide.options import Options
+from moontide.plausible import ask
 from moontide.types import Result, Task, check_known
 
 M = TypeVar("M", bound="Method")
@@ -91,7 +92,9 @@ class Method(Options):
             for key in extras:
                 if key not in _NEEDS:
                     raise unknown_name("input", key, ["logit_scale", "class_names", "graph", *ACCEPTED, *_NEEDS])
-            features = Task(features, text, logit_scale, class_names, graph, extras, known, class_prior, negatives)
+            raw = features
+            features = Task(raw, text, logit_scale, class_names, graph, extras, known, class_prior, negatives)
+            ask(features, raw)
         task = features
         self.require(task)
         return dataclasses.replace(self._fit(task), class_names=task.class_names)

@@ -64,7 +64,7 @@ class Task:
         set_(self, "text", like(unit_rows(text, "text_features"), features))
         set_(self, "logit_scale", scale)
         if self.class_names is not None:
-            set_(self, "class_names", check_class_names(self.class_names, self.k))
+            set_(self, "class_names", check_class_names(self.class_names, self.k, self.n))
         if self.graph is not None:
             set_(self, "graph", adapt_graph(self.graph, self.features))
         if self.known is not None:
@@ -120,8 +120,8 @@ class Task:
             yield self.rows(start, min(start + size, self.n))
 
 
-def check_class_names(names: Sequence[str], k: int) -> tuple[str, ...]:
-    """Check the number of class names, and warn about duplicates.
+def check_class_names(names: Sequence[str], k: int, n: int | None = None) -> tuple[str, ...]:
+    """Check the number of class names, and warn about duplicates; n is the number of samples, for the error.
 
     >>> check_class_names(["cat", "dog"], 2)
     ('cat', 'dog')
@@ -129,7 +129,8 @@ def check_class_names(names: Sequence[str], k: int) -> tuple[str, ...]:
     names = tuple(str(name) for name in names)
     if len(names) != k:
         raise InputError(
-            f"'class_names' must have one name for each of the {k} rows of 'text_features'. Got {len(names)}."
+            f"'class_names' must have one name for each of the {k} rows of 'text_features'. Got {len(names)}"
+            + ("; are image and text features swapped?" if len(names) == n else ".")
         )
     double = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < k else []
     if double:

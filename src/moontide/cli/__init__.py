@@ -7,10 +7,13 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import signal
 import sys
 import warnings
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, TextIO
 
 from cyclopts import App, CycloptsError
@@ -28,6 +31,8 @@ from moontide.cli.methods import methods
 from moontide.cli.serve import serve
 from moontide.cli.stream import stream
 from moontide.errors import MoontideError, shorten
+
+INTERRUPTED = 130  # the exit status after Ctrl-C
 
 app = App(
     "moontide",
@@ -55,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except (CycloptsError, MoontideError) as error:
             return _fail(str(error), 2)
         except KeyboardInterrupt:
-            return _fail("interrupted", 130)
+            return _interrupted(leave=arguments is None)
         except BrokenPipeError:  # the reader of our output, say `head`, has gone
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 141
@@ -63,6 +68,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":  # numpy's or torch's
                 return _fail("There is not enough memory; split the samples into batches (--batch-size).", 2)
             raise
+
+
+def _interrupted(leave: bool) -> int:
+    """Say that the run was stopped, and leave the process at once where it is the program's own.
+
+    Compiled loops may still be at work in other threads. To take the interpreter apart under them can crash it, and a
+    second Ctrl-C would be met half-way: so what is registered for the exit is done, and no more.
+    """
+    if not leave:
+        return _fail("interrupted", INTERRUPTED)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _fail("interrupted", INTERRUPTED)
+    with suppress(Exception):
+        atexit._run_exitfuncs()
+    with suppress(Exception):
+        sys.stdout.flush()
+    os._exit(INTERRUPTED)
 
 
 def _fail(sentence: str, status: int) -> int:

@@ -79,6 +79,7 @@ def adapt(
         moontide adapt 'shards/*.parquet' --text classes.npy --engine ray --out predictions/
     """
     from moontide.evaluate import compare_groups, compare_predictions, scored_rows
+    from moontide.plausible import ask
     from moontide.store.files import check_output, read_task
     from moontide.store.inputs import read_groups
     from moontide.store.predictions import more_columns, write_predictions
@@ -99,6 +100,7 @@ def adapt(
         check_output(out)
         check_not_input(Path(out), Path(features), source.text, source.labels, *given.paths)
     task, labels, ids = read_task(features, **asdict(source))
+    ask(task)
     task = given.add(task, ids)
     groups = None if group_by is None else read_groups(features, group_by, ids, task.n)
     result = _run(solver, task, groups, batch_size, (seed or 0) if shuffle else None)

@@ -66,6 +66,7 @@ def stream(
         moontide stream monday.npz --known labels.csv --class-prior shares.csv
     """
     from moontide.evaluate import compare_predictions, scored_rows
+    from moontide.plausible import ask
     from moontide.store.files import PREDICTIONS, check_output, read_task
     from moontide.store.predictions import more_columns, write_predictions
     from moontide.streams import load_state, run_stream, saved_batch_size
@@ -76,6 +77,7 @@ def stream(
             check_output(path, kinds)
             check_not_input(path, features, source.text, source.labels, *given.paths)
     task, labels, ids = read_task(features, **asdict(source))
+    ask(task)
     solver, state = (choice.make(), None) if resume is None else load_state(resume, task.features)
     if resume is not None:
         check_same_method(choice, solver, resume)
