@@ -30,6 +30,7 @@ from moontide.cli.export import export
 from moontide.cli.methods import methods
 from moontide.cli.serve import serve
 from moontide.cli.stream import stream
+from moontide.cli.undo import undo
 from moontide.errors import MoontideError, shorten
 
 INTERRUPTED = 130  # the exit status after Ctrl-C
@@ -43,7 +44,7 @@ app = App(
     suppress_keyboard_interrupt=False,
 )
 # each imports its parts when it is called
-for command in (classify, encode, adapt, stream, compare, serve, bench, export, methods, doctor, demo):
+for command in (classify, encode, adapt, stream, compare, serve, bench, export, methods, doctor, demo, undo):
     app.command(command)
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
+from moontide.cli.answers import NO_ANSWER_CHOICE, NO_SORT_CHOICE, AnswerChoice, SortChoice
 from moontide.cli.common import (
     CLASS_FILES,
     NO_CHOICE,
@@ -18,6 +19,7 @@ from moontide.cli.common import (
     Choice,
     check_not_input,
     note,
+    print_answers,
     print_groups,
     print_summary,
     progress_bar,
@@ -67,6 +69,7 @@ def classify(
     choice: Choice = NO_CHOICE,
     batch_size: BatchSize = None,
     group_by: GroupBy = None,
+    answers: AnswerChoice = NO_ANSWER_CHOICE,
     given: Given = NOTHING_GIVEN,
     negatives: Annotated[
         str | None,
@@ -79,11 +82,14 @@ def classify(
     root: Root = None,
     out: Annotated[
         Path | None,
-        Parameter(help="Where to write the labels: a .csv, .jsonl or .parquet (else they are printed as CSV)."),
+        Parameter(
+            help="Where to write the labels: a .csv, .jsonl, .json, .xlsx or .parquet (else they are printed as CSV)."
+        ),
     ] = None,
     report: Annotated[
         Path | None, Parameter(help="Where to write a page with the pictures, what changed and why: an .html.")
     ] = None,
+    sort: SortChoice = NO_SORT_CHOICE,
     strict: Strict = False,
 ) -> int:
     """Label images with the class names that fit best, all images seen together, or in batches with --batch-size.
@@ -95,18 +101,21 @@ def classify(
         moontide classify photos/ --classes names.txt --known corrections.csv --report report.html
         moontide classify photos/ --classes names.txt --group-by folder --out labels.csv
         moontide classify 'photos/**/*.jpg' --classes names.txt --template "a sketch of a {}" --out labels.csv
+        moontide classify photos/ --classes names.txt --unknown 0.1 --sort-into sorted/
         moontide classify store/ --method stata --out labels.parquet
     """
-    from moontide.classify import TABLES, located
+    from moontide.classify import located
     from moontide.encoders.sources import list_images
     from moontide.store.classes import read_class_names, read_classes
     from moontide.store.features import MANIFEST, FeatureStore
-    from moontide.store.files import check_output
+    from moontide.store.files import TABLES, check_output
 
     solver = choice.make()
     given.require(solver)
     if negatives is not None:
         solver.require_accepted("negatives")
+    answers.check()
+    sort.check()
     if batch_size is not None and batch_size < 1:
         raise OptionError(f"'--batch-size' must be at least 1. Got {batch_size} instead.")
     for path, kinds in ((out, TABLES), (report, (".html",))):
@@ -129,8 +138,38 @@ def classify(
         listing = list_images(paths, root)
         run |= _inputs(given, group_by, listing.images, names.names, paths, root)
         found = _from_images(listing, names, words, prompts, encoder, run)
+    said, more = answers.make(found.task, found.result, names, _none(given, found, paths, root))
+    found = replace(found, answers=said, more=more)
     _show(found, out, report)
+    _sort(found, sort)
     return 1 if strict and found.skipped else 0
+
+
+def _none(given: Given, found: Classified, paths: Sequence[str], root: Path | None) -> list[bool] | None:
+    """Return which images a file of known labels calls none of the classes."""
+    from moontide.encoders.sources import other_names
+    from moontide.store.inputs import read_none
+
+    if given.known is None:
+        return None
+    return read_none(given.known, [image.id for image in found.images], other_names(found.images, paths, root))
+
+
+def _sort(found: Classified, sort: SortChoice) -> None:
+    """Put the images into folders, or rename them."""
+    import os
+
+    from moontide.sorting import apply, plan
+
+    if sort.sort_into is None and sort.rename is None:
+        return
+    if any(image.offset is not None for image in found.images):
+        raise OptionError("'--sort-into' and '--rename' are for files, and some images are in archives; unpack these.")
+    columns, files = found.columns(), [image.path for image in found.images]
+    moves = plan(files, columns["label"], columns["confidence"], sort.sort_into, copy=sort.copy, pattern=sort.rename)
+    folder = sort.sort_into or Path(os.path.commonpath([path.absolute().parent for path in files]))
+    apply(moves, folder)
+    note(f"sorted {len(moves)} images into {folder}; to take it back: moontide undo {folder}")
 
 
 def _inputs(
@@ -247,4 +286,6 @@ def _show(found: Classified, out: Path | None, report: Path | None) -> None:
         print(f"images     {len(found.images)} labelled, {len(found.skipped)} skipped")
         if found.groups is not None:
             print_groups(found.group_comparisons)
+        if found.answers is not None:
+            print_answers(found.answers)
         print_summary(found.comparison, found.result, found.task)

@@ -16,6 +16,7 @@ from moontide.errors import FileError, OptionError
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from moontide.answers import Answers
     from moontide.evaluate import Comparison
     from moontide.protocols import Method
     from moontide.types import Result, Task
@@ -215,6 +216,23 @@ def print_summary(found: Comparison, result: Result, task: Task) -> None:
         return
     print(f"changed    {found.changed} of {found.samples}")
     print_classes(np.bincount(to_numpy(result.labels), minlength=task.k), task.class_names)
+
+
+def print_answers(answers: Answers) -> None:
+    """Print how many samples are of none of the classes, and how many got an upper level of a tree.
+
+    >>> import numpy as np
+    >>> from moontide.answers import answer
+    >>> from moontide.types import Result
+    >>> result = Result(np.eye(2), np.eye(2), unknown=np.asarray([0.1, 0.2]))
+    >>> print_answers(answer(result, ["cat", "dog"], unknown=0.5))
+    none       1 of 2 are none of these
+    """
+    n, none, upper = len(answers.labels), int(answers.none.sum()), int((answers.labels >= answers.choices).sum())
+    if none:
+        print(f"none       {none} of {n} are none of these")
+    if upper:
+        print(f"rolled up  {upper} of {n} to an upper level")
 
 
 def print_groups(found: Mapping[str, Comparison]) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
+from moontide.cli.answers import NO_ANSWER_CHOICE, AnswerChoice
 from moontide.cli.common import (
     NO_CHOICE,
     NO_SOURCE,
@@ -17,6 +18,7 @@ from moontide.cli.common import (
     Source,
     check_not_input,
     note,
+    print_answers,
     print_summary,
     progress_bar,
 )
@@ -52,8 +54,9 @@ def stream(
     ] = None,
     save_state: Annotated[Path | None, Parameter(help="Where to write the state after the last batch.")] = None,
     out: Annotated[
-        Path | None, Parameter(help="Where to write the predictions: an .npz, .csv, .jsonl or .parquet.")
+        Path | None, Parameter(help="Where to write the predictions: an .npz, .csv, .jsonl, .json, .xlsx or .parquet.")
     ] = None,
+    answers: AnswerChoice = NO_ANSWER_CHOICE,
     given: GivenFiles = NO_GIVEN,
     source: Source = NO_SOURCE,
 ) -> None:
@@ -67,11 +70,13 @@ def stream(
     """
     from moontide.evaluate import compare_predictions, scored_rows
     from moontide.plausible import ask
+    from moontide.store.classes import read_classes
     from moontide.store.files import PREDICTIONS, check_output, read_task
     from moontide.store.predictions import more_columns, write_predictions
     from moontide.streams import load_state, run_stream, saved_batch_size
     from moontide.streams import save_state as write_state
 
+    answers.check()
     for path, kinds in ((out, PREDICTIONS), (save_state, (".safetensors",))):
         if path is not None:
             check_output(path, kinds)
@@ -92,12 +97,16 @@ def stream(
         state, result = run_stream(solver, task, batch_size, state=state, drop_last=drop_last, progress=progress)
     n = len(result.labels)
     note(f"{solver.name}: {n} samples in {-(-n // batch_size)} batches, {time.perf_counter() - start:.2f} s")
+    classes = None if source.classes is None else read_classes(source.classes)
+    said, more = answers.make(task, result, classes)
     if out is not None:
-        write_predictions(out, result, ids and ids[:n], task.class_names, more_columns(task, n=n))
+        write_predictions(out, result, ids and ids[:n], task.class_names, more_columns(task, n=n) | more, said)
         note(f"wrote {out}")
     if save_state is not None:
         write_state(save_state, solver, state, batch_size)
         note(f"wrote {save_state}, the state after {state.seen} samples")
+    if said is not None:
+        print_answers(said)
     print_summary(compare_predictions(labels, result, scored_rows(task, n)), result, task)
 
 

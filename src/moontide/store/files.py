@@ -13,9 +13,6 @@ Nothing is unpickled. A file is written under a temporary name in its own folder
 
 from __future__ import annotations
 
-import csv
-import io
-import json
 import os
 import tempfile
 import zipfile
@@ -37,7 +34,8 @@ from moontide.types import Task, class_numbers_of
 
 ARRAYS = ("image_features", "text_features", "view_features", "labels", "classnames", "logit_scale", "temperature")
 FEATURES = (".npz", ".npy", ".safetensors", ".parquet", ".csv", ".tsv", ".pt", ".pth")
-PREDICTIONS = (".npz", ".csv", ".jsonl", ".parquet")
+TABLES = (".csv", ".jsonl", ".json", ".xlsx", ".parquet")
+PREDICTIONS = (".npz", *TABLES)
 UNNAMED = ""  # the name of the matrix in a file that holds only one
 
 AnyArray = npt.NDArray[Any]
@@ -335,13 +333,17 @@ def check_output(path: str | Path, kinds: Sequence[str] = PREDICTIONS) -> None:
     >>> check_output("predictions.txt")
     Traceback (most recent call last):
         ...
-    moontide.errors.FileError: The output predictions.txt must end in .npz, .csv, .jsonl, .parquet. Got '.txt' instead.
+    moontide.errors.FileError: The output predictions.txt must end in .npz, .csv, .jsonl, .json, .xlsx, .parquet.
     """
     path = Path(path)
     if path.suffix not in kinds:
-        raise FileError(f"The output {path} must end in {', '.join(kinds)}. Got '{path.suffix}' instead.")
+        raise FileError(f"The output {path} must end in {', '.join(kinds)}.")
     if path.suffix == ".parquet":
         parquet_module("Writing")
+    if path.suffix == ".xlsx":
+        from moontide.store.tables import require_xlsx
+
+        require_xlsx()
     if not path.parent.is_dir():
         raise FileError(f"The folder of the output {path} does not exist; create {path.parent} first.")
     if path.is_dir() or (path.exists() and not os.access(path, os.W_OK)):
@@ -374,23 +376,3 @@ def replacing(path: str | Path) -> Iterator[BinaryIO]:
     finally:
         with suppress(OSError):  # it is gone where all went well
             temporary.unlink()
-
-
-def write_table(handle: BinaryIO, columns: Mapping[str, Sequence[Any]], kind: str) -> None:
-    """Write named columns as .csv with a header, or as .jsonl.
-
-    >>> buffer = io.BytesIO()
-    >>> write_table(buffer, {"id": [0], "name": ["cat"]}, ".jsonl")
-    >>> buffer.getvalue()
-    b'{"id": 0, "name": "cat"}\\n'
-    """
-    text = io.TextIOWrapper(handle, encoding="utf-8", newline="")
-    rows = zip(*columns.values(), strict=True)
-    if kind == ".csv":
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(columns)
-        writer.writerows(rows)
-    else:
-        for row in rows:
-            text.write(json.dumps(dict(zip(columns, row, strict=True)), ensure_ascii=False, default=str) + "\n")
-    text.detach()
