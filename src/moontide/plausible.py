@@ -35,7 +35,7 @@ CLUSTERED, NEAREST, TOP = 0.85, 2.1, 2.35  # of text rows that are images; in st
 MORE_CLASSES = 6  # classes for each sample, where images and text are swapped
 LOW_SCALE = 2.0
 COMMON = 0.1  # length of the mean of unit rows, above which images have a common direction
-GAP = 0.03  # how much nearer images are to each other than to text, at least
+GAP, NEARBY = 0.03, 0.25  # how much nearer images are to each other than to text, and cosines that no text reaches
 LENGTHS = 10.0  # ratio of row lengths, from the 1st to the 99th of a hundred
 ALIKE, MANY = 0.95, 20  # mean cosine of samples that look alike, and classes for each of them
 CHANCE = 5.0  # hits by chance, from which on fewer are doubtful
@@ -84,7 +84,7 @@ def doubt(task: Task, raw: Array | None = None) -> str | None:
             "The image features do not fit the text features: cosines are near 0, and no class stands out. Make both "
             "by one model, with its projection."
         )
-    if cosines.mean() > off_diagonal(x @ x.T) - GAP:
+    if cosines.mean() > max(off_diagonal(x @ x.T) - GAP, NEARBY):
         return (
             "The image features are nearer to the text features than to each other, which no model gives; is one file "
             "or array passed for both?"

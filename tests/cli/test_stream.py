@@ -73,7 +73,7 @@ def state(moontide, features, tmp_path):
         (["--batch-size", "0"], "'batch_size' must be an integer of at least 1"),
         (["--batch-size", "50", "--drop-last"], "leaves nothing of 40 samples"),
         (["--save-state", "state.npz"], "must end in .safetensors"),
-        (["--out", "p.xlsx"], "must end in .npz"),
+        (["--out", "p.txt"], "must end in .npz"),
     ],
 )
 def test_what_does_not_go_with_a_state_is_refused(moontide, features, state, tmp_path, flags, words):

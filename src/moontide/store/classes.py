@@ -95,7 +95,7 @@ def read_classes(classes: str) -> ClassList:
         if "," in classes:
             return ClassList.of(name.strip() for name in classes.split(",") if name.strip())
         if path.suffix in (*KINDS, *TEXTS[:-1]) or SEPARATOR in classes or not classes.strip():
-            raise FileError(f"There is no file {shorten(classes, 80)!r}, which '--classes' names.")
+            raise FileError(f"There is no file {shorten(classes, 160)}.")
         words = ", ".join(classes.split()) if " " in classes.strip() else f"{classes.strip()},"
         raise FileError(
             f"There is no file {shorten(classes, 80)!r}. To name classes, separate them by commas: "
