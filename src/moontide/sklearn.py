@@ -111,7 +111,7 @@ class TideClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             k = len(np.asarray(self.text_features))
             classes = np.asarray(np.arange(k) if self.class_names is None else self.class_names)
             if not set(found.tolist()) <= set(classes.tolist()):
-                raise ValueError(f"'y' must hold the classes of 'class_names', or -1. Got {found[:5].tolist()} instead.")
+                raise ValueError(f"'y' must hold classes of 'class_names', or -1. Got {found[:5].tolist()} instead.")
         number = {value: k for k, value in enumerate(classes.tolist())}
         known = np.asarray([number.get(value, -1) if value != none else -1 for value in y.tolist()], dtype=np.int64)
         return known, classes
