@@ -149,19 +149,18 @@ class Account:
         kept = [np.delete(z, i, axis=0).sum(0) + (1 - left_out[i]) * z[i] for i in range(self.n)]
         return np.log(np.stack(kept) + self.smoothing)
 
-    def trust(self, base: Any, cosine: Any) -> tuple[float, float, float]:
+    def trust(self, base: Any, cosine: Any) -> tuple[float, float]:
         """Eqs. 12 and 13."""
         own, rows = self.known[self.labelled], np.arange(self.labelled.sum())
         tried = []
         for text in tide.TRUSTS:
-            for factor in tide.SHARPER:
-                likelihood = softmax(text * base + factor * self.sharp * cosine)[rows, own]
-                penalty = np.square(np.log([text, factor])) @ tide.RELUCTANCE
-                tried.append((float(np.log(likelihood).sum() - penalty), text, factor * self.sharp))
-        _, text, sharp = max(tried)
-        right = ((text * base + sharp * cosine).argmax(1) == own).sum()
+            for temper in tide.TEMPERS:
+                likelihood = softmax(temper * (text * base + self.sharp * cosine))[rows, own]
+                tried.append((float(np.log(likelihood).sum() - tide.RELUCTANCE * np.log(text) ** 2), text))
+        text = max(tried)[1]
+        right = ((text * base + self.sharp * cosine).argmax(1) == own).sum()
         r = (right + 1) / (len(own) + 2)
-        return text, sharp, 1 / (1 + self.n / self.k * (1 - r) ** 2)
+        return text, 1 / (1 + self.n / self.k * (1 - r) ** 2)
 
     def solve(self) -> Literal:
         raw = self.f
@@ -184,7 +183,7 @@ class Account:
 
     def iterate(self, z: Any, log_y: Any, left_out: Any, w: float) -> tuple[Any, int]:
         """Eq. 11, with its M-steps."""
-        text, sharp, reliable, all_out, steps = 1.0, self.sharp, 1.0, np.ones(self.n), 0
+        text, reliable, all_out, steps = 1.0, 1.0, np.ones(self.n), 0
         for _ in range(self.options.iterations):
             steps += 1
             safe = np.where(z > 0, z, 1)
@@ -195,8 +194,8 @@ class Account:
             if self.labelled.any():
                 without = (base + self.pull(z, all_out))[self.labelled]
                 cosine = self.cosines(z, weight, trusted, all_out)[self.labelled]
-                text, sharp, reliable = self.trust(without, cosine)
-            logits = text * (base + self.pull(z, left_out)) + sharp * self.cosines(z, weight, trusted, left_out)
+                text, reliable = self.trust(without, cosine)
+            logits = text * (base + self.pull(z, left_out)) + self.sharp * self.cosines(z, weight, trusted, left_out)
             before, z = z, self.clamp(softmax(logits))
             if (z.argmax(1) == before.argmax(1)).all() and np.abs(z - before).max() < 1e-4:
                 break
@@ -208,7 +207,7 @@ class Account:
         if not free.any():
             return z
         q = float(self.y[np.arange(self.n), label][free].mean())
-        target = 1 - (1 - q) ** (1 + (0.75 - 0.6 * w) * (1 - 1 / self.n))
+        target = 1 - (1 - q) ** (1 + (0.7 - 0.55 * w) * (1 - 1 / self.n))
         low, high = np.log(0.02), np.log(5)
         for _ in range(60):
             power = np.exp((low + high) / 2)

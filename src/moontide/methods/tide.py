@@ -64,8 +64,8 @@ STILL = 1e-4  # assignments that move by less no longer change
 REST = 0.01  # a class rests whose largest z_ik is below this share of n_k + a*, and of 0.1
 SAME = 1e-6  # how far features may differ and still be those of one sample
 TRUSTS = (1.0, 0.7, 0.5, 0.35, 0.25, 0.18)  # weights of the text, tried on known labels
-SHARPER = (1.0, 1.4, 2.0, 2.8)  # factors of the sharpness, tried on known labels
-RELUCTANCE = (2.0, 16.0)  # nats that a factor of e of either costs: a handful of labels changes little
+TEMPERS = (1.0, 0.7, 0.5, 0.35)  # factors of all logits at which those weights are compared
+RELUCTANCE = 2.0  # nats that a factor of e in the weight costs: a handful of labels changes little
 
 
 @dataclass(frozen=True)
@@ -630,24 +630,24 @@ def reliability(right: int, known: int, per_class: float) -> float:
     return 1 / (1 + per_class * (1 - r) ** 2)
 
 
-def trust(base: Array, cosine: Array, known: Array, sharpness: float) -> tuple[float, float]:
-    """Eq. 13: the weight of the text and the prior, and the sharpness, under which known labels are likeliest.
+def trust(base: Array, cosine: Array, known: Array, sharpness: float) -> float:
+    """Eq. 13: the weight of text, votes and prior, against that of class means, under which known labels are likeliest.
 
-    Of each labelled sample, `base` and `cosine` (n, K) are as they would be without it. Round factors are tried, with a
-    penalty on leaving 1, so that few labels change little.
+    Of each labelled sample, `base` and `cosine` (n, K) are as they would be without it. Round weights are tried, with a
+    penalty on leaving 1, so that few labels change little. Each is judged at the best of a few temperatures of the sum:
+    predictions that are only too sure would gain by any smaller weight.
 
     >>> import numpy as np
-    >>> trust(np.asarray([[0.0, 9.0]]), np.asarray([[1.0, 0.0]]), np.asarray([0]), 1.0)[0] < 1
+    >>> trust(np.asarray([[0.0, 9.0]]), np.asarray([[5.0, 0.0]]), np.asarray([0]), 1.0) < 1
     True
     """
-    xp, best = namespace(base), (-math.inf, 1.0, sharpness)
+    xp, best = namespace(base), (-math.inf, 1.0)
     for text in TRUSTS:
-        for factor in SHARPER:
-            logits = log_softmax(text * base + factor * sharpness * cosine)  # (n, K)
-            fit = float(xp.sum(xp.take_along_axis(logits, known[:, None], axis=1)))
-            fit -= RELUCTANCE[0] * math.log(text) ** 2 + RELUCTANCE[1] * math.log(factor) ** 2
-            best = max(best, (fit, text, factor * sharpness))
-    return best[1:]
+        logits = text * base + sharpness * cosine  # (n, K)
+        for temper in TEMPERS:
+            fit = float(xp.sum(xp.take_along_axis(log_softmax(temper * logits), known[:, None], axis=1)))
+            best = max(best, (fit - RELUCTANCE * math.log(text) ** 2, text))
+    return best[1]
 
 
 class Rest(NamedTuple):
@@ -745,7 +745,7 @@ def iterate(model: Model, logits: Array, votes_of: Any, iterations: int) -> tupl
         base *= model.vote_weight
         base += model.log_y
         if known.known is not None:
-            text, sharpness, reliable = learn_from_known(model, known.known, means, some, base, counts, z)
+            text, reliable = learn_from_known(model, known.known, means, some, base, counts, z)
         base += class_pull(model, counts, z, model.left_out)
         if text != 1:
             base *= text
@@ -771,8 +771,8 @@ def iterate(model: Model, logits: Array, votes_of: Any, iterations: int) -> tupl
 
 def learn_from_known(
     model: Model, known: Array, means: Means, some: Any, base: Array, counts: Array, z: Array
-) -> tuple[float, float, float]:
-    """Return the weight of the text, the sharpness and the reliability of other labels, from known ones (Eqs. 12, 13).
+) -> tuple[float, float]:
+    """Return the weight of the text and the reliability of other labels, from known ones (Eqs. 12, 13).
 
     What is asked is what the model makes of each labelled sample where its label is not known: without its own part in
     class means and counts, and with the votes of its neighbours.
@@ -783,9 +783,9 @@ def learn_from_known(
     cosine = 1 * model.at_anchor[there, :]  # (n', K)
     cosine[:, some] = cosine_to_means(model, means, some, xp.ones_like(model.left_out))[there, :]
     base = base[there, :] + class_pull(model, counts, z, 1.0)[there, :]
-    text, sharpness = trust(base, cosine, labels, model.sharpness)
-    found = xp.argmax(text * base + sharpness * cosine, axis=1)
-    return text, sharpness, reliability(int(xp.sum(found == labels)), int(labels.shape[0]), n / k)
+    text = trust(base, cosine, labels, model.sharpness)
+    found = xp.argmax(text * base + model.sharpness * cosine, axis=1)
+    return text, reliability(int(xp.sum(found == labels)), int(labels.shape[0]), n / k)
 
 
 def class_pull(model: Model, counts: Array, z: Array, left_out: Any) -> Array:
@@ -802,7 +802,7 @@ def calibrated(z: Array, y: Array, density: float, labels: Labels) -> Array:
 
     Zero-shot predictions are calibrated on average: of labels with mean probability q under y the share q is right. The
     batch is a second look. If it were independent, (1 - q)^2 would be wrong; it is not, and less so the denser the
-    classes are: (1 - q)^r, r = 1 + (3/4 - 3w/5) (1 - 1/N), which for one sample is zero-shot's q.
+    classes are: (1 - q)^r, r = 1 + (0.7 - 0.55 w) (1 - 1/N), which for one sample is zero-shot's q.
 
     >>> import numpy as np
     >>> y = np.asarray([[0.7, 0.3]])
@@ -835,7 +835,7 @@ def expected_right(q: float, density: float, n: int) -> float:
     >>> expected_right(0.5, 0.5, 1)
     0.5
     """
-    return 1 - math.pow(max(1 - q, 0.0), 1 + (0.75 - 0.6 * density) * (1 - 1 / n))
+    return 1 - math.pow(max(1 - q, 0.0), 1 + (0.7 - 0.55 * density) * (1 - 1 / n))
 
 
 def log_ratios(z: Array, label: Array) -> Array:
