@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import subprocess
@@ -28,6 +29,8 @@ from moontide.store.files import read_task
 from moontide.types import Result, Task
 
 Progress = Callable[..., None]  # (done, of how many), and the group that was done where there are groups
+
+log = logging.getLogger(__name__)
 
 WARM_UP = 8  # samples of an unmeasured first run, which loads what a method imports when it is used
 
@@ -83,6 +86,7 @@ def run_groups(
         done += len(rows)
         if progress:
             progress(done, task.n, *(() if groups is None else (groups[first],)))
+    log.info("%s labelled %d samples in %d parts", solver.name, task.n, len(parts))
     joined, order = Result.concatenate(results), np.concatenate(parts)
     if np.array_equal(order, np.arange(task.n)):
         return joined

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, TypeVar
 
@@ -23,6 +24,7 @@ from moontide.options import Options
 from moontide.plausible import ask
 from moontide.types import Result, Task, check_known
 
+log = logging.getLogger(__name__)
 M = TypeVar("M", bound="Method")
 
 _NEEDS = {
@@ -97,7 +99,10 @@ class Method(Options):
             ask(features, raw)
         task = features
         self.require(task)
-        return dataclasses.replace(self._fit(task), class_names=task.class_names)
+        result = dataclasses.replace(self._fit(task), class_names=task.class_names)
+        shape = (self.name, task.n, task.k, result.n_iter)
+        log.debug("%s on %d samples and %d classes: %d iterations", *shape)
+        return result
 
     def require(self, task: Task) -> None:
         """Refuse a task that lacks what the method needs, has what it cannot use, or does not fit into memory."""

@@ -17,17 +17,20 @@ from contextlib import suppress
 from typing import Any, TextIO
 
 from cyclopts import App, CycloptsError
+from cyclopts.config import Toml
 
 import moontide
 from moontide.cli.adapt import adapt
 from moontide.cli.bench import bench
 from moontide.cli.classify import classify
 from moontide.cli.compare import compare
+from moontide.cli.completion import completion
 from moontide.cli.demo import demo
 from moontide.cli.doctor import doctor
 from moontide.cli.encode import encode
 from moontide.cli.export import export
 from moontide.cli.methods import methods
+from moontide.cli.output import CONFIG, everywhere, output
 from moontide.cli.serve import serve
 from moontide.cli.stream import stream
 from moontide.cli.undo import undo
@@ -42,10 +45,12 @@ app = App(
     help_format="markdown",
     result_action="return_value",
     suppress_keyboard_interrupt=False,
+    config=Toml(CONFIG),
 )
 # each imports its parts when it is called
-for command in (classify, encode, adapt, stream, compare, serve, bench, export, methods, doctor, demo, undo):
-    app.command(command)
+for command in (classify, encode, adapt, stream, compare, serve, export, methods, doctor, demo, undo, completion):
+    app.command(everywhere(command))
+app.command(bench)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -105,7 +110,7 @@ def _printer() -> Any:
         file: TextIO | None = None,
         line: str | None = None,
     ) -> None:
-        if str(message) not in seen:
+        if str(message) not in seen and not output().quiet:
             seen.add(str(message))
             print(f"warning: {message}", file=sys.stderr)
 

@@ -27,6 +27,7 @@ from moontide.cli.common import (
     progress_bar,
 )
 from moontide.cli.given import NO_GIVEN, GivenFiles, GroupBy
+from moontide.cli.output import emit, seed
 from moontide.cli.shards import NO_CLUSTER, Cluster, adapt_many, is_many
 from moontide.errors import OptionError
 
@@ -57,7 +58,6 @@ def adapt(
             help="Draw the batches at random; the rows of the output stay in file order.",
         ),
     ] = False,
-    seed: Annotated[int | None, Parameter(help="Seed of --shuffle (else 0).")] = None,
     group_by: GroupBy = None,
     out: Annotated[
         str | None,
@@ -90,8 +90,6 @@ def adapt(
     from moontide.store.inputs import read_groups
     from moontide.store.predictions import more_columns, write_predictions
 
-    if seed is not None and not shuffle:
-        raise OptionError("'--seed' has no effect without '--shuffle'; leave it out, or add '--shuffle'.")
     answers.check()
     many = is_many(features, cluster)
     solver = choice.make()
@@ -111,12 +109,13 @@ def adapt(
     ask(task)
     task = given.add(task, ids)
     groups = None if group_by is None else read_groups(features, group_by, ids, task.n)
-    result = _run(solver, task, groups, batch_size, (seed or 0) if shuffle else None)
+    result = _run(solver, task, groups, batch_size, seed() if shuffle else None)
     classes = None if source.classes is None else read_classes(source.classes)
     said, more = answers.make(task, result, classes)
     if out is not None:
         write_predictions(out, result, ids, task.class_names, more_columns(task, groups) | more, said)
         note(f"wrote {out}")
+        emit(out=out)
     rows = scored_rows(task)
     if groups is not None:
         print_groups(compare_groups(labels, result, groups, rows))

@@ -34,6 +34,7 @@ from moontide.cli.encode import (
     Strict,
 )
 from moontide.cli.given import GIVEN, NOTHING_GIVEN, Given, GroupBy
+from moontide.cli.output import emit, output, say
 from moontide.errors import OptionError
 
 if TYPE_CHECKING:
@@ -169,6 +170,7 @@ def _sort(found: Classified, sort: SortChoice) -> None:
     moves = plan(files, columns["label"], columns["confidence"], sort.sort_into, copy=sort.copy, pattern=sort.rename)
     folder = sort.sort_into or Path(os.path.commonpath([path.absolute().parent for path in files]))
     apply(moves, folder)
+    emit(sorted_into=folder)
     note(f"sorted {len(moves)} images into {folder}; to take it back: moontide undo {folder}")
 
 
@@ -274,16 +276,22 @@ def _show(found: Classified, out: Path | None, report: Path | None) -> None:
     """Write what was asked for and print the summary, which leaves standard output to the table where that is there."""
     for one in found.skipped:
         note(f"skipped {one.id}: {one.reason}")
-    if out is None:
+    if out is None and output().as_json:
+        columns = found.columns()
+        emit(labels=[dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)])
+    elif out is None:
         found.write_table(sys.stdout.buffer, ".csv")
     else:
         found.save(out)
+        emit(out=out)
         note(f"wrote {out}")
     if report is not None:
         found.report(report)
+        emit(report=report)
         note(f"wrote {report}")
     with redirect_stdout(sys.stderr if out is None else sys.stdout):
-        print(f"images     {len(found.images)} labelled, {len(found.skipped)} skipped")
+        emit(images=len(found.images), skipped=[list(one) for one in found.skipped])
+        say(f"images     {len(found.images)} labelled, {len(found.skipped)} skipped")
         if found.groups is not None:
             print_groups(found.group_comparisons)
         if found.answers is not None:

@@ -7,6 +7,7 @@ import platform
 import re
 from importlib.metadata import PackageNotFoundError, requires, version
 
+from moontide.cli.output import emit
 from moontide.errors import install
 
 DEVELOPERS = ("dev", "docs")  # extras of who works on Moontide
@@ -34,6 +35,7 @@ def doctor() -> None:
         "devices": ", ".join(devices()),
         **{name: found or "not installed" for name, found in packages.items()},
     }
+    emit(**lines)
     for name, value in lines.items():
         print(f"{name:<{max(map(len, lines))}}  {value}")
     missing = {extra: [name for name in names if not packages[name]] for extra, names in extras.items()}
@@ -82,4 +84,5 @@ def devices() -> list[str]:
         import torch
     except ImportError:
         return ["cpu"]
-    return ["cpu", *(f"cuda ({torch.cuda.get_device_name(i)})" for i in range(torch.cuda.device_count()))]
+    found = [f"cuda:{i} ({torch.cuda.get_device_name(i)})" for i in range(torch.cuda.device_count())]
+    return ["cpu", *found, *(["mps"] if torch.backends.mps.is_available() else [])]

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Group, Parameter
 
 from moontide.cli.common import CLASS_FILES, note, progress_bar
+from moontide.cli.output import emit, say
 from moontide.cli.shards import Address
 from moontide.encoders.base import DEFAULT
 from moontide.errors import InputError, OptionError
@@ -61,7 +62,7 @@ class EncoderChoice:
             "matcher)."
         ),
     ] = DEFAULT
-    device: Annotated[Literal["cpu", "cuda"], Parameter(help="Where the encoder runs.")] = "cpu"
+    device: Annotated[str, Parameter(help="Where the encoder runs: cpu, cuda, cuda:1 or mps.")] = "cpu"
     autocast: Annotated[bool, Parameter(negative="", show_default=False, help="Run the encoder in half precision.")] = (
         False
     )
@@ -192,7 +193,10 @@ def encode(
         raise InputError(f"None of the {len(skipped)} images can be used; see the reasons above.")
     new = store.n - before
     speed = f"{new / seconds:.1f} images/s"
-    print(f"{out} holds {store.n} images ({new} new) by {encoder.id}; {len(skipped)} skipped; {seconds:.1f} s, {speed}")
+    emit(
+        store=out, images=store.n, new=new, encoder=encoder.id, skipped=[list(one) for one in skipped], seconds=seconds
+    )
+    say(f"{out} holds {store.n} images ({new} new) by {encoder.id}; {len(skipped)} skipped; {seconds:.1f} s, {speed}")
     return 1 if strict and skipped else 0
 
 

@@ -23,6 +23,7 @@ from moontide.cli.common import (
     progress_bar,
 )
 from moontide.cli.given import NO_GIVEN, GivenFiles
+from moontide.cli.output import emit
 from moontide.errors import OptionError
 
 if TYPE_CHECKING:
@@ -102,8 +103,10 @@ def stream(
     if out is not None:
         write_predictions(out, result, ids and ids[:n], task.class_names, more_columns(task, n=n) | more, said)
         note(f"wrote {out}")
+        emit(out=out)
     if save_state is not None:
         write_state(save_state, solver, state, batch_size)
+        emit(state=save_state, seen=state.seen)
         note(f"wrote {save_state}, the state after {state.seen} samples")
     if said is not None:
         print_answers(said)

@@ -7,6 +7,8 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from moontide.cli.output import emit, say
+
 
 def undo(
     folder: Annotated[Path, Parameter(help="The folder of --sort-into, or of the images that --rename renamed.")], /
@@ -18,4 +20,5 @@ def undo(
     from moontide.sorting import undo as take_back
 
     done = take_back(folder)
-    print(f"undone     {done} {'image' if done == 1 else 'images'}")
+    emit(undone=done)
+    say(f"undone     {done} {'image' if done == 1 else 'images'}")

@@ -28,7 +28,7 @@ import numpy.typing as npt
 
 from moontide.core.arrays import Array, as_matrix, like
 from moontide.core.memory import available_bytes, human
-from moontide.errors import FileError, InputError, MoontideError, ResourceError, missing_extra
+from moontide.errors import FileError, InputError, MoontideError, OptionError, ResourceError, missing_extra
 from moontide.metrics import IntArray, check_labels
 from moontide.types import Task, class_numbers_of
 
@@ -100,14 +100,21 @@ def check_device(device: str) -> None:
     """
     if device == "cpu":
         return
+    kind, _, number = device.partition(":")
+    if not (kind == "cuda" and (number.isdecimal() or device == "cuda")) and device != "mps":
+        raise OptionError(f"'device' must be cpu, cuda, cuda:NUMBER or mps. Got {device[:40]!r} instead.")
     try:
         import torch
     except ImportError:
         raise missing_extra("torch", "torch", f"Running on {device}") from None
-    if not torch.cuda.is_available():
+    count = torch.cuda.device_count() if kind == "cuda" else int(torch.backends.mps.is_available())
+    if not count:
+        name = "CUDA" if kind == "cuda" else "MPS"
         raise ResourceError(
-            "torch finds no CUDA device on this machine; use the device 'cpu', or see what 'moontide doctor' says."
+            f"torch finds no {name} device on this machine; use the device 'cpu', or see what 'moontide doctor' says."
         )
+    if int(number or 0) >= count:
+        raise ResourceError(f"There is no device {device}: torch finds {count} on this machine, numbered from 0.")
 
 
 def place(x: AnyArray, dtype: str | None, device: str) -> Array:
@@ -116,6 +123,7 @@ def place(x: AnyArray, dtype: str | None, device: str) -> Array:
     >>> place(np.eye(2), "float32", "cpu").dtype
     dtype('float32')
     """
+    dtype = "float32" if device == "mps" else dtype  # which knows no float64
     x = x.astype(dtype or x.dtype, copy=False)
     if device == "cpu":
         return x
