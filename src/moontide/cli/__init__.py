@@ -24,6 +24,8 @@ from moontide.cli.demo import demo
 from moontide.cli.doctor import doctor
 from moontide.cli.encode import encode
 from moontide.cli.export import export
+from moontide.cli.export_labels import export_labels
+from moontide.cli.import_labels import import_labels
 from moontide.cli.methods import methods
 from moontide.cli.serve import serve
 from moontide.cli.stream import stream
@@ -38,7 +40,9 @@ app = App(
     suppress_keyboard_interrupt=False,
 )
 # each imports its parts when it is called
-for command in (classify, encode, adapt, stream, compare, serve, bench, export, methods, doctor, demo):
+for command in (
+    classify, encode, adapt, stream, compare, serve, export_labels, import_labels, bench, export, methods, doctor, demo
+):  # fmt: skip
     app.command(command)
 
 
