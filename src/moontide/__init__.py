@@ -18,7 +18,7 @@ from moontide.registry import method, method_names
 from moontide.stream import Stream
 from moontide.types import Result, Task
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "MOON",

@@ -1,7 +1,7 @@
 """The command line, one file a command. Bad input gives one sentence on stderr and the exit status 2.
 
 >>> main(["--version"])
-0.1.0
+0.2.0
 0
 """
 

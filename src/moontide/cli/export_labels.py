@@ -12,6 +12,8 @@ from moontide.cli.common import check_not_input, note
 from moontide.errors import FileError, OptionError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from moontide.integrations import Labels
 
 Tool = Literal["coco", "megadetector", "speciesnet", "label-studio", "fiftyone", "datasets", "vectors"]
@@ -89,7 +91,7 @@ def _write(found: Labels, to: Tool, out: Path, prefix: str | None) -> None:
     if to == "label-studio":
         label_studio.write_tasks(found, out, label_studio.LOCAL if prefix is None else prefix)
         return
-    writers = {
+    writers: dict[str, Callable[[Labels, Path], None]] = {
         "coco": coco.write_coco,
         "megadetector": megadetector.write_megadetector,
         "speciesnet": megadetector.write_speciesnet,
