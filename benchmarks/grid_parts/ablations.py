@@ -32,7 +32,7 @@ class Unsmoothed(tide.Crowd):
     """The pseudo-count is the same for any number of samples."""
 
     @classmethod
-    def of(cls, excess: float, agreement: float, corroboration: float, per_class: float) -> Any:
+    def of(cls, excess: float, agreement: float, corroboration: float, false: float) -> Any:
         return _original["Crowd"].of(excess, agreement, corroboration, 0.0)
 
 
@@ -46,9 +46,14 @@ def full_slope(f: Any, text: Any, y: Any, cosine: Any, p: Any) -> Any:
     return unit_rows(f.mean(0) + text - p @ text)
 
 
-def no_bias(y: Any, expected: Any) -> Any:
+def no_bias(y: Any, expected: Any, presence: Any) -> Any:
     """How often a class is predicted says nothing of its text."""
     return 0 * y
+
+
+def all_present(near: Any, most: Any, total: Any) -> Any:
+    """Every class that is predicted seldom is helped."""
+    return 0 * total + 1
 
 
 def plain_metric(f: Any, groups: Any) -> Any:
@@ -88,6 +93,7 @@ ABLATIONS: dict[str, dict[str, Any]] = {
     "text as anchors (4)": {"anchors": text_anchors},
     "slope 1 (4)": {"anchors": full_slope},
     "without the bias of the text (5)": {"text_bias": no_bias},
+    "absent classes helped as well (5)": {"presence": all_present},
     "without the metric (6)": {"metric": plain_metric},
     "anchor weight 1 (7)": {"anchor_weight": one},
     "without class means (8)": {"sharpness": 0.0},

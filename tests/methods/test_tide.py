@@ -64,7 +64,7 @@ class Account:
     def crowd(self) -> tuple[float, float]:
         """Eqs. 1, 2, 3: the density w and the smoothing a*."""
         y, n, k = self.y, self.n, self.k
-        rho, chi, v = 1.0, 1.0, 1e-3
+        chi, v, self.rho = 1.0, 1e-3, 1.0
         if self.shares is not None:
             v = max(k * float((self.shares**2).sum()) - 1, 1e-3)
         elif n > 1 and k > 1:
@@ -75,11 +75,13 @@ class Account:
             v = max((k * (u - 2 * agree.std() / n**0.5) - 1) / max(q, 1e-6), 1e-3)
             among = sum(self.w_graph[i, j] * pairs[i, j] for i in range(n) for j in range(n))
             best = sum(self.w_graph[i, j] * pairs[i, i] for i in range(n) for j in range(n))
-            rho = min(max(among / best, 0.02), 1.0)
-            chi = min(1.0, rho / min(1.0, (n - 1) * u / sure / min(self.options.neighbours, n - 1)))
+            self.rho = min(max(among / best, 0.02), 1.0)
+            chi = min(1.0, self.rho / min(1.0, (n - 1) * u / sure / min(self.options.neighbours, n - 1)))
         a = min(1 / max(v * chi, 1e-3), 1e3)
         w = a / (1 + a)
-        return w, a * max(1.0, w * (1 - rho) * n / k * (self.shares is None))
+        self.bias_weight = a / (a + 0.5) if self.shares is None else 1.0
+        false = (1 - y.max(1).mean()) * n / k if self.shares is None else 0.0
+        return w, a * max(1.0, w * false)
 
     def anchors(self) -> Any:
         """Eq. 4."""
@@ -93,7 +95,17 @@ class Account:
         """Eq. 5."""
         expected = (self.n - 1) * (1 / self.k if self.shares is None else self.shares)
         others = np.stack([np.delete(self.y, i, axis=0).sum(0) for i in range(self.n)])
-        return np.log((others + 1) / (expected + 1))
+        bias = np.log((others + 1) / (expected + 1))
+        return np.where(bias < 0, self.presence() ** 2 * bias, bias)
+
+    def presence(self) -> Any:
+        """Eq. 5, its pi_k: 1 where the user knows the shares."""
+        there = np.ones(self.k)
+        if self.shares is None and self.n > 1:
+            for k, y in enumerate(self.y.T):
+                agreement = (y @ self.w_graph @ y) / max(float((self.w_graph.sum(1) * y * y).sum()), 1e-12)
+                there[k] = min(1.0, (y.sum() * agreement + self.rho) / ((y.sum() + 1) * self.rho))
+        return there
 
     def within(self, f: Any, labels: Any) -> tuple[Any, Any, Any, int]:
         """Deviations from the mean of the class, these means, the counts and N less the number of classes there."""
@@ -137,31 +149,30 @@ class Account:
         kept = [np.delete(z, i, axis=0).sum(0) + (1 - left_out[i]) * z[i] for i in range(self.n)]
         return np.log(np.stack(kept) + self.smoothing)
 
-    def trust(self, base: Any, cosine: Any) -> tuple[float, float, float]:
+    def trust(self, base: Any, cosine: Any) -> tuple[float, float]:
         """Eqs. 12 and 13."""
         own, rows = self.known[self.labelled], np.arange(self.labelled.sum())
         tried = []
         for text in tide.TRUSTS:
-            for factor in tide.SHARPER:
-                likelihood = softmax(text * base + factor * self.sharp * cosine)[rows, own]
-                penalty = np.square(np.log([text, factor])) @ tide.RELUCTANCE
-                tried.append((float(np.log(likelihood).sum() - penalty), text, factor * self.sharp))
-        _, text, sharp = max(tried)
-        right = ((text * base + sharp * cosine).argmax(1) == own).sum()
+            for temper in tide.TEMPERS:
+                likelihood = softmax(temper * (text * base + self.sharp * cosine))[rows, own]
+                tried.append((float(np.log(likelihood).sum() - tide.RELUCTANCE * np.log(text) ** 2), text))
+        text = max(tried)[1]
+        right = ((text * base + self.sharp * cosine).argmax(1) == own).sum()
         r = (right + 1) / (len(own) + 2)
-        return text, sharp, 1 / (1 + self.n / self.k * (1 - r) ** 2)
+        return text, 1 / (1 + self.n / self.k * (1 - r) ** 2)
 
     def solve(self) -> Literal:
         raw = self.f
         w, self.smoothing = self.crowd()
-        log_y = np.log(self.y) - (w if self.shares is None else 1) * self.bias()
+        log_y = np.log(self.y) - self.bias_weight * self.bias()
         labels = self.clamp(self.y).argmax(1)
         scale = self.metric(labels)
         self.anchor, moved = unit(self.anchors() / scale), self.f / scale
         self.past_sums = self.past_sums / (scale * np.linalg.norm(moved, axis=1).mean())
         self.f = unit(moved)
         self.alpha = self.anchor_weight(self.f, self.anchor, labels)
-        self.sharp = self.options.sharpness * (1 + 2 * w * (self.n / self.k) / (self.n / self.k + self.alpha))  # Eq. 10
+        self.sharp = self.options.sharpness * (1 + 3 * w * (self.n / self.k) / (self.n / self.k + self.alpha))  # Eq. 10
         left_out = (1 - w * w) * ~self.labelled
         first = np.log(self.y.sum(0) + self.smoothing) if self.shares is None else np.log(self.shares + 1e-12)
         start = log_y + self.sharp * self.f @ self.anchor.T + (2 - w) * self.w_graph @ self.clamp(self.y) + first
@@ -172,7 +183,7 @@ class Account:
 
     def iterate(self, z: Any, log_y: Any, left_out: Any, w: float) -> tuple[Any, int]:
         """Eq. 11, with its M-steps."""
-        text, sharp, reliable, all_out, steps = 1.0, self.sharp, 1.0, np.ones(self.n), 0
+        text, reliable, all_out, steps = 1.0, 1.0, np.ones(self.n), 0
         for _ in range(self.options.iterations):
             steps += 1
             safe = np.where(z > 0, z, 1)
@@ -183,8 +194,8 @@ class Account:
             if self.labelled.any():
                 without = (base + self.pull(z, all_out))[self.labelled]
                 cosine = self.cosines(z, weight, trusted, all_out)[self.labelled]
-                text, sharp, reliable = self.trust(without, cosine)
-            logits = text * (base + self.pull(z, left_out)) + sharp * self.cosines(z, weight, trusted, left_out)
+                text, reliable = self.trust(without, cosine)
+            logits = text * (base + self.pull(z, left_out)) + self.sharp * self.cosines(z, weight, trusted, left_out)
             before, z = z, self.clamp(softmax(logits))
             if (z.argmax(1) == before.argmax(1)).all() and np.abs(z - before).max() < 1e-4:
                 break
@@ -196,7 +207,7 @@ class Account:
         if not free.any():
             return z
         q = float(self.y[np.arange(self.n), label][free].mean())
-        target = 1 - (1 - q) ** (1 + (0.75 - w / 2) * (1 - 1 / self.n))
+        target = 1 - (1 - q) ** (1 + (0.7 - 0.55 * w) * (1 - 1 / self.n))
         low, high = np.log(0.02), np.log(5)
         for _ in range(60):
             power = np.exp((low + high) / 2)

@@ -17,14 +17,17 @@ from moontide.methods.tide import (
     Labels,
     Means,
     Model,
+    agreement_by_class,
     anchor_weight,
     anchors,
+    bias_weight,
     calibrated,
     corroboration,
     cosine_to_means,
     crowding,
     excess,
     metric,
+    presence,
     reliability,
     text_bias,
     trust,
@@ -59,8 +62,8 @@ def test_the_pseudo_count_is_that_of_the_dirichlet_the_shares_come_from(a: float
     counts = []
     for _ in range(30):
         y = np.eye(k)[rng.choice(k, n, p=rng.dirichlet(np.full(k, a)))]
-        votes = 0.5 * y  # neighbours that agree with a sample
-        counts.append(crowding(y, votes, np.full((n, 1), 0.5), 3).pseudo_count)
+        near, most = agreement_by_class(y, 0.5 * y, np.full((n, 1), 0.5))  # neighbours that agree with a sample
+        counts.append(crowding(y, near, most, 3).pseudo_count)
     assert np.exp(np.mean(np.log(counts))) == pytest.approx(a, rel=0.3)
 
 
@@ -75,16 +78,14 @@ def test_corroboration_rises_with_agreement_and_falls_with_company(
     assert corroboration(1.0, company, m) == 1
 
 
-@given(v=st.floats(1e-3, 1e3), rho=st.floats(0.02, 1), chi=st.floats(0.02, 1), per_class=st.floats(1e-3, 1e3))
-def test_density_lies_between_0_and_1_and_falls_with_the_excess(
-    v: float, rho: float, chi: float, per_class: float
-) -> None:
-    crowd = Crowd.of(v, rho, chi, per_class)
+@given(v=st.floats(1e-3, 1e3), rho=st.floats(0.02, 1), chi=st.floats(0.02, 1), false=st.floats(0, 1e3))
+def test_density_lies_between_0_and_1_and_falls_with_the_excess(v: float, rho: float, chi: float, false: float) -> None:
+    crowd = Crowd.of(v, rho, chi, false)
     assert 0 < crowd.density < 1
     assert 1 / LARGEST <= crowd.pseudo_count <= LARGEST
     assert crowd.smoothing >= crowd.pseudo_count
-    assert Crowd.of(2 * v, rho, chi, per_class).density <= crowd.density
-    assert Crowd.of(v, rho, chi / 2, per_class).density >= crowd.density
+    assert Crowd.of(2 * v, rho, chi, false).density <= crowd.density
+    assert Crowd.of(v, rho, chi / 2, false).density >= crowd.density
 
 
 @given(k=st.integers(2, 50), there=st.integers(1, 50))
@@ -120,10 +121,34 @@ def test_the_slope_is_held_between_0_and_1(slope: float, held: float) -> None:
 @given(seed=SEEDS)
 def test_the_bias_of_the_text_counts_the_other_samples_only(seed: int) -> None:
     y = np.random.default_rng(seed).dirichlet(np.full(4, 0.3), size=9)
-    bias = text_bias(y, 8 / 4)
+    bias = text_bias(y, 8 / 4, np.ones(4))
     for i in range(9):
         np.testing.assert_allclose(bias[i], np.log((np.delete(y, i, axis=0).sum(0) + 1) / 3), atol=1e-12)
-    np.testing.assert_allclose(text_bias(np.full((9, 4), 0.25), 2.0), 0, atol=1e-12)  # predicted as often as expected
+    as_expected = text_bias(np.full((9, 4), 0.25), 2.0, np.ones(4))
+    np.testing.assert_allclose(as_expected, 0, atol=1e-12)
+
+
+def test_a_class_that_no_neighbours_agree_on_is_not_helped() -> None:
+    rng = np.random.default_rng(0)
+    labels = np.repeat(np.arange(3), 20)  # of four classes, in groups of neighbours
+    y = 0.9 * np.eye(4)[labels] + 0.02
+    y[rng.choice(60, 6, replace=False), 3] += 0.5  # the fourth is absent, and predicted here and there
+    y /= y.sum(1, keepdims=True)
+    graph = (labels[:, None] == labels) * (1 - np.eye(60)) / 19
+    near, most = agreement_by_class(y, graph @ y, np.ones((60, 1)))
+    there = presence(near, most, y.sum(0))
+    np.testing.assert_allclose(there[:3], 1)
+    assert there[3] < 0.5
+    plain, held = text_bias(y, 59 / 4, np.ones(4)), text_bias(y, 59 / 4, there)
+    np.testing.assert_array_equal(held[:, :3], plain[:, :3])  # predicted more often than expected
+    np.testing.assert_allclose(held[:, 3], there[3] ** 2 * plain[:, 3])
+    assert (plain[:, 3] < 0).all()
+
+
+@given(a=st.floats(1e-3, 1e3))
+def test_the_bias_counts_the_more_the_denser_the_classes_are(a: float) -> None:
+    assert 0 < bias_weight(a) < 1
+    assert bias_weight(2 * a) > bias_weight(a) > a / (1 + a)
 
 
 @given(seed=SEEDS, factor=st.floats(0.01, 100))
@@ -203,11 +228,15 @@ def test_a_label_of_the_model_counts_less_the_more_it_gets_wrong(right: int, wro
 def test_texts_that_mislead_lose_weight_and_those_that_do_not_keep_it() -> None:
     rng, own = np.random.default_rng(0), np.arange(40) % 5
     helpful, noise = 3 * np.eye(5)[own], 4 * rng.normal(size=(40, 5))
-    assert trust(helpful, helpful, own, 1.0)[0] == 1.0
-    assert trust(noise, helpful, own, 1.0)[0] < 0.5
-    assert trust(noise[:1], helpful[:1], own[:1], 1.0)[0] >= trust(noise, helpful, own, 1.0)[0]  # one label says little
-    assert trust(0 * noise, helpful, own, 1.0)[1] > 1.0  # means that tell the classes apart gain
-    assert trust(0 * noise, noise, own, 1.0)[1] == 1.0
+    assert trust(helpful, helpful, own, 1.0) == 1.0
+    assert trust(noise, helpful, own, 1.0) < 0.5
+    assert trust(noise[:1], helpful[:1], own[:1], 1.0) >= trust(noise, helpful, own, 1.0)  # one label says little
+
+
+def test_texts_that_are_only_too_sure_keep_their_weight() -> None:
+    rng, own = np.random.default_rng(0), np.arange(200) % 5
+    base = np.eye(5)[own] + 0.8 * rng.normal(size=(200, 5))  # all that is known
+    assert trust(3 * base, 0 * base, own, 1.0) == 1.0
 
 
 @given(seed=SEEDS, n=st.integers(1, 30), k=st.integers(2, 9), w=st.floats(0.01, 0.99), sharp=st.floats(0.3, 6))
@@ -221,7 +250,7 @@ def test_calibration_keeps_the_order_and_gives_the_confidence_asked_for(
     np.testing.assert_allclose(p.sum(1), 1, atol=1e-9)
     np.testing.assert_array_equal(p.argsort(1), z.argsort(1))
     q = y[np.arange(n), z.argmax(1)].mean()
-    target = 1 - (1 - q) ** (1 + (0.75 - w / 2) * (1 - 1 / n))
+    target = 1 - (1 - q) ** (1 + (0.7 - 0.55 * w) * (1 - 1 / n))
     limits = [(z**power / (z**power).sum(1, keepdims=True)).max(1).mean() for power in (0.02, 5.0)]
     assert p.max(1).mean() == pytest.approx(min(max(target, limits[0]), limits[1]), abs=2e-3)
 

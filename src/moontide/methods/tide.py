@@ -5,17 +5,19 @@ Transduction", ICML 2026. docs/maths.md derives its equations, docs/tide.md meas
 
 Symbols:  f_i -> f[i]   t_k -> text[k]   y_ik -> y   z_ik -> z   p_k = mean_i y_ik -> p   gamma_i -> gamma
           W -> votes   v -> excess   rho -> agreement   chi -> corroboration   a -> pseudo_count   w -> density
-          a* -> smoothing   mu'_k -> anchor   s -> sharpness   alpha -> anchor_weight   beta_ik -> beta
+          a* -> smoothing   pi_k -> presence   mu'_k -> anchor   s -> sharpness   alpha -> anchor_weight
+          beta_ik -> beta
 
 MOON pushes classes away that seem absent, as strongly in every batch. TIDE first estimates how concentrated the classes
 of the batch are, one number v from pairs of zero-shot predictions (Eq. 1), as far as neighbours in the graph bear it
 out (Eq. 2). From it follow the pseudo-count a of a symmetric Dirichlet prior over the class shares and the density
 w = a / (1 + a), near 0 where few of the classes are there and near 1 where all are (Eq. 3), and w sets everything else:
 
-    log z_ik = log y_ik - w b_ik + s cos(f_i, R_ik) + (2 - w) (W z)_ik + log(n_k - u z_ik + a*) + const      (Eq. 11)
+    log z_ik = log y_ik - g b_ik + s cos(f_i, R_ik) + (2 - w) (W z)_ik + log(n_k - u z_ik + a*) + const      (Eq. 11)
 
-b is the bias of the text (Eq. 5), R_ik the mean of class k, shrunk to its anchor (Eqs. 4, 8) and without the share
-u = 1 - w^2 of sample i (Eq. 9), and n_k = sum_i z_ik. Cosines are taken in a metric of the batch (Eq. 6).
+b is the bias of the text with its weight g (Eq. 5), R_ik the mean of class k, shrunk to its anchor (Eqs. 4, 8) and
+without the share u = 1 - w^2 of sample i (Eq. 9), and n_k = sum_i z_ik. Cosines are taken in a metric of the batch
+(Eq. 6).
 
 A stream is the same model over the last `memory` samples: a batch is a stream without a past. Known labels are clamped;
 what the model gets wrong on them discounts what it believes of the other samples (Eqs. 12, 13).
@@ -62,8 +64,8 @@ STILL = 1e-4  # assignments that move by less no longer change
 REST = 0.01  # a class rests whose largest z_ik is below this share of n_k + a*, and of 0.1
 SAME = 1e-6  # how far features may differ and still be those of one sample
 TRUSTS = (1.0, 0.7, 0.5, 0.35, 0.25, 0.18)  # weights of the text, tried on known labels
-SHARPER = (1.0, 1.4, 2.0, 2.8)  # factors of the sharpness, tried on known labels
-RELUCTANCE = (2.0, 16.0)  # nats that a factor of e of either costs: a handful of labels changes little
+TEMPERS = (1.0, 0.7, 0.5, 0.35)  # factors of all logits at which those weights are compared
+RELUCTANCE = 2.0  # nats that a factor of e in the weight costs: a handful of labels changes little
 
 
 @dataclass(frozen=True)
@@ -93,7 +95,7 @@ class TIDE(OnlineMethod):
 
     memory: int = option(64, "samples of a stream that are labelled together, the latest included", low=0, high=10_000)
     neighbours: int = option(NEIGHBOURS, "m, neighbours of a sample in the graph", low=1)
-    sharpness: float = option(10.0, "weight of the cosine to a class mean where few classes are there", low=0)
+    sharpness: float = option(8.0, "weight of the cosine to a class mean where few classes are there", low=0)
     iterations: int = option(10, "T, rounds of M-step and E-step after the first E-step", low=1)
 
     def peak_bytes(self, n: int, k: int, d: int, itemsize: int) -> int:
@@ -178,11 +180,13 @@ class TIDE(OnlineMethod):
         assigned = labels.clamp(y)  # (N, K)
         votes = votes_of(y)  # (N, K)
         if shares is None:
-            crowd, expected = crowding(y, votes, votes_of(xp.ones_like(y[:, :1])), graph.m), (n - 1) / k
+            near, most = agreement_by_class(y, votes, votes_of(xp.ones_like(y[:, :1])))  # (K,), (K,)
+            crowd, there = crowding(y, near, most, graph.m), presence(near, most, xp.sum(y, axis=0))  # (K,)
+            log_y -= bias_weight(crowd.pseudo_count) * text_bias(y, (n - 1) / k, there)
         else:
-            crowd, expected = Crowd.of_shares(shares), (n - 1) * shares  # (K,)
+            crowd = Crowd.of_shares(shares)
+            log_y -= text_bias(y, (n - 1) * shares, xp.ones_like(shares))
         w = crowd.density
-        log_y -= (w if shares is None else 1.0) * text_bias(y, expected)
         p, first = xp.mean(y, axis=0), xp.argmax(assigned, axis=1)  # (K,), (N,)
         anchor = anchors(f, state.text, y, cosine, p)  # (K, d)
         scale = metric(f, Groups.of(f, first, k))  # (d,)
@@ -222,16 +226,16 @@ class Crowd(NamedTuple):
     smoothing: float  # a*
 
     @classmethod
-    def of(cls, excess: float, agreement: float, corroboration: float, per_class: float) -> Crowd:
-        """Eq. 3: a = 1 / (v chi), w = a / (1 + a), a* = a max(1, w (1 - rho) N / K).
+    def of(cls, excess: float, agreement: float, corroboration: float, false: float) -> Crowd:
+        """Eq. 3: a = 1 / (v chi), w = a / (1 + a), a* = a max(1, w (1 - q) N / K), q = mean_i max_k y_ik.
 
         A symmetric Dirichlet with K parameters a has E[K sum_k share_k^2] - 1 = (K - 1) / (K a + 1), near 1 / a. What
-        neighbours do not bear out is discounted. The counts n_k of soft assignments have as many false samples as the
-        predictions are unsure, so that the prior is smoothed by the part 1 - rho of the N / K samples of a class.
+        neighbours do not bear out is discounted. Of the N / K samples that a class has on average, (1 - q) N / K are
+        `false`, as zero-shot predictions are right as often as they are sure. The prior counts no finer than that.
         """
         a = min(1 / max(excess * corroboration, 1 / LARGEST), LARGEST)
         w = a / (1 + a)
-        return cls(excess, agreement, corroboration, a, w, a * max(1.0, w * (1 - agreement) * per_class))
+        return cls(excess, agreement, corroboration, a, w, a * max(1.0, w * false))
 
     @classmethod
     def of_shares(cls, shares: Array) -> Crowd:
@@ -240,18 +244,32 @@ class Crowd(NamedTuple):
         return cls.of(max(v, 1 / LARGEST), 1.0, 1.0, 0.0)
 
 
-def crowding(y: Array, votes: Array, degree: Array, m: int) -> Crowd:
-    """Measure the concentration of the classes from y (N, K), the neighbours' votes W y (N, K) and W 1 (N, 1).
+def crowding(y: Array, near: Array, most: Array, m: int) -> Crowd:
+    """Measure the concentration of the classes from y (N, K) and its `agreement_by_class` (K,) in a graph.
 
     >>> import numpy as np
-    >>> crowding(np.eye(4), np.zeros((4, 4)), np.zeros((4, 1)), 3).density > 0.99
+    >>> crowding(np.eye(4), np.zeros(4), np.zeros(4), 3).density > 0.99
     True
     """
     xp, (n, k) = namespace(y), y.shape
     own = row_dots(y, y)  # (N,)
     agree = agreements(y, xp.sum(y, axis=0), own, n)  # (N,)
-    near, most = float(xp.sum(row_dots(y, votes))), float(xp.sum(own * degree[:, 0]))
-    return crowd_of(float(xp.mean(agree)), float(xp.std(agree)), float(xp.mean(own)), near, most, n, k, m)
+    mean, deviation, sure = (float(x) for x in (xp.mean(agree), xp.std(agree), xp.mean(own)))
+    confidence = float(xp.mean(xp.max(y, axis=1)))
+    return crowd_of(mean, deviation, sure, confidence, float(xp.sum(near)), float(xp.sum(most)), n, k, m)
+
+
+def agreement_by_class(y: Array, votes: Array, degree: Array) -> tuple[Array, Array]:
+    """Return sum_ij W_ij y_ik y_jk and the most it can be, sum_ij W_ij y_ik^2, (K,) each.
+
+    `votes` is W y (N, K) and `degree` W 1 (N, 1).
+
+    >>> import numpy as np
+    >>> agreement_by_class(np.eye(2), np.asarray([[0.0, 1.0], [0.5, 0.5]]), np.ones((2, 1)))
+    (array([0. , 0.5]), array([1., 1.]))
+    """
+    xp = namespace(y)
+    return xp.sum(y * votes, axis=0), (degree.T @ (y * y))[0, :]
 
 
 def agreements(y: Array, total: Array, own: Array, n: int) -> Array:
@@ -264,27 +282,40 @@ def agreements(y: Array, total: Array, own: Array, n: int) -> Array:
     return (y @ total - own) / max(n - 1, 1)
 
 
-def crowd_of(u: float, deviation: float, sure: float, near: float, most: float, n: int, k: int, m: int) -> Crowd:
+def crowd_of(
+    u: float, deviation: float, sure: float, confidence: float, near: float, most: float, n: int, k: int, m: int
+) -> Crowd:
     """Measure the concentration of the classes of n samples from what their predictions add up to.
 
-    `u` and `deviation` are mean and standard deviation of the agreements, `sure` is the mean of |y_i|^2, `near` is
-    sum_ij W_ij y_i . y_j and `most` is sum_ij W_ij |y_i|^2.
+    `u` and `deviation` are mean and standard deviation of the agreements, `sure` is the mean of |y_i|^2, `confidence`
+    that of max_k y_ik, `near` is sum_ij W_ij y_i . y_j and `most` is sum_ij W_ij |y_i|^2.
 
-    >>> crowd_of(0.25, 0.0, 1.0, 0.0, 1.0, 100, 4, 3).density > 0.99
+    >>> crowd_of(0.25, 0.0, 1.0, 1.0, 0.0, 1.0, 100, 4, 3).density > 0.99
     True
     """
+    false = (1 - confidence) * n / k
     if n < 2 or k < 2:
-        return Crowd.of(1 / LARGEST, 1.0, 1.0, n / k)
+        return Crowd.of(1 / LARGEST, 1.0, 1.0, false)
     v = excess(u - 2 * deviation / math.sqrt(n), sure, k)
-    rho = min(max(near / max(most, EPS), 0.02), 1.0)
-    return Crowd.of(v, rho, corroboration(rho, (n - 1) * u / sure, min(m, n - 1)), n / k)
+    rho = mean_agreement(near, most)
+    return Crowd.of(v, rho, corroboration(rho, (n - 1) * u / sure, min(m, n - 1)), false)
+
+
+def mean_agreement(near: float, most: float) -> float:
+    """Return rho = near / most, held in [0.02, 1].
+
+    >>> mean_agreement(1.0, 2.0)
+    0.5
+    """
+    return min(max(near / max(most, EPS), 0.02), 1.0)
 
 
 def excess(agree: float, sure: float, k: int) -> float:
     """Eq. 1: v = (K U - 1) / q, q = (mean |y_i|^2 - 1 / K) / (1 - 1 / K).
 
-    U is the mean of y_i . y_j over pairs of samples, an unbiased Simpson index of the classes, less two standard errors
-    as only a sure excess should push classes away; q is what two samples of one class agree at most.
+    U is the mean of y_i . y_j over pairs of samples, an unbiased Simpson index of the classes, less its standard error
+    (of a mean over pairs: twice that of the mean of the N agreements), as only a sure excess should push classes away;
+    q is what two samples of one class agree at most.
 
     >>> excess(0.5, 1.0, 4)
     1.0
@@ -339,28 +370,60 @@ def anchors_of(text: Array, p: Array, centre: Array, along: float, square: float
     return unit_rows(centre + slope * (text - text_centre))
 
 
-def text_bias(y: Array, expected: Array | float) -> Array:
+def presence(near: Array, most: Array, total: Array) -> Array:
+    """Eq. 5, its pi_k: how far neighbours agree on class k, against how far they do on average, (K,).
+
+    pi_k = min(1, (n_k rho_k + rho) / ((n_k + 1) rho)), n_k = sum_i y_ik, where rho_k = near_k / most_k is the agreement
+    of neighbours on the class (`agreement_by_class`) and rho = sum_k near_k / sum_k most_k that on all. Images of a
+    class that is there look alike, and so the little of it that each is predicted to be agrees. What is predicted of a
+    class that is absent comes from single images of other classes. One pseudo-sample has the average.
+
+    >>> import numpy as np
+    >>> presence(np.asarray([9.0, 0.1]), np.asarray([10.0, 1.0]), np.asarray([9.0, 9.0])).round(2)
+    array([1.  , 0.21])
+    """
+    xp = namespace(near)
+    rho = mean_agreement(float(xp.sum(near)), float(xp.sum(most)))
+    return clip((total * (near / clip(most, EPS)) + rho) / ((total + 1) * rho), 0, 1)
+
+
+def bias_weight(pseudo_count: float) -> float:
+    """Eq. 5, its weight: g = a / (a + 1/2).
+
+    The log share of class k among the predictions is its true log share, of variance near 1 / a, plus the bias of the
+    text, of variance 2. The bias is expected to be the part 2 / (2 + 1 / a) of what is seen.
+
+    >>> bias_weight(0.5)
+    0.5
+    """
+    return pseudo_count / (pseudo_count + 0.5)
+
+
+def text_bias(y: Array, expected: Array | float, presence: Array) -> Array:
     """Eq. 5: b_ik = log((sum_j y_jk - y_ik + 1) / (expected_k + 1)), (N, K): how much more often a class is predicted.
 
     `expected` is (N - 1) / K, or (N - 1) times the known share of the class. The other samples alone are counted, with
-    one pseudo-sample, so that a sample does not speak against itself.
+    one pseudo-sample, so that a sample does not speak against itself. Where a class is predicted too seldom, b is
+    multiplied by pi_k^2 (`presence`): a class that is absent is not to be helped.
 
     >>> import numpy as np
-    >>> text_bias(np.asarray([[1.0, 0.0], [1.0, 0.0]]), 0.5).round(2)
+    >>> text_bias(np.asarray([[1.0, 0.0], [1.0, 0.0]]), 0.5, np.ones(2)).round(2)
     array([[ 0.29, -0.41],
            [ 0.29, -0.41]])
     """
-    return bias_of(y, namespace(y).sum(y, axis=0), expected)
+    return bias_of(y, namespace(y).sum(y, axis=0), expected, presence)
 
 
-def bias_of(y: Array, total: Array, expected: Array | float) -> Array:
+def bias_of(y: Array, total: Array, expected: Array | float, presence: Array) -> Array:
     """Eq. 5 of some of the samples, (b, K), from sum_j y_j over all of them, (K,).
 
     >>> import numpy as np
-    >>> bias_of(np.asarray([[1.0, 0.0]]), np.asarray([2.0, 0.0]), 0.5).round(2)
-    array([[ 0.29, -0.41]])
+    >>> bias_of(np.asarray([[1.0, 0.0]]), np.asarray([2.0, 0.0]), 0.5, np.asarray([1.0, 0.5])).round(2)
+    array([[ 0.29, -0.1 ]])
     """
-    return namespace(y).log((total + 1 - y) / (expected + 1))
+    xp = namespace(y)
+    bias = xp.log((total + 1 - y) / (expected + 1))
+    return xp.where(bias < 0, bias * presence**2, bias)
 
 
 class Groups(NamedTuple):
@@ -543,15 +606,15 @@ def cosine_to_means(model: Model, means: Means, some: Any, left_out: Array, dots
 
 
 def sharpening(density: float, per_class: float, alpha: float) -> float:
-    """Eq. 10: s / s_0 = 1 + 2 w beta, beta = x / (x + alpha) for a class of x = N / K samples.
+    """Eq. 10: s / s_0 = 1 + 3 w beta, beta = x / (x + alpha) for a class of x = N / K samples.
 
     Where few classes are there, the prior does most of the work. Where all are, what tells them apart is the class
     means, as far as they are made of samples.
 
     >>> sharpening(1.0, 2.0, 2.0), sharpening(0.0, 2.0, 2.0)
-    (2.0, 1.0)
+    (2.5, 1.0)
     """
-    return 1 + 2 * density * per_class / (per_class + alpha)
+    return 1 + 3 * density * per_class / (per_class + alpha)
 
 
 def reliability(right: int, known: int, per_class: float) -> float:
@@ -567,24 +630,24 @@ def reliability(right: int, known: int, per_class: float) -> float:
     return 1 / (1 + per_class * (1 - r) ** 2)
 
 
-def trust(base: Array, cosine: Array, known: Array, sharpness: float) -> tuple[float, float]:
-    """Eq. 13: the weight of the text and the prior, and the sharpness, under which known labels are likeliest.
+def trust(base: Array, cosine: Array, known: Array, sharpness: float) -> float:
+    """Eq. 13: the weight of text, votes and prior, against that of class means, under which known labels are likeliest.
 
-    Of each labelled sample, `base` and `cosine` (n, K) are as they would be without it. Round factors are tried, with a
-    penalty on leaving 1, so that few labels change little.
+    Of each labelled sample, `base` and `cosine` (n, K) are as they would be without it. Round weights are tried, with a
+    penalty on leaving 1, so that few labels change little. Each is judged at the best of a few temperatures of the sum:
+    predictions that are only too sure would gain by any smaller weight.
 
     >>> import numpy as np
-    >>> trust(np.asarray([[0.0, 9.0]]), np.asarray([[1.0, 0.0]]), np.asarray([0]), 1.0)[0] < 1
+    >>> trust(np.asarray([[0.0, 9.0]]), np.asarray([[5.0, 0.0]]), np.asarray([0]), 1.0) < 1
     True
     """
-    xp, best = namespace(base), (-math.inf, 1.0, sharpness)
+    xp, best = namespace(base), (-math.inf, 1.0)
     for text in TRUSTS:
-        for factor in SHARPER:
-            logits = log_softmax(text * base + factor * sharpness * cosine)  # (n, K)
-            fit = float(xp.sum(xp.take_along_axis(logits, known[:, None], axis=1)))
-            fit -= RELUCTANCE[0] * math.log(text) ** 2 + RELUCTANCE[1] * math.log(factor) ** 2
-            best = max(best, (fit, text, factor * sharpness))
-    return best[1:]
+        logits = text * base + sharpness * cosine  # (n, K)
+        for temper in TEMPERS:
+            fit = float(xp.sum(xp.take_along_axis(log_softmax(temper * logits), known[:, None], axis=1)))
+            best = max(best, (fit - RELUCTANCE * math.log(text) ** 2, text))
+    return best[1]
 
 
 class Rest(NamedTuple):
@@ -682,7 +745,7 @@ def iterate(model: Model, logits: Array, votes_of: Any, iterations: int) -> tupl
         base *= model.vote_weight
         base += model.log_y
         if known.known is not None:
-            text, sharpness, reliable = learn_from_known(model, known.known, means, some, base, counts, z)
+            text, reliable = learn_from_known(model, known.known, means, some, base, counts, z)
         base += class_pull(model, counts, z, model.left_out)
         if text != 1:
             base *= text
@@ -708,8 +771,8 @@ def iterate(model: Model, logits: Array, votes_of: Any, iterations: int) -> tupl
 
 def learn_from_known(
     model: Model, known: Array, means: Means, some: Any, base: Array, counts: Array, z: Array
-) -> tuple[float, float, float]:
-    """Return the weight of the text, the sharpness and the reliability of other labels, from known ones (Eqs. 12, 13).
+) -> tuple[float, float]:
+    """Return the weight of the text and the reliability of other labels, from known ones (Eqs. 12, 13).
 
     What is asked is what the model makes of each labelled sample where its label is not known: without its own part in
     class means and counts, and with the votes of its neighbours.
@@ -720,9 +783,9 @@ def learn_from_known(
     cosine = 1 * model.at_anchor[there, :]  # (n', K)
     cosine[:, some] = cosine_to_means(model, means, some, xp.ones_like(model.left_out))[there, :]
     base = base[there, :] + class_pull(model, counts, z, 1.0)[there, :]
-    text, sharpness = trust(base, cosine, labels, model.sharpness)
-    found = xp.argmax(text * base + sharpness * cosine, axis=1)
-    return text, sharpness, reliability(int(xp.sum(found == labels)), int(labels.shape[0]), n / k)
+    text = trust(base, cosine, labels, model.sharpness)
+    found = xp.argmax(text * base + model.sharpness * cosine, axis=1)
+    return text, reliability(int(xp.sum(found == labels)), int(labels.shape[0]), n / k)
 
 
 def class_pull(model: Model, counts: Array, z: Array, left_out: Any) -> Array:
@@ -739,7 +802,7 @@ def calibrated(z: Array, y: Array, density: float, labels: Labels) -> Array:
 
     Zero-shot predictions are calibrated on average: of labels with mean probability q under y the share q is right. The
     batch is a second look. If it were independent, (1 - q)^2 would be wrong; it is not, and less so the denser the
-    classes are: (1 - q)^r, r = 1 + (3/4 - w/2) (1 - 1/N), which for one sample is zero-shot's q.
+    classes are: (1 - q)^r, r = 1 + (0.7 - 0.55 w) (1 - 1/N), which for one sample is zero-shot's q.
 
     >>> import numpy as np
     >>> y = np.asarray([[0.7, 0.3]])
@@ -772,7 +835,7 @@ def expected_right(q: float, density: float, n: int) -> float:
     >>> expected_right(0.5, 0.5, 1)
     0.5
     """
-    return 1 - math.pow(max(1 - q, 0.0), 1 + (0.75 - density / 2) * (1 - 1 / n))
+    return 1 - math.pow(max(1 - q, 0.0), 1 + (0.7 - 0.55 * density) * (1 - 1 / n))
 
 
 def log_ratios(z: Array, label: Array) -> Array:

@@ -48,11 +48,13 @@ from moontide.methods.tide import (
     Labels,
     Means,
     Model,
+    agreement_by_class,
     agreements,
     anchor_weight_of,
     anchors_of,
     assign,
     bias_of,
+    bias_weight,
     calibration,
     class_pull,
     confidences,
@@ -61,6 +63,7 @@ from moontide.methods.tide import (
     expected_right,
     log_ratios,
     metric_of,
+    presence,
     sharpening,
     unlikeness,
     with_neighbours,
@@ -91,8 +94,9 @@ class Compared(Sums):
     agree: float  # sum over the samples of their agreements
     agree_square: float  # sum of those squared
     own: float  # sum_i |y_i|^2
-    near: float  # sum_ij W_ij y_i . y_j
-    most: float  # sum_ij W_ij |y_i|^2
+    confidence: float  # sum_i max_k y_ik
+    near: Doubles  # (K,) sum_ij W_ij y_ik y_jk
+    most: Doubles  # (K,) sum_ij W_ij y_ik^2
     sums: Doubles  # (K, d) sum of the samples with each zero-shot label, in the metric
 
 
@@ -124,6 +128,7 @@ class Fixed(NamedTuple):
     anchor: Floats  # (K, d) in the metric
     total: Floats  # (K,) sum_i y_i
     expected: Any  # (K,) or one number: what `total` would be without the bias of the text
+    presence: Floats  # (K,)
     bias_weight: float
     alpha: float
     sharpness: float
@@ -205,19 +210,23 @@ class Shard(Rows):
     def compare(self, total: Floats, n: int, scale: Floats) -> Compared:
         """Compare the zero-shot predictions with those of all n samples and of the neighbours (Eqs. 1, 2)."""
         joined, all_of_them = None, like(total, self.f)
-        degree = self.votes_of(namespace(self.f).ones_like(self.f[:, :1]))[:, 0]  # (n,)
+        degree = self.votes_of(namespace(self.f).ones_like(self.f[:, :1]))  # (n, 1)
         for rows in track(self.blocks, "classes"):
 
             def block(at: slice) -> tuple[Array, ...]:
                 y = self._wide(at)  # (b, K)
                 own = row_dots(y, y)  # (b,)
-                return agreements(y, all_of_them, own, n), own, row_dots(y, self._votes(at)), own * degree[at]
+                by_class = agreement_by_class(y, self._votes(at), degree[at])  # (K,), (K,)
+                return agreements(y, all_of_them, own, n), own, namespace(y).max(y, axis=1), *by_class
 
-            parts = in_threads(block, self._cut(rows))
-            agree, own, near, most = (namespace(self.f).concat(column) for column in zip(*parts, strict=True))
+            *parts, near, most = zip(*in_threads(block, self._cut(rows)), strict=True)
+            agree, own, confidence = (namespace(self.f).concat(column) for column in parts)
             sums = class_sums(self.labels[rows], self._in_metric(rows, like(scale, self.f)), len(self.text))
             square = float((_double(agree) ** 2).sum())
-            part = Compared(_add_up(agree), square, _add_up(own), _add_up(near), _add_up(most), _double(sums))
+            part = Compared(
+                _add_up(agree), square, _add_up(own), _add_up(confidence),
+                sum(map(_double, near)), sum(map(_double, most)), _double(sums),
+            )  # fmt: skip
             joined = part if joined is None else joined + part
         return joined  # type: ignore[return-value]
 
@@ -270,7 +279,7 @@ class Shard(Rows):
             z, gamma = self._wide(at), self.gamma[at]  # (b, K), (b,)
             log_y = log_softmax(self.logit_scale * cosine[part])  # (b, K)
             y = xp.exp(log_y)
-            log_y -= fixed.bias_weight * bias_of(y, fixed.total, fixed.expected)
+            log_y -= fixed.bias_weight * bias_of(y, fixed.total, fixed.expected, fixed.presence)
             left_out = fixed.left_out * xp.ones_like(gamma)[:, None]  # (b, 1)
             model = Model(
                 f[part], fixed.anchor, at_anchor[part], log_y, fixed.alpha, fixed.sharpness, left_out,
@@ -369,6 +378,7 @@ def solve(
     found = run("compare", first.total.astype(text.dtype), n, scale)
     shares = None if class_prior is None else given_shares(class_prior)  # (K,)
     crowd = crowd_of_sums(found, n, k, method.neighbours) if shares is None else Crowd.of_shares(shares)
+    there = presence(found.near, found.most, first.total)  # (K,)
     w = crowd.density
     anchor = anchors_of(text, first.total / n, first.centre / n, first.along / n, first.expected / n)  # (K, d)
     anchor = unit_rows(anchor / scale)
@@ -378,7 +388,8 @@ def solve(
         anchor.astype(text.dtype),
         first.total.astype(text.dtype),
         (n - 1) / k if shares is None else (n - 1) * shares,
-        w if shares is None else 1.0,
+        np.ones(k, text.dtype) if shares is not None else there.astype(text.dtype),
+        bias_weight(crowd.pseudo_count) if shares is None else 1.0,
         alpha,
         method.sharpness * sharpening(w, n / k, alpha),
         1 - w * w,
@@ -405,9 +416,10 @@ def solve(
 def crowd_of_sums(found: Compared, n: int, k: int, m: int) -> Crowd:
     """Return how concentrated the classes are (Eqs. 1, 2, 3) from sums over all n samples.
 
-    >>> crowd_of_sums(Compared(50.0, 25.0, 100.0, 100.0, 100.0, np.zeros((2, 1))), 100, 2, 3).density > 0.99
+    >>> sums = Compared(50.0, 25.0, 100.0, 100.0, np.ones(2), np.ones(2), np.zeros((2, 1)))
+    >>> crowd_of_sums(sums, 100, 2, 3).density > 0.99
     True
     """
     mean = found.agree / n
     deviation = math.sqrt(max(found.agree_square / n - mean * mean, 0.0))
-    return crowd_of(mean, deviation, found.own / n, found.near, found.most, n, k, m)
+    return crowd_of(mean, deviation, found.own / n, found.confidence / n, found.near.sum(), found.most.sum(), n, k, m)
