@@ -27,8 +27,8 @@ from moontide.store.files import read_class_names
 ROOT = Path(__file__).parents[1]
 OUT = ROOT / "docs" / "images"
 PHOTOS = ROOT / "examples" / "clothing"
-SEED, ACROSS, DOWN = 0, 8, 2  # which of the changed photographs are shown, and how many
-SIDE, LINE = 150, 22  # pixels of a photograph and of a line below it
+SEED, ACROSS, DOWN = 0, 6, 2  # which of the changed photographs are shown, and how many
+SIDE, LINE = 170, 24  # pixels of a photograph and of a line below it
 GOOD, BAD, INK = "#1a7f37", "#c4261d", "#1b2430"
 
 
@@ -48,8 +48,8 @@ def before_after(found: Classified) -> Image.Image:
     changed = np.flatnonzero(now != before)
     shown = np.sort(np.random.default_rng(SEED).choice(changed, ACROSS * DOWN, replace=False))
     names, height = found.task.class_names or (), SIDE + 2 * LINE + 14
-    sheet = Image.new("RGB", (ACROSS * (SIDE + 10) + 10, DOWN * height + 64), "white")
-    pen, font = ImageDraw.Draw(sheet), ImageFont.load_default(15)
+    sheet = Image.new("RGB", (ACROSS * (SIDE + 10) + 10, DOWN * height + 92), "white")
+    pen, font = ImageDraw.Draw(sheet), ImageFont.load_default(17)
     for place, i in enumerate(shown):
         x, y = 10 + (place % ACROSS) * (SIDE + 10), 10 + (place // ACROSS) * height
         sheet.paste(found.images[i].read().resize((SIDE, SIDE)), (x, y))
@@ -60,9 +60,9 @@ def before_after(found: Classified) -> Image.Image:
     gained, lost = (int(((a == truth) & (b != truth)).sum()) for a, b in ((now, before), (before, now)))
     share = {name: f"{100 * (labels == truth).mean():.1f} %" for name, labels in (("before", before), ("now", now))}
     words = (
-        f"{len(shown)} of the {len(changed)} labels that TIDE changed, drawn at random (+ right, - wrong). "
-        f"Of the {len(changed)}, {gained} became right and {lost} wrong.\n"
-        f"All {len(truth)} photographs: zero-shot {share['before']} right, TIDE {share['now']}. "
+        f"{len(shown)} of the {len(changed)} labels that TIDE changed, drawn at random (+ right, - wrong).\n"
+        f"Of the {len(changed)}, {gained} became right and {lost} wrong. "
+        f"All {len(truth)} photographs: zero-shot {share['before']} right, TIDE {share['now']}.\n"
         "The encoder is tiny, which is much weaker than CLIP."
     )
     pen.multiline_text((10, DOWN * height + 10), words, INK, font, spacing=6)
