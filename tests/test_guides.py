@@ -27,8 +27,9 @@ NOTEBOOKS = sorted((ROOT / "examples" / "notebooks").glob("*.ipynb"))
 TINY = find_spec("efficientnet_lite_pytorch") is not None  # the offline encoder, an extra
 NEEDS = {
     "integrations.md": ("datasets", "lancedb", "pyarrow"),
-    "embeddings.md": ("cleanlab",),
+    "embeddings.md": ("cleanlab", "pandas", "sklearn"),
     "streams.md": ("fastapi", "httpx"),
+    "photos.md": ("openpyxl",),
 }
 
 

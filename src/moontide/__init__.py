@@ -10,6 +10,8 @@
 ((8, 3), (8,))
 """
 
+import logging
+
 from moontide.core.graph import Graph
 from moontide.errors import MoontideError
 from moontide.methods.moon import MOON
@@ -17,6 +19,8 @@ from moontide.methods.tide import TIDE
 from moontide.registry import method, method_names
 from moontide.stream import Stream
 from moontide.types import Result, Task
+
+logging.getLogger("moontide").addHandler(logging.NullHandler())  # silent until the user sets it up
 
 __version__ = "0.2.0"
 

@@ -185,7 +185,7 @@ def test_an_empty_store_is_a_sentence(tmp_path):
     ("arguments", "sentence"),
     [
         (("photos", "--encoder", "colour"), "'--classes' must say which names"),
-        (("photos", *ARGUMENTS, "--out", "labels.txt"), "must end in .csv, .jsonl, .parquet"),
+        (("photos", *ARGUMENTS, "--out", "labels.txt"), "must end in .csv, .jsonl, .json"),
         (("photos", *ARGUMENTS, "--report", "report.pdf"), "must end in .html"),
         (("photos", *ARGUMENTS, "--report", "no/report.html"), "does not exist"),
         (("photos", *ARGUMENTS, "--batch-size", "0"), "'--batch-size' must be at least 1"),

@@ -69,7 +69,8 @@ def test_a_table_is_read_as_it_was_written(labels, tmp_path):
         ("a.csv", "id,label\na,b\n", "confidence"),
         ("a.csv", "id,label,confidence\na,b,high\n", "numbers"),
         ("a.csv", "id,label,confidence\na,b\n", "same set of columns"),
-        ("a.jsonl", "{", "JSON object per line"),
+        ("a.jsonl", "{", "must be JSON"),
+        ("a.json", "{}", "rows"),
         ("a.txt", "", "must end in"),
     ],
 )

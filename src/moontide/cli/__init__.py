@@ -7,19 +7,24 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import signal
 import sys
 import warnings
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, TextIO
 
 from cyclopts import App, CycloptsError
+from cyclopts.config import Toml
 
 import moontide
 from moontide.cli.adapt import adapt
 from moontide.cli.bench import bench
 from moontide.cli.classify import classify
 from moontide.cli.compare import compare
+from moontide.cli.completion import completion
 from moontide.cli.demo import demo
 from moontide.cli.doctor import doctor
 from moontide.cli.encode import encode
@@ -27,9 +32,13 @@ from moontide.cli.export import export
 from moontide.cli.export_labels import export_labels
 from moontide.cli.import_labels import import_labels
 from moontide.cli.methods import methods
+from moontide.cli.output import CONFIG, everywhere, output
 from moontide.cli.serve import serve
 from moontide.cli.stream import stream
-from moontide.errors import MoontideError
+from moontide.cli.undo import undo
+from moontide.errors import MoontideError, shorten
+
+INTERRUPTED = 130  # the exit status after Ctrl-C
 
 app = App(
     "moontide",
@@ -38,12 +47,15 @@ app = App(
     help_format="markdown",
     result_action="return_value",
     suppress_keyboard_interrupt=False,
+    config=Toml(CONFIG),
 )
 # each imports its parts when it is called
 for command in (
-    classify, encode, adapt, stream, compare, serve, export_labels, import_labels, bench, export, methods, doctor, demo
+    classify, encode, adapt, stream, compare, serve, export_labels, import_labels, export, methods, doctor, demo, undo,
+    completion,
 ):  # fmt: skip
-    app.command(command)
+    app.command(everywhere(command))
+app.command(bench)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -59,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except (CycloptsError, MoontideError) as error:
             return _fail(str(error), 2)
         except KeyboardInterrupt:
-            return _fail("interrupted", 130)
+            return _interrupted(leave=arguments is None)
         except BrokenPipeError:  # the reader of our output, say `head`, has gone
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 141
@@ -69,8 +81,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
 
 
+def _interrupted(leave: bool) -> int:
+    """Say that the run was stopped, and leave the process at once where it is the program's own.
+
+    Compiled loops may still be at work in other threads. To take the interpreter apart under them can crash it, and a
+    second Ctrl-C would be met half-way: so what is registered for the exit is done, and no more.
+    """
+    if not leave:
+        return _fail("interrupted", INTERRUPTED)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _fail("interrupted", INTERRUPTED)
+    with suppress(Exception):
+        atexit._run_exitfuncs()
+    with suppress(Exception):
+        sys.stdout.flush()
+    os._exit(INTERRUPTED)
+
+
 def _fail(sentence: str, status: int) -> int:
-    print(f"error: {' '.join(sentence.split())}", file=sys.stderr)
+    print(f"error: {shorten(' '.join(sentence.split()))}", file=sys.stderr)
     return status
 
 
@@ -86,7 +115,7 @@ def _printer() -> Any:
         file: TextIO | None = None,
         line: str | None = None,
     ) -> None:
-        if str(message) not in seen:
+        if str(message) not in seen and not output().quiet:
             seen.add(str(message))
             print(f"warning: {message}", file=sys.stderr)
 

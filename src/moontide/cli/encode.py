@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Group, Parameter
 
-from moontide.cli.common import note, progress_bar
+from moontide.cli.common import CLASS_FILES, note, progress_bar
+from moontide.cli.output import emit, say
 from moontide.cli.shards import Address
 from moontide.encoders.base import DEFAULT
 from moontide.errors import InputError, OptionError
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from moontide.encoders.pipeline import Encoded
     from moontide.encoders.prompts import Classes
     from moontide.encoders.sources import ImageFile
+    from moontide.store.classes import ClassList
 
 ENCODER, PROMPTS = Group("Encoder"), Group("Prompts")
 
@@ -60,7 +62,7 @@ class EncoderChoice:
             "matcher)."
         ),
     ] = DEFAULT
-    device: Annotated[Literal["cpu", "cuda"], Parameter(help="Where the encoder runs.")] = "cpu"
+    device: Annotated[str, Parameter(help="Where the encoder runs: cpu, cuda, cuda:1 or mps.")] = "cpu"
     autocast: Annotated[bool, Parameter(negative="", show_default=False, help="Run the encoder in half precision.")] = (
         False
     )
@@ -99,7 +101,7 @@ class PromptChoice:
         Path | None, Parameter(help='Sentences for each class: a JSON file, {"name": ["sentence", ...], ...}.')
     ] = None
 
-    def embed(self, encoder: Encoder, names: Sequence[str], templates: Sequence[str] = ()) -> Classes:
+    def embed(self, encoder: Encoder, names: Sequence[str] | ClassList, templates: Sequence[str] = ()) -> Classes:
         """Embed class names, and warn about the doubtful ones; `templates` are for the user who gives none."""
         from moontide.encoders.prompts import embed_classes, find_templates, read_descriptions
 
@@ -121,7 +123,7 @@ def encode(
     choice: EncoderChoice = NO_ENCODER_CHOICE,
     classes: Annotated[
         str | None,
-        Parameter(help="Class names: a comma-separated list, or a text file with one name a line.", group=PROMPTS),
+        Parameter(help=f"Class names: {CLASS_FILES}.", group=PROMPTS),
     ] = None,
     prompts: PromptChoice = NO_PROMPT_CHOICE,
     dataset: Annotated[
@@ -152,9 +154,9 @@ def encode(
     """
     from moontide.encoders.pipeline import encode_to_store
     from moontide.encoders.sources import ImageFile, list_images, path_id
+    from moontide.store.classes import read_classes
     from moontide.store.datasets import read_dataset, read_folders
     from moontide.store.features import MANIFEST, FeatureStore
-    from moontide.store.files import read_class_names
 
     if classes is None and dataset is None and prompts != NO_PROMPT_CHOICE:
         raise OptionError("'--template' and '--descriptions' have no effect without '--classes'; add them.")
@@ -165,7 +167,7 @@ def encode(
     if engine == "local" and address is not None:
         raise OptionError("'--address' has no effect without '--engine ray'.")
     labels: dict[str, int] | None = None
-    names: Sequence[str] = () if classes is None else read_class_names(classes)
+    names: Sequence[str] | ClassList = () if classes is None else read_classes(classes)
     templates: Sequence[str] = ()
     if dataset is None:
         images, skipped = list_images(paths, root)
@@ -191,7 +193,10 @@ def encode(
         raise InputError(f"None of the {len(skipped)} images can be used; see the reasons above.")
     new = store.n - before
     speed = f"{new / seconds:.1f} images/s"
-    print(f"{out} holds {store.n} images ({new} new) by {encoder.id}; {len(skipped)} skipped; {seconds:.1f} s, {speed}")
+    emit(
+        store=out, images=store.n, new=new, encoder=encoder.id, skipped=[list(one) for one in skipped], seconds=seconds
+    )
+    say(f"{out} holds {store.n} images ({new} new) by {encoder.id}; {len(skipped)} skipped; {seconds:.1f} s, {speed}")
     return 1 if strict and skipped else 0
 
 

@@ -8,6 +8,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from moontide.cli.common import note
+from moontide.cli.output import emit
 from moontide.encoders.base import DEFAULT
 
 
@@ -30,4 +31,5 @@ def export(
     from moontide.encoders import onnx
 
     made = onnx.export(make(encoder), out)
+    emit(out=out, encoder=made.id, dim=made.dim)
     note(f"wrote {out}: {made.id}, {made.dim} dimensions")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, get_args
 from cyclopts import Parameter
 
 from moontide.cli.common import check_not_input, note
+from moontide.cli.output import emit
 from moontide.errors import FileError, OptionError
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ FOLDERS = ("fiftyone", "datasets")  # tools that take a folder; the others take 
 
 def export_labels(
     labels: Annotated[
-        Path, Parameter(help="The table of labels that 'moontide classify' wrote: a .csv, .jsonl or .parquet.")
+        Path, Parameter(help="The table of labels that 'moontide classify' wrote: a .csv, .jsonl, .json or .parquet.")
     ],
     /,
     *,
@@ -67,6 +68,7 @@ def export_labels(
     if features is not None:
         found = _with_vectors(found, labels, features)
     _write(found, to, out, prefix)
+    emit(out=out, labels=len(found.ids), to=to)
     note(f"wrote {out}: {len(found.ids)} labels for {to}")
 
 

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 
 from moontide.cli.common import check_not_input, note
+from moontide.cli.output import emit
 from moontide.errors import FileError, OptionError
 
 
@@ -27,7 +28,8 @@ def import_labels(
         moontide classify photos/ --classes names.txt --known known.csv --out labels.csv
     """
     from moontide.integrations import fiftyone, label_studio
-    from moontide.store.files import check_output, replacing, write_table
+    from moontide.store.files import check_output, replacing
+    from moontide.store.tables import write_table
 
     if field is not None and source != "fiftyone":
         raise OptionError(f"'--field' is for '--from fiftyone'. Got '--from {source}' instead; leave it out.")
@@ -41,4 +43,5 @@ def import_labels(
         raise FileError(f"{labels} has no annotation; annotate some images first.")
     with replacing(out) as handle:
         write_table(handle, {key: list(found), "label": list(found.values())}, ".csv")
+    emit(out=out, known=len(found))
     note(f"wrote {out}: {len(found)} known label{'s' if len(found) > 1 else ''}")

@@ -1,4 +1,4 @@
-"""Fused CPU kernels in Numba (`pip install 'moontide[fast]'`); numpy does the same where it is missing.
+"""Fused CPU kernels in Numba (the extra `fast`); numpy does the same where it is missing.
 
 A solve on a CPU is a few large products and many passes over what they give: numpy makes a pass over all rows for each
 operation, a compiled loop makes all operations of a row while that is in the cache. They are compiled at their first

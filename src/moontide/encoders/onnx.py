@@ -67,14 +67,17 @@ class ONNX(Encoder):
         except ImportError as error:
             raise missing_extra(str(error.name), "onnx", f"The encoder onnx:{model}") from None
         provider = "CPUExecutionProvider" if device == "cpu" else "CUDAExecutionProvider"
+        if device == "mps":
+            raise ResourceError("onnxruntime does not run on mps; use the device 'cpu'.")
         if provider not in onnxruntime.get_available_providers():
             raise ResourceError("onnxruntime finds no CUDA device here; use the device 'cpu', or onnxruntime-gpu.")
+        options = {"device_id": device.partition(":")[2] or "0"} if device != "cpu" else {}
         for name, digest in files.items():
             if not (folder / name).is_file() or _digest(folder / name) != digest:
                 raise FileError(f"{folder / name} is missing or not what was exported (by its SHA-256); export again.")
         with saying(f"The towers or the tokenizer of {model} cannot be loaded; export again"):
             self.image, self.text = (
-                onnxruntime.InferenceSession(folder / n, providers=[provider]) for n in (IMAGE, TEXT)
+                onnxruntime.InferenceSession(folder / n, providers=[(provider, options)]) for n in (IMAGE, TEXT)
             )
             self.tokenizer = Tokenizer.from_file(str(folder / TOKENIZER))
             wanted = tuple(self.image.get_inputs()[0].shape[2:])

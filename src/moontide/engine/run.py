@@ -38,13 +38,13 @@ from moontide.engine.partition import quantiser, recall
 from moontide.engine.solvers import solver
 from moontide.engine.sums import unpack
 from moontide.engine.worker import Job
-from moontide.errors import FileError, MoontideError, ResourceError
+from moontide.errors import FileError, MoontideError, ResourceError, listed
 from moontide.protocols import Method
 from moontide.types import check_class_names, check_class_prior, check_negatives
 
 LARGE = 2**27  # N x K above which assignments are in 16 bits
 SHARE = 0.7  # of the available memory that workers may take
-SHOWN = 20  # bad shards named in an error
+SHOWN = 80  # characters of the names of bad shards in an error
 CHECKPOINT = "checkpoint"
 AROUND = 4  # calls besides those of the method: check, sample, nearest, write
 
@@ -215,8 +215,10 @@ def _look_at(paths: Sequence[str], d: int) -> tuple[Source, ...]:
 
 
 def _bad_shards(problems: Sequence[str], count: int) -> FileError:
-    more = f" And {len(problems) - SHOWN} more." if len(problems) > SHOWN else ""
-    return FileError(f"{len(problems)} of {count} shards cannot be used: {' '.join(problems[:SHOWN])}{more}")
+    """Say which shards cannot be used: why the first cannot, and the names of others."""
+    names = [problem.split()[0].rpartition("/")[2] for problem in problems[1:]]
+    others = f" So are {listed(names, SHOWN)}." if names else ""
+    return FileError(f"{len(problems)} of {count} shards cannot be used: {problems[0]}{others}")
 
 
 def _check_given(method: Method, anchors: NDArray[np.float32], **given: Any) -> dict[str, NDArray[np.float32]]:

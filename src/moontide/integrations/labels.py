@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from moontide.classify import Classified
 
 TOP = 5  # classes that are named with their probabilities
-TABLES = (".csv", ".jsonl", ".parquet")
+TABLES = (".csv", ".jsonl", ".json", ".parquet")
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class Labels:
 
     @classmethod
     def read(cls, path: str | Path) -> Labels:
-        """Read a table of labels that `moontide classify` or `moontide adapt` wrote: .csv, .jsonl or .parquet.
+        """Read a table of labels that `moontide classify` or `moontide adapt` wrote: .csv, .jsonl, .json or .parquet.
 
         A table has no logits and no vectors, and names the classes that it speaks of only.
 
@@ -152,9 +152,12 @@ def read_table(path: Path) -> Mapping[str, Sequence[Any]]:
 
 def _json_rows(path: Path, text: str) -> list[Any]:
     try:
+        if path.suffix == ".json":
+            found = json.loads(text)
+            return found if isinstance(found, list) else []
         return [json.loads(line) for line in text.splitlines() if line.strip()]
     except json.JSONDecodeError as error:
-        raise FileError(f"{path} must have one JSON object per line: {error.msg} in line {error.lineno}.") from None
+        raise FileError(f"{path} must be JSON, a list or one object per line: {error.msg}.") from None
 
 
 def write_json(path: str | Path, value: Any) -> None:
