@@ -81,16 +81,16 @@ class TideClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 "TideClassifier without 'text_features' requires y to be passed, but the target y is None; pass one."
             )
         kinds = {"dtype": [np.float64, np.float32]}
-        X = validate_data(self, X, **kinds) if y is None else validate_data(self, X, y, **kinds)[0]
-        y = None if y is None else np.asarray(y).ravel()
-        if y is not None and type_of_target(y) != "unknown":
-            check_classification_targets(y)
-        known, self.classes_ = self._known(X, y)
-        text = self._anchors(X, known)
+        rows: FloatArray = validate_data(self, X, **kinds) if y is None else validate_data(self, X, y, **kinds)[0]
+        target = None if y is None else np.asarray(y).ravel()
+        if target is not None and type_of_target(target) != "unknown":
+            check_classification_targets(target)
+        known, self.classes_ = self._known(rows, target)
+        text = self._anchors(rows, known)
         self.centre_ = text.mean(axis=0)
-        X = self._directed(X)
-        self.rows_, self.known_, self.text_ = X, known, text
-        result = self._label(X, known)
+        rows = self._directed(rows)
+        self.rows_, self.known_, self.text_ = rows, known, text
+        result = self._label(rows, known)
         self.labels_ = self.classes_[result.labels]
         self.confidence_ = np.asarray(result.confidence)
         self.unknown_ = None if result.unknown is None else np.asarray(result.unknown)
@@ -123,7 +123,7 @@ class TideClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def _directed(self, X: FloatArray) -> FloatArray:
         """Give rows of zeros, which have no direction, that of the mean of the anchors, which favours no class."""
-        zero = ~X.any(axis=1)
+        zero: npt.NDArray[np.bool_] = np.asarray((X == 0).all(axis=1))
         return np.where(zero[:, None], self.centre_, X).astype(X.dtype) if zero.any() else X
 
     def _label(self, X: FloatArray, known: npt.NDArray[np.int64]) -> Result:
@@ -145,4 +145,4 @@ class TideClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def fit_predict(self, X: npt.ArrayLike, y: npt.ArrayLike | None = None) -> npt.NDArray[Any]:
         """Return the classes of the rows of X as TIDE labels them together, (N,)."""
-        return self.fit(X, y).labels_  # type: ignore[no-any-return]
+        return self.fit(X, y).labels_

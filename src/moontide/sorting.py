@@ -94,7 +94,7 @@ def apply(moves: Sequence[Move], folder: Path) -> Path:
         with replacing(record) as handle:
             rows = [[str(move.source.absolute()), str(move.target.absolute()), move.how] for move in moves]
             handle.write(json.dumps({"moontide": "undo", "moves": rows}, indent=0).encode())
-        waiting = []
+        waiting: list[tuple[Path, Move]] = []
         for move in moves:
             move.target.parent.mkdir(parents=True, exist_ok=True)
             if move.how == "copy":

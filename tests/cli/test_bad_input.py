@@ -377,11 +377,6 @@ def batch_size_that_is_no_number(folder, arrays):
     return [npz(folder, **arrays), "--batch-size", "many"]
 
 
-@case("'--seed' has no effect without '--shuffle'")
-def seed_without_shuffle(folder, arrays):
-    return [npz(folder, **arrays), "--batch-size", "8", "--seed", "1"]
-
-
 @case("'shuffle' has no effect without 'batch_size'")
 def shuffle_without_batches(folder, arrays):
     return [npz(folder, **arrays), "--shuffle"]

@@ -28,7 +28,9 @@ from moontide.cli.encode import (
     NO_ENCODER_CHOICE,
     NO_PROMPT_CHOICE,
     PROMPTS,
+    AllowUrls,
     EncoderChoice,
+    FrameStep,
     PromptChoice,
     Root,
     Strict,
@@ -42,7 +44,8 @@ if TYPE_CHECKING:
 
     from moontide.classify import Classified
     from moontide.encoders.base import Encoder
-    from moontide.encoders.sources import ImageFile, Listing
+    from moontide.encoders.places import ImageFile
+    from moontide.encoders.sources import Listing
     from moontide.store.classes import ClassList
     from moontide.store.features import FeatureStore
 
@@ -53,7 +56,8 @@ def classify(
         Parameter(
             negative="",
             help="Images: folders, patterns such as 'photos/**/*.jpg', files, lists of paths (.txt, or the column "
-            "'path' of a .csv or .parquet), .tar archives; or one store that 'moontide encode' made.",
+            "'path' of a .csv or .parquet), .tar archives, .parquet and .arrow files or datasets with a column of "
+            "images, videos; or one store that 'moontide encode' made.",
         ),
     ],
     /,
@@ -81,6 +85,8 @@ def classify(
         ),
     ] = None,
     root: Root = None,
+    allow_urls: AllowUrls = False,
+    frame_step: FrameStep = 1.0,
     out: Annotated[
         Path | None,
         Parameter(
@@ -136,7 +142,7 @@ def classify(
     elif names is None:
         raise OptionError("'--classes' must say which names the images can get: a comma-separated list, or a file.")
     else:
-        listing = list_images(paths, root)
+        listing = list_images(paths, root, allow_urls=allow_urls, frame_step=frame_step)
         run |= _inputs(given, group_by, listing.images, names.names, paths, root)
         found = _from_images(listing, names, words, prompts, encoder, run)
     said, more = answers.make(found.task, found.result, names, _none(given, found, paths, root))
@@ -232,7 +238,14 @@ def _from_images(
         run["negatives"] = embed_negatives(encoder, words, text.templates)
     with progress_bar("encoding", "images") as progress:
         return classify_images(
-            listing, text, encoder, encode_batch=choice.encode_batch, workers=choice.workers, progress=progress, **run
+            listing,
+            text,
+            encoder,
+            encode_batch=choice.encode_batch,
+            workers=choice.workers,
+            fast=choice.fast,
+            progress=progress,
+            **run,
         )
 
 
@@ -252,12 +265,10 @@ def _from_store(
     if names is None and (prompts != NO_PROMPT_CHOICE or (words is None and not _is_default(choice))):
         raise OptionError("Options of prompts and encoder have no effect on a store without '--classes'; add it.")
     words = _negatives(words, store.class_names if names is None else names.names)
-    if choice.encoder == NO_ENCODER_CHOICE.encoder:
-        choice = replace(choice, encoder=store.origin.encoder)
 
     @cache
     def encoder() -> Encoder:
-        made = choice.make()
+        made = choice.of_store(store.origin).make()
         check_maker(store, made)
         return made
 

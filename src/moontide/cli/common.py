@@ -32,8 +32,9 @@ CLASS_FILES = (
 Features = Annotated[
     Path,
     Parameter(
-        help="Image embeddings: an .npz with image_features, text_features and, if there are any, labels, classnames, "
-        "logit_scale or temperature, view_features; or an .npy, .safetensors or .parquet together with --text.",
+        help="Image embeddings: a store that 'moontide encode' made; an .npz with image_features, text_features and, if "
+        "there are any, labels, classnames, logit_scale or temperature, view_features; or an .npy, .safetensors or "
+        ".parquet together with --text.",
         group=INPUT,
     ),
 ]
@@ -51,7 +52,7 @@ class Source:
 
     text: Annotated[
         Path | None,
-        Parameter(help="Class embeddings, a file of the same kinds; goes before the text_features in FEATURES."),
+        Parameter(help="Class embeddings, a file or store of the same kinds; goes before those in FEATURES."),
     ] = None
     classes: Annotated[str | None, Parameter(help=f"Class names: {CLASS_FILES}.")] = None
     labels: Annotated[

@@ -122,7 +122,9 @@ def speaking(chosen: Output) -> Iterator[None]:
     >>> with speaking(Output(as_json=True)):
     ...     say("changed    3 of 9")
     ...     emit(changed=3)
-    {"changed": 3}
+    {
+      "changed": 3
+    }
     """
     if chosen.seed is not None:
         _sow(chosen.seed)
@@ -135,7 +137,7 @@ def speaking(chosen: Output) -> Iterator[None]:
         with redirect_stdout(printed):
             yield
         found = _values.get() or {LINES: printed.getvalue().splitlines()}
-        print(json.dumps(plain(found.get(WHOLE, found)), ensure_ascii=False, allow_nan=False))
+        print(json.dumps(plain(found.get(WHOLE, found)), ensure_ascii=False, allow_nan=False, indent=2))
     finally:
         _output.reset(token)
         _values.reset(values)
@@ -187,7 +189,7 @@ def everywhere(command: Callable[..., Any]) -> Callable[..., Any]:
             return command(*values, **options)
 
     added = inspect.Parameter("output", inspect.Parameter.KEYWORD_ONLY, default=NO_OUTPUT, annotation=Output)
-    del run.__wrapped__  # type: ignore[attr-defined]
+    del run.__wrapped__
     run.__signature__ = signature.replace(parameters=[*signature.parameters.values(), added])  # type: ignore[attr-defined]
     run.__annotations__ = {name: one.annotation for name, one in signature.parameters.items()} | {"output": Output}
     return run
