@@ -4,7 +4,7 @@ The other statuses: 1 for a run that found nothing to do or did it in part, 130 
 the output has gone, quietly, as other programs in a pipe do.
 
 >>> main(["--version"])
-0.1.0
+0.2.0
 0
 """
 
@@ -34,6 +34,8 @@ from moontide.cli.demo import demo
 from moontide.cli.doctor import doctor
 from moontide.cli.encode import encode
 from moontide.cli.export import export
+from moontide.cli.export_labels import export_labels
+from moontide.cli.import_labels import import_labels
 from moontide.cli.methods import methods
 from moontide.cli.output import CONFIG, everywhere, output
 from moontide.cli.serve import serve
@@ -54,7 +56,10 @@ app = App(
     config=Toml(CONFIG),
 )
 # each imports its parts when it is called
-for command in (classify, encode, adapt, stream, compare, serve, export, methods, doctor, demo, undo, completion):
+for command in (
+    classify, encode, adapt, stream, compare, serve, export_labels, import_labels, export, methods, doctor, demo, undo,
+    completion,
+):  # fmt: skip
     app.command(everywhere(command))
 app.command(bench)
 
@@ -114,17 +119,17 @@ def _open_outputs() -> None:
             if null != number:
                 os.close(null)
             setattr(sys, name, os.fdopen(number, "w", closefd=False))
-        stream = getattr(sys, name)
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
+        channel = getattr(sys, name)
+        if isinstance(channel, io.TextIOWrapper):
+            channel.reconfigure(errors="backslashreplace")
 
 
 def _drop_outputs(*outputs: TextIO) -> None:
     """Let what is still to be written go nowhere, so that the end of the program does not fail once more."""
     null = os.open(os.devnull, os.O_WRONLY)
-    for stream in outputs or (sys.stdout, sys.stderr):
+    for channel in outputs or (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):  # one without a number
-            os.dup2(null, stream.fileno())
+            os.dup2(null, channel.fileno())
     os.close(null)
 
 
