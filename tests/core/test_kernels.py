@@ -69,7 +69,8 @@ kernels.HALF = 2**23
 
 
 class Waits(TorchDispatchMode):  # refuses what waits for a GPU, or copies to it from memory: neither can be captured
-    NAMES = {"_local_scalar_dense", "nonzero", "masked_select", "_unique2", "bincount", "_coalesce", "lift_fresh", "equal"}
+    NAMES = {
+        "_local_scalar_dense", "nonzero", "masked_select", "_unique2", "bincount", "_coalesce", "lift_fresh", "equal"}
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         assert function._schema.name.split("::")[1] not in self.NAMES, function
