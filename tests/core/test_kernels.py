@@ -97,7 +97,7 @@ def outside(kernel, a, b):
 
 
 run, kernels.run = kernels.run, watched
-for options in ({}, {"votes": "gamma"}, {"beta": "soft"}, {"gamma_in_counts": True}, {"update": "exact"}):
+for options in ({}, {"votes": "gamma"}):
     MOON(**options).fit_predict(torch.tensor(f), torch.tensor(t))
 kernels.run = run
 for n, k in ((1, 1), (2, 3), (60, 20)):
