@@ -52,7 +52,7 @@ def run(solve: Callable[[Array, Array], T], method: Any, task: Any) -> T:
 
 def m_step(vmf: VMF, step: Step) -> Classes:
     """Eqs. update-m and update-m-real: the class distributions that follow from the sums of an E-step."""
-    o, (text, anchor_kappa, anchor_r, alpha) = vmf.options, vmf.anchors.of(step.present)
+    o, (text, anchor_kappa, anchor_r, alpha) = vmf.options, vmf.held(step.present)
     sums, soft, counts = (like(x, text) for x in (step.sums, step.soft, step.counts))
     beta = shrinkage(counts, alpha)  # (L,)
     v = means(sums, soft, o.count_epsilon)  # (L, d)
