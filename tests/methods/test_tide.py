@@ -156,7 +156,8 @@ class Account:
         for text in tide.TRUSTS:
             for temper in tide.TEMPERS:
                 likelihood = softmax(temper * (text * base + self.sharp * cosine))[rows, own]
-                tried.append((float(np.log(likelihood).sum() - tide.RELUCTANCE * np.log(text) ** 2), text))
+                penalty = np.square(np.log([text, temper])) @ tide.RELUCTANCE
+                tried.append((float(np.log(likelihood).sum() - penalty), text))
         text = max(tried)[1]
         right = ((text * base + self.sharp * cosine).argmax(1) == own).sum()
         r = (right + 1) / (len(own) + 2)

@@ -251,9 +251,12 @@ def test_texts_that_mislead_lose_weight_and_those_that_do_not_keep_it() -> None:
 
 
 def test_texts_that_are_only_too_sure_keep_their_weight() -> None:
-    rng, own = np.random.default_rng(0), np.arange(200) % 5
-    base = np.eye(5)[own] + 0.8 * rng.normal(size=(200, 5))  # all that is known
-    assert trust(3 * base, 0 * base, own, 1.0) == 1.0
+    rng, own = np.random.default_rng(0), np.arange(400) % 5
+    text, means = (
+        np.eye(5)[own] + 0.8 * rng.normal(size=(400, 5)) for _ in range(2)
+    )  # two looks, as good as each other
+    assert trust(4 * text, 4 * means, own, 1.0) == 1.0
+    assert trust(4 * text, means, own, 4.0) == 1.0
 
 
 @given(seed=SEEDS, n=st.integers(1, 30), k=st.integers(2, 9), w=st.floats(0.01, 0.99), sharp=st.floats(0.3, 6))

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 from cyclopts import Group, Parameter
 
-from moontide.errors import FileError, OptionError
+from moontide.errors import FileError, OptionError, without_credentials
 
 if TYPE_CHECKING:
+    from cyclopts import Token
     from rich.console import Console
 
     from moontide.evaluate import Comparison
@@ -22,12 +24,14 @@ if TYPE_CHECKING:
 
 INPUT = Group("Input")
 SHOWN_CLASSES, SHOWN_GROUPS = 5, 20
+DIGITS = 18  # of a whole number, which then fits into 64 bits
 
 Features = Annotated[
     Path,
     Parameter(
-        help="Image embeddings: an .npz with image_features, text_features and, if there are any, labels, classnames, "
-        "logit_scale or temperature, view_features; or an .npy, .safetensors or .parquet together with --text.",
+        help="Image embeddings: a store that 'moontide encode' made; an .npz with image_features, text_features and, "
+        "if there are any, labels, classnames, logit_scale or temperature, view_features; or an .npy, .safetensors or "
+        ".parquet together with --text.",
         group=INPUT,
     ),
 ]
@@ -49,7 +53,7 @@ class Source:
 
     text: Annotated[
         Path | None,
-        Parameter(help="Class embeddings, a file of the same kinds; goes before the text_features in FEATURES."),
+        Parameter(help="Class embeddings, a file or store of the same kinds; goes before those in FEATURES."),
     ] = None
     classes: Annotated[
         str | None, Parameter(help="Class names: a comma-separated list, or a text file with one name a line.")
@@ -122,6 +126,32 @@ def check_not_input(out: Path, *inputs: Path | None) -> None:
         raise FileError(f"The output {out} is an input of this very command; give it another name.")
 
 
+def value_of(kind: Any, tokens: Sequence[Token]) -> Any:
+    """Read the words of an argument as a value of its type; an empty word is none, and neither is 1.5 a whole number.
+
+    The errors are what follows the name of the argument.
+
+    >>> from cyclopts import Token
+    >>> value_of(int | None, [Token(keyword="--seed", value="7")])
+    7
+    >>> value_of(int, [Token(keyword="--seed", value="1.5")])
+    Traceback (most recent call last):
+        ...
+    moontide.errors.OptionError: it must be a whole number. Got '1.5' instead.
+    """
+    from cyclopts import convert
+
+    for token in tokens:
+        if not token.value.strip():
+            raise OptionError("it must not be empty." if token.keyword else "An argument must not be empty.")
+        if int in (kind, *get_args(kind)):
+            if not re.fullmatch(r"[+-]?[0-9]+", token.value):
+                raise OptionError(f"it must be a whole number. Got {token.value!r} instead.")
+            if len(token.value) > DIGITS:
+                raise OptionError(f"it must have {DIGITS} digits at most. Got {len(token.value)} instead.")
+    return convert(kind, tokens)
+
+
 @contextmanager
 def progress_bar(label: str, unit: str | None = None) -> Iterator[Callable[..., None]]:
     """Show a bar on stderr while it is a terminal, with the speed in `unit`/s; yields (done, total) -> None to move it.
@@ -152,11 +182,11 @@ def progress_bar(label: str, unit: str | None = None) -> Iterator[Callable[..., 
 
 
 def note(sentence: str) -> None:
-    """Print a line that is not part of the output.
+    """Print a line that is not part of the output, without credentials.
 
     >>> note("done")
     """
-    print(sentence, file=sys.stderr)
+    print(without_credentials(sentence), file=sys.stderr)
 
 
 def table_console() -> Console:

@@ -52,7 +52,8 @@ def compare(
     """
     from moontide.evaluate import Outcome, compare_methods
     from moontide.registry import method_names
-    from moontide.store.files import check_output, replacing, write_table
+    from moontide.store.files import check_output, replacing
+    from moontide.store.tables import write_table
 
     if out is not None:
         check_output(out, (".csv", ".jsonl"))

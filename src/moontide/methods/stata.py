@@ -35,7 +35,6 @@ from moontide.options import option
 from moontide.protocols import Method, Plan
 from moontide.types import Result, Task
 
-
 TINY = 1e-20  # probabilities below count for nothing, and products of them take a hundred times as long
 
 

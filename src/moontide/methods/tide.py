@@ -69,7 +69,7 @@ IDLE = 0.01  # a class is left alone whose largest z_ik is below this share of n
 SAME_SAMPLE = 1e-6  # how far features may differ and still be those of one sample
 TRUSTS = (1.0, 0.7, 0.5, 0.35, 0.25, 0.18)  # weights of the text, tried on known labels
 TEMPERS = (1.0, 0.7, 0.5, 0.35)  # factors of all logits at which those weights are compared
-RELUCTANCE = 2.0  # nats that a factor of e in the weight costs: a handful of labels changes little
+RELUCTANCE = (2.0, 8.0)  # nats that a factor of e of either costs: a handful of labels changes little
 
 
 @dataclass(frozen=True)
@@ -143,16 +143,18 @@ class TIDE(OnlineMethod):
             result, old
         )
 
-    def _correct(self, state: TIDEState, x: Array, known: Array) -> TIDEState:  # type: ignore[override]
-        """Label recent samples where they are, and add others to the labelled samples of the past."""
+    def _correct(self, state: TIDEState, x: Array, known: Array, before: Array) -> TIDEState:  # type: ignore[override]
+        """Label recent samples where they are; add others to the labelled samples of the past, where they were not."""
         xp, recent = namespace(x), state.recent_known
         past = []
         for i in range(x.shape[0]):
             same = xp.all(xp.abs(state.recent - x[i, :]) <= SAME_SAMPLE, axis=1)  # (M,)
             recent = xp.where(same, known[i], recent)
             past += [i] if not bool(xp.any(same)) else []
+        past = [i for i in past if int(known[i]) != int(before[i])]
         chosen = xp.asarray(past, dtype=xp.int64, device=device(x))
-        state = remember(state, xp.take(x, chosen, axis=0), xp.take(known, chosen))
+        f = xp.take(x, chosen, axis=0)
+        state = remember(remember(state, -f, xp.take(before, chosen), -1), f, xp.take(known, chosen))
         return replace(state, recent_known=recent)
 
     def solve(self, state: TIDEState, f: Array, known: Array | None, graph: Graph | None) -> Result:
@@ -528,8 +530,8 @@ def trust(base: Array, cosine: Array, known: Array, sharpness: float) -> float:
     """Eq. 13: the weight of text, votes and prior, against that of class means, under which known labels are likeliest.
 
     Of each labelled sample, `base` and `cosine` (n, K) are as they would be without it. Round weights are tried, with a
-    penalty on leaving 1, so that few labels change little. Each is judged at the best of a few temperatures of the sum:
-    predictions that are only too sure would gain by any smaller weight.
+    penalty on leaving 1, so that few labels change little. Each is judged at the best of a few temperatures of the sum,
+    with a penalty as well: predictions that are only too sure would gain by any smaller weight.
 
     >>> import numpy as np
     >>> trust(np.asarray([[0.0, 9.0]]), np.asarray([[5.0, 0.0]]), np.asarray([0]), 1.0) < 1
@@ -540,7 +542,8 @@ def trust(base: Array, cosine: Array, known: Array, sharpness: float) -> float:
         logits = text * base + sharpness * cosine  # (n, K)
         for temper in TEMPERS:
             fit = float(xp.sum(xp.take_along_axis(log_softmax(temper * logits), known[:, None], axis=1)))
-            best = max(best, (fit - RELUCTANCE * math.log(text) ** 2, text))
+            fit -= RELUCTANCE[0] * math.log(text) ** 2 + RELUCTANCE[1] * math.log(temper) ** 2
+            best = max(best, (fit, text))
     return best[1]
 
 
@@ -750,13 +753,16 @@ def log_sum_exp(x: Array) -> Array:
     return (top + xp.log(row_sums(xp.exp(x - top)))[:, None])[:, 0]
 
 
-def remember(state: TIDEState, f: Array, known: Array) -> TIDEState:
-    """Return the state with the labelled ones of some samples added to the class sums, (n, d) and (n,)."""
+def remember(state: TIDEState, f: Array, known: Array, count: int = 1) -> TIDEState:
+    """Return the state with the labelled ones of some samples added to the class sums, (n, d) and (n,).
+
+    With -f and the count -1 they are taken out again.
+    """
     xp = namespace(f)
     if not bool(xp.any(known >= 0)):
         return state
     hot = one_hot(known, state.text.shape[0], f)  # (n, K)
-    sums, counts = state.known_sums + hot.T @ f, state.known_counts + xp.sum(hot, axis=0)
+    sums, counts = state.known_sums + hot.T @ f, state.known_counts + count * xp.sum(hot, axis=0)
     return replace(state, known_sums=sums, known_counts=counts)
 
 

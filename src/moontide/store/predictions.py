@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from moontide.core.arrays import to_numpy
-from moontide.store.files import check_output, parquet_module, replacing, write_table
+from moontide.store.files import check_output, parquet_module, replacing
+from moontide.store.tables import write_table
 from moontide.types import Result, Task
 
 
