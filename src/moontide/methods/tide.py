@@ -1045,13 +1045,14 @@ class TIDERows(Rows):
         xp = namespace(self.f)
         free = xp.ones_like(self.gamma) if self.known.mask is None else like(~self.known.mask[:, 0], self.f)
         anchor = rows_at(fixed.anchor, self.present)
-        numbers: tuple[Any, ...] = (fixed.alpha, fixed.sharpness)
-        last: tuple[Any, ...] = (fixed.vote_weight, fixed.smoothing, fixed.prior)
+        given = {key: getattr(fixed, key) for key in ("alpha", "sharpness", "vote_weight", "smoothing", "prior")}
         if self.alone:
 
             def kept(at: slice) -> tuple[Model, Array]:
                 left_out = fixed.left_out * free[at][:, None]
-                model = Model(self.in_metric[at], anchor, self.at_anchor[at], self.log_y[at], *numbers, left_out, *last)
+                model = Model(
+                    self.in_metric[at], anchor, self.at_anchor[at], self.log_y[at], left_out=left_out, **given
+                )
                 return model, self.y[at]
 
             return kept
@@ -1065,7 +1066,7 @@ class TIDERows(Rows):
             y = xp.exp(log_y)
             log_y -= fixed.bias_weight * text_bias(y, fixed.total, fixed.expected, fixed.presence)
             left_out = fixed.left_out * free[at][:, None]
-            return Model(f[here], anchor, at_anchor[here], log_y, *numbers, left_out, *last), y
+            return Model(f[here], anchor, at_anchor[here], log_y, left_out=left_out, **given), y
 
         return made
 

@@ -117,7 +117,7 @@ class Rows(plain.Rows):
         """Eq. zero-shot and its sums, in one pass."""
         self.cosine = np.matmul(self.f, self.text.T, out=self._spare())
         evidence, *sums = _numba.zero_shot(self.cosine, np.float32(self.logit_scale), self.z)
-        self._first_weights(slice(0, len(self.f)), self.z, self.cosine, evidence)
+        self._first_weights(slice(0, len(self.f)), self.z, evidence)
         return First(len(self.f), sums[0], sums[2], sums[1])
 
     def step(self, scores: Scores) -> Any:
