@@ -16,10 +16,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from moontide import MOON
+from moontide import MOON, Task
 from moontide import __version__ as version
-from moontide.bench.toml import read_toml
+from moontide.checks.tasks import embeddings
+from moontide.core import vmf
+from moontide.core.bessel import bessel_ratio
 from moontide.simulate import simulate
+from moontide.store.toml import read_toml
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -83,6 +86,30 @@ def test_every_equation_of_the_code_is_on_the_maths_page() -> None:
         assert f"**{name} (" in page, name
     numbers = [int(n) for n in re.findall(r"\((\d+)\)(?:,[^.*]+)?\.\*\*", page)]
     assert numbers == [*range(1, 16), 18], "the equations of the main text, in order; (16) to (18) are one entry"
+
+
+def test_what_the_maths_page_names_for_moon_is_what_moon_runs() -> None:
+    """Every function that stands beside an equation of the main text is called, with options that ask for it."""
+    page = (DOCS / "maths.md").read_text(encoding="utf-8")
+    main_text = page[page.index("## The problem") : page.index("**Sample-wise")]
+    named = {resolve(name) for name in re.findall(r"\{py:func\}`[^`<]*<(moontide[\w.]+)>`", main_text)}
+    beside = {vmf.kl, vmf.sample, bessel_ratio}  # for any two laws, to draw, and to check
+    wanted = {function.__code__: function.__name__ for function in named - beside}
+    assert len(wanted) > 15
+    called = set()
+
+    def note(frame: Any, event: str, _: Any) -> None:
+        if event == "call" and frame.f_code in wanted:
+            called.add(frame.f_code)
+
+    task = Task(*embeddings(24, 12, 64))
+    sys.setprofile(note)
+    try:
+        MOON(gamma="zero_shot").fit_predict(task)
+        MOON(inverse="newton", log_normaliser="accurate").fit_predict(task)
+    finally:
+        sys.setprofile(None)
+    assert {wanted[code] for code in wanted.keys() - called} == set()
 
 
 def test_the_table_of_released_and_written_is_the_presets() -> None:

@@ -14,11 +14,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from moontide.bench.toml import read_toml
 from moontide.cli import app, main
 from moontide.cli.methods import GROUPS, group_of
 from moontide.registry import method_names, method_type
 from moontide.simulate import simulate
+from moontide.store.toml import read_toml
 
 ROOT = Path(__file__).parents[1]
 PAGES = ("README.md", "docs/quickstart.md")

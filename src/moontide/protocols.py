@@ -19,7 +19,6 @@ from moontide.core.arrays import Array, as_real, is_torch_array, like, namespace
 from moontide.core.graph import Graph
 from moontide.core.memory import require_memory
 from moontide.core.rows import Rows
-from moontide.core.simplex import zero_shot
 from moontide.errors import InputError, MissingInputError, OptionError, unknown_name
 from moontide.options import Options
 from moontide.plausible import ask
@@ -349,8 +348,3 @@ def samples(method: Method, task: Task) -> Any:
         if name in method.needs:
             return task.extras[name]
     return task.features
-
-
-def zero_shot_of(state: State, x: Array) -> Array:
-    """Return the zero-shot prediction of unit rows `x` under a state's text, (n, K)."""
-    return zero_shot(x, state.text, state.logit_scale)

@@ -367,6 +367,7 @@ def test_classes_left_alone_do_not_change_the_answer(monkeypatch: pytest.MonkeyP
         return idle
 
     monkeypatch.setattr(tide, "idle_classes", counted)
+    monkeypatch.setattr(tide, "compiled", lambda x: None)  # the compiled E-step takes all classes
     for kind in ({"n_samples": 32, "n_classes": 20, "effective_classes": 1}, {"n_samples": 10, "n_classes": 50}):
         for seed in range(6):
             f, text, _ = drawn(seed, **kind)
@@ -378,3 +379,16 @@ def test_classes_left_alone_do_not_change_the_answer(monkeypatch: pytest.MonkeyP
             np.testing.assert_allclose(found.beta, wanted.beta, atol=1e-12)
     assert (True, True) in numbers
     assert (False, True) not in numbers
+
+
+@pytest.mark.parametrize(("n", "k", "there"), [(64, 100, 25), (300, 40, 8), (128, 300, 300), (5, 3, 2), (1, 1, 1)])
+@pytest.mark.parametrize("balance", [False, True])
+def test_the_compiled_step_gives_what_the_equations_give(n: int, k: int, there: int, balance: bool) -> None:
+    pytest.importorskip("numba")
+    data = simulate(n, k, effective_classes=min(there, n, k), seed=1)
+    given_too = {"class_prior": np.arange(1.0, k + 1)} if balance else {}
+    found = TIDE().fit_predict(data.features.astype(np.float32), data.text, **given_too)
+    wanted = TIDE().fit_predict(data.features.astype(np.float64), data.text, **given_too)
+    np.testing.assert_array_equal(found.labels, wanted.labels)
+    np.testing.assert_allclose(found.probs, wanted.probs, atol=3e-5)
+    np.testing.assert_allclose(found.beta, wanted.beta, atol=1e-5)

@@ -4,10 +4,10 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from moontide.bench.toml import read_toml
 from moontide.errors import FileError, UnknownNameError
 from moontide.report.paper import DATASETS
 from moontide.store.datasets import dataset, dataset_names, read_dataset, read_folders
+from moontide.store.toml import read_toml
 
 PAPER = Path(__file__).parents[2] / "benchmarks" / "paper" / "datasets.toml"
 

@@ -16,13 +16,13 @@ from typing import Any
 
 import numpy as np
 
-from moontide.bench.toml import read_toml
 from moontide.core.simplex import zero_shot
 from moontide.errors import FileError, UnknownNameError
 from moontide.metrics import IntArray
 from moontide.store.datasets import IMAGES, dataset
 from moontide.store.features import MANIFEST, FeatureStore
 from moontide.store.files import read_task
+from moontide.store.toml import read_toml
 from moontide.store.views import open_views
 from moontide.types import PER_SAMPLE, Task
 

@@ -40,11 +40,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from moontide.bench.toml import read_toml, toml_files
 from moontide.errors import FileError, OptionError, unknown_name
 from moontide.protocols import Method
 from moontide.registry import method, method_names, method_type
 from moontide.samplers import BatchSampler, StreamSampler, rng_for
+from moontide.store.toml import read_toml, toml_files
 
 _SUITE = {"version", "title", "runs", "timing", "confident_views", "include", "methods", "method", "scenario"}
 _METHOD = {"name", "label", "preset", "options", "sweep"}

@@ -89,6 +89,14 @@ class VMF:
         self.absent_kappa, self.absent_kl = self.without_samples()
         self.absent_slope, self.absent_offset = self.logits_at(self.absent_kappa)
 
+    def held(self, present: Any) -> Anchors:
+        """Return the anchors of the classes present; the last ones are kept, as they seldom change."""
+        if self._held is None or self._held[0] is not present:
+            self._held = present, self.anchors.of(present)
+        return self._held[1]
+
+    _held: tuple[Any, Anchors] | None = None
+
     def kappa(self, r: Array) -> Array:
         """Eq. banerjee: the concentrations of resultant lengths r, capped, (L,)."""
         o = self.options

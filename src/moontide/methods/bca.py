@@ -21,9 +21,9 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from moontide.core.arrays import Array, device, namespace, unit_rows
-from moontide.core.simplex import softmax
+from moontide.core.simplex import softmax, zero_shot
 from moontide.options import option
-from moontide.protocols import OnlineMethod, State, copy_array, per_class, zero_shot_of
+from moontide.protocols import OnlineMethod, State, copy_array, per_class
 from moontide.types import Result, Task
 
 
@@ -79,7 +79,7 @@ class BCA(OnlineMethod):
                 after.beliefs[k] = learnt(after.beliefs[k], after.belief_counts[k], f)
                 after.belief_counts[k] += 1
         f = xp.stack(rows)  # (n, K)
-        return after, Result(f / xp.sum(f, axis=1, keepdims=True), zero_shot_of(state, x), f)
+        return after, Result(f / xp.sum(f, axis=1, keepdims=True), zero_shot(x, state.text, state.logit_scale), f)
 
 
 def learnt(mean: Array, count: Array, new: Array) -> Array:

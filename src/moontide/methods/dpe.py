@@ -30,10 +30,10 @@ from typing import ClassVar
 import numpy as np
 
 from moontide.core.arrays import Array, clip, device, namespace, row_dots, row_norms, unit_rows
-from moontide.core.simplex import log_softmax, softmax
+from moontide.core.simplex import log_softmax, softmax, zero_shot
 from moontide.core.slots import NONE, place
 from moontide.options import option
-from moontide.protocols import OnlineMethod, State, per_class, zero_shot_of
+from moontide.protocols import OnlineMethod, State, per_class
 from moontide.types import Result, Task
 
 
@@ -109,7 +109,7 @@ class DPE(OnlineMethod):
                 after = replace(after, text_prototypes=(m * after.text_prototypes + w) / (m + 1), updates=m)
         scores = xp.stack(rows)  # (n, K)
         probs = xp.astype(softmax(scores), x.dtype)
-        return after, Result(probs, zero_shot_of(state, x), xp.astype(scores, x.dtype))
+        return after, Result(probs, zero_shot(x, state.text, state.logit_scale), xp.astype(scores, x.dtype))
 
     def enter(self, cache: DPEState, x: Array, logits: Array) -> None:
         """Put a sample into the cache of its class, in place, if its entropy is low enough."""

@@ -29,9 +29,9 @@ from typing import Any, ClassVar
 
 from moontide.core.arrays import Array, device, namespace, unit_rows
 from moontide.core.graph import Affinity, Graph, largest_entries
-from moontide.core.simplex import one_hot
+from moontide.core.simplex import one_hot, zero_shot
 from moontide.options import option
-from moontide.protocols import OnlineMethod, State, per_class, zero_shot_of
+from moontide.protocols import OnlineMethod, State, per_class
 from moontide.types import Result, Task
 
 LARGEST = 10**6  # images of a graph
@@ -116,7 +116,7 @@ class ECALP(OnlineMethod):
             rows.append(y[a])
             top = xp.max(y[:a], axis=1, keepdims=True)  # (a, 1)
             after.labels[:a] = self.carry * top * one_hot(xp.argmax(y[:a], axis=1), y.shape[1], y)
-        scores, plain = xp.stack(rows), zero_shot_of(state, x)  # (n, K), (n, K)
+        scores, plain = xp.stack(rows), zero_shot(x, state.text, state.logit_scale)  # (n, K), (n, K)
         scores = xp.where(xp.max(scores, axis=1, keepdims=True) > 0, scores, plain)  # no edge has a weight: zero-shot
         return after, Result(scores / xp.sum(scores, axis=1, keepdims=True), plain, scores)
 

@@ -34,9 +34,9 @@ from typing import Any, ClassVar
 import numpy as np
 
 from moontide.core.arrays import Array, clip, namespace, row_norms, single_in_double
-from moontide.core.simplex import softmax
+from moontide.core.simplex import softmax, zero_shot
 from moontide.options import option
-from moontide.protocols import OnlineMethod, State, per_class, zero_shot_of
+from moontide.protocols import OnlineMethod, State, per_class
 from moontide.types import Result, Task
 
 
@@ -105,7 +105,7 @@ class OnZeta(OnlineMethod):
             rows.append(b * v + (1 - b) * p if self.answer == "mixed" else p)
             w = moved(w, f, v - p, self.proxy_step / (math.sqrt(i) * self.tau))
         z = xp.astype(xp.stack(rows), x.dtype)  # (n, K)
-        return replace(state, proxies=w, dual=rho), Result(z, zero_shot_of(state, x))
+        return replace(state, proxies=w, dual=rho), Result(z, zero_shot(x, state.text, state.logit_scale))
 
 
 def moved(w: Array, x: Array, error: Array, step: float) -> Array:

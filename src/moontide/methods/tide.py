@@ -30,6 +30,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, NamedTuple
 
+import numpy as np
+
 from moontide.core.arrays import (
     Array,
     class_counts,
@@ -49,6 +51,7 @@ from moontide.core.arrays import (
     to_numpy,
     unit_rows,
 )
+from moontide.core.backends import compiled
 from moontide.core.driver import Run, solve
 from moontide.core.graph import Graph
 from moontide.core.memory import require_memory
@@ -56,7 +59,7 @@ from moontide.core.ple import EPS, weighted_sums
 from moontide.core.rows import LARGE, NEIGHBOURS, Counted, Rows, check_graph
 from moontide.core.simplex import log_softmax, one_hot, softmax_evidence_
 from moontide.core.sums import LARGER, SAME, Sums
-from moontide.core.threads import in_threads
+from moontide.core.threads import in_threads, row_blocks
 from moontide.options import option
 from moontide.protocols import GivenState, OnlineMethod, Plan, State, copy_array, given_inputs, given_shares, per_class
 from moontide.types import Result, Task
@@ -446,7 +449,8 @@ class Labels(NamedTuple):
     @property
     def any(self) -> bool:
         """Whether some label is known, here or in the past."""
-        return self.known is not None or bool(namespace(self.counts).any(self.counts > 0))
+        past = self.counts is not None and bool(namespace(self.counts).any(self.counts > 0))
+        return self.known is not None or past
 
 
 NO_LABELS = Labels(None, None, None, None, None)
@@ -911,6 +915,8 @@ class TIDERows(Rows):
         super().__init__(*given, **options)
         self.gamma, self.unknown = namespace(self.f).ones_like(self.f[:, 0]), self._empty(len(self.f))
         self.known, self.trusted, self.done = known, self.gamma, 0
+        # compiled loops, for samples in memory without known labels
+        self.loops: Any = compiled(self.f) if self.alone and not known.any else None
         self.present: Any = ALL  # (L,) the classes that z has, where the others are left alone
         self.absent: Absent | None = None  # those
         self.new: Any = None  # room for the next z
@@ -954,7 +960,7 @@ class TIDERows(Rows):
         """Return the classes with labels (H,), the labels as places among them, and H; on shards and GPUs all K."""
         if not self.alone or is_torch_array(self.f):
             return ALL, labels, len(self.text)
-        some, places = namespace(labels).unique_inverse(labels)
+        some, places = np.unique(labels, return_inverse=True)  # the array API's takes several times as long
         return some, places, len(some)
 
     def compare(self, total: Array, n: int, scale: Array) -> Compared:
@@ -997,7 +1003,7 @@ class TIDERows(Rows):
         fixed, classes = (fixed, classes) if self.alone else (fixed.like(self.f), classes.like(self.f))
         if self.alone and self.at_anchor is None:
             self._keep(fixed)
-        if self.alone and self.done == 2 and fixed.prior is None and not self.known.any:
+        if self.alone and self.done == 2 and fixed.prior is None and not self.known.any and self.loops is None:
             self._leave_alone(fixed)
         self.done += 1
         text = 1.0
@@ -1045,13 +1051,14 @@ class TIDERows(Rows):
         xp = namespace(self.f)
         free = xp.ones_like(self.gamma) if self.known.mask is None else like(~self.known.mask[:, 0], self.f)
         anchor = rows_at(fixed.anchor, self.present)
-        numbers: tuple[Any, ...] = (fixed.alpha, fixed.sharpness)
-        last: tuple[Any, ...] = (fixed.vote_weight, fixed.smoothing, fixed.prior)
+        given = {key: getattr(fixed, key) for key in ("alpha", "sharpness", "vote_weight", "smoothing", "prior")}
         if self.alone:
 
             def kept(at: slice) -> tuple[Model, Array]:
                 left_out = fixed.left_out * free[at][:, None]
-                model = Model(self.in_metric[at], anchor, self.at_anchor[at], self.log_y[at], *numbers, left_out, *last)
+                model = Model(
+                    self.in_metric[at], anchor, self.at_anchor[at], self.log_y[at], left_out=left_out, **given
+                )
                 return model, self.y[at]
 
             return kept
@@ -1065,7 +1072,7 @@ class TIDERows(Rows):
             y = xp.exp(log_y)
             log_y -= fixed.bias_weight * text_bias(y, fixed.total, fixed.expected, fixed.presence)
             left_out = fixed.left_out * free[at][:, None]
-            return Model(f[here], anchor, at_anchor[here], log_y, *numbers, left_out, *last), y
+            return Model(f[here], anchor, at_anchor[here], log_y, left_out=left_out, **given), y
 
         return made
 
@@ -1106,7 +1113,10 @@ class TIDERows(Rows):
             right = xp.take_along_axis(y, own[:, None], axis=1)[:, 0]
             return own, entropy, log_total, right, xp.max(xp.abs(p - z), axis=1)
 
-        own, entropy, self.log_total, right, moved = self._in_parts(part, rows)
+        if self.loops is not None:
+            own, entropy, right, moved = self._in_loops(fixed, classes, dots, old)
+        else:
+            own, entropy, self.log_total, right, moved = self._in_parts(part, rows)
         labels[rows] = own
         gamma = clip(1 - entropy / math.log(max(k, 2)), 0, 1)  # (b,)
         free = xp.ones_like(gamma)
@@ -1129,6 +1139,26 @@ class TIDERows(Rows):
             sums, soft, hard[some], counts, like(class_counts(own, k), gamma), _total(right * free), int(free.sum()),
             int((own != before[rows]).sum()), float(xp.max(moved)), some,
         )  # fmt: skip
+
+    def _in_loops(self, fixed: Fixed, classes: Classes, dots: Array, old: tuple[Array, ...]) -> tuple[Array, ...]:
+        """Make the assignments of all samples by compiled loops: labels, entropies, y of the label, changes, (n,)."""
+        xp, (before, weight, _), n, one = namespace(self.f), old, len(self.f), self.f.dtype.type
+        anchor = rows_at(fixed.anchor, classes.some)
+        sums = dots, row_dots(classes.sums, classes.sums), row_dots(classes.sums, anchor), classes.soft, classes.hard
+        places = before if isinstance(classes.some, slice) else xp.searchsorted(classes.some, before)
+        among = xp.arange(len(self.text)) if isinstance(classes.some, slice) else classes.some
+        numbers = (one(x) for x in (fixed.left_out, fixed.vote_weight, fixed.sharpness, fixed.alpha))
+        prior = weight[:0] if fixed.prior is None else fixed.prior
+        given = self.log_y, self.at_anchor, classes.counts, one(fixed.smoothing), prior, *numbers
+        edges = self.votes_of.pointer, self.votes_of.neighbour, self.votes_of.weight
+        labels, entropy, moved = xp.empty_like(before), xp.empty_like(weight), xp.empty_like(weight)
+        rows = edges, (self.z, self.new, among), sums, (weight, places, labels, entropy, moved)
+
+        def block(part: slice) -> None:
+            self.loops.tide_step(part.start, part.stop, *given, *(x for group in rows for x in group))
+
+        in_threads(block, row_blocks(n, self.z.size))
+        return labels, entropy, xp.take_along_axis(self.y, labels[:, None], axis=1)[:, 0], moved
 
     reliable = 1.0  # what a label of the model counts, against a known one
 

@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from moontide.bench.toml import read_toml, toml_files
 from moontide.errors import FileError, MissingExtraError
 from moontide.metrics import tail_accuracy
 from moontide.report.grids import Grid
@@ -18,6 +17,7 @@ from moontide.report.stats import half_width
 from moontide.report.tables import accuracy_grids, measure_grids, runtime_grids, summary_grids, sweep_grids
 from moontide.store.files import replacing
 from moontide.store.tables import csv_row
+from moontide.store.toml import read_toml, toml_files
 
 DETAILS = (
     "suite", "version", "backbone", "setting", "batch_size", "scenario", "dataset", "method", "options", "label",

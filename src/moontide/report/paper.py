@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from moontide.bench.suites import Entry
-from moontide.bench.toml import read_toml
+from moontide.store.toml import read_toml
 
 _BY_DATASET = (
     "main-batch", "main-online", "batch-sizes", "backbones", "vlms", "all-classes", "random-classes", "sample-wise",

@@ -21,9 +21,9 @@ from typing import Any
 
 import numpy as np
 
-from moontide.bench.toml import read_toml, toml_files
 from moontide.errors import FileError, unknown_name
 from moontide.metrics import IntArray
+from moontide.store.toml import read_toml, toml_files
 
 IMAGES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
 TEMPLATE = "a photo of a {}."

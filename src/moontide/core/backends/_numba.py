@@ -423,3 +423,57 @@ def laplacian(pointer: Any, neighbour: Any, weight: Any, z: Any) -> Any:
             add += own[c] * votes[c]
         found[i] = add
     return found
+
+
+@loops
+def tide_step(start: Any, stop: Any, log_y: Any, at_anchor: Any, counts: Any, smoothing: Any, prior: Any, left_out: Any,
+              vote_weight: Any, sharpness: Any, alpha: Any, pointer: Any, neighbour: Any, weight: Any, z: Any, new: Any,
+              among: Any, dots: Any, squares: Any, along: Any, soft: Any, hard: Any, gamma: Any, places: Any,
+              labels: Any, entropy: Any, moved: Any) -> None:  # fmt: skip
+    """Eq. 11 of TIDE, of rows from `start` to `stop`: `class_pull`, `cosine_to_means` and `assign` in one pass.
+
+    `prior` (K,) are log shares where these are known, else empty.
+    """
+    k = z.shape[1]
+    votes, a, q = padded(k, ZERO), padded(k, LOWEST - BIAS), padded(k, ZERO)
+    inverse, logs = padded(k, ZERO), padded(k, ZERO)
+    free = prior.shape[0] == 0
+    for c in range(k):
+        inverse[c] = left_out / (counts[c] + smoothing) if free else ZERO
+        logs[c] = np.log(counts[c] + smoothing) if free else prior[c]
+    for i in range(start, stop):
+        near, p, old, cosine = log_y[i], new[i], z[i], at_anchor[i]
+        gather(i, pointer, neighbour, weight, z, votes[:k])
+        for c in range(k):
+            x = old[c] * inverse[c]  # log(n_k - u z_ik + a*) = log(n_k + a*) + log(1 - x), by a series for small x
+            series = x * (ONE + x * (np.float32(0.5) + x * (np.float32(1 / 3) + x * np.float32(0.25))))
+            a[c] = near[c] + vote_weight * votes[c] + logs[c] - series + sharpness * cosine[c]
+        for c in range(k):
+            x = old[c] * inverse[c]
+            if x > np.float32(0.02):
+                series = x * (ONE + x * (np.float32(0.5) + x * (np.float32(1 / 3) + x * np.float32(0.25))))
+                a[c] += np.log(max(counts[c] - left_out * old[c], ZERO) + smoothing) - logs[c] + series
+        for h in range(among.shape[0]):
+            c = among[h]
+            mine, dot, t = left_out * gamma[i] * old[c], dots[i, h], cosine[c]
+            count = max(hard[h] - left_out, ZERO) if h == places[i] else hard[h]
+            beta = count / (count + alpha)
+            other, by = ONE - beta, beta / max(soft[h] - mine, np.float32(1e-9))
+            square = squares[h] + mine * (mine - np.float32(2) * dot)
+            square = by * (by * square + np.float32(2) * other * (along[h] - mine * t)) + other * other
+            value = by * (dot - mine) + other * t
+            a[c] += sharpness * (value / np.float32(math.sqrt(max(square, np.float32(1e-12)))) - t)
+        top = largest(a[:k])
+        for c in range(k):
+            a[c] -= top
+        total, inner = ZERO, ZERO
+        for c in range(a.shape[0]):
+            q[c] = exp(a[c])
+            total += q[c]
+            inner += q[c] * a[c]
+        by_total = ONE / total
+        for c in range(k):
+            p[c] = q[c] * by_total
+            votes[c] = abs(p[c] - old[c])
+        labels[i] = first_at(a[:k], ZERO)
+        entropy[i], moved[i] = np.log(total) - inner * by_total, largest(votes[:k])

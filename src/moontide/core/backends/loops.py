@@ -82,7 +82,7 @@ class SpanStep:
         o, f = vmf.options, self.rows.f
         if not (o.inverse == "banerjee" and o.log_normaliser == "asymptotic" and o.update_mu and o.update_kappa):
             return None
-        text, anchor_kappa, anchor_r, alpha = vmf.anchors.of(self.present)
+        text, anchor_kappa, anchor_r, alpha = vmf.held(self.present)
         beta, a, b = _numba.span_weights(
             self.z, self.gamma, self.counts, alpha, anchor_r, o.update == "exact", np.float32(o.count_epsilon)
         )
@@ -117,7 +117,7 @@ class Rows(plain.Rows):
         """Eq. zero-shot and its sums, in one pass."""
         self.cosine = np.matmul(self.f, self.text.T, out=self._spare())
         evidence, *sums = _numba.zero_shot(self.cosine, np.float32(self.logit_scale), self.z)
-        self._first_weights(slice(0, len(self.f)), self.z, self.cosine, evidence)
+        self._first_weights(slice(0, len(self.f)), self.z, evidence)
         return First(len(self.f), sums[0], sums[2], sums[1])
 
     def step(self, scores: Scores) -> Any:
@@ -130,16 +130,16 @@ class Rows(plain.Rows):
         if a is None:
             old = self._dense()
             a = self._assign_all(scores, values, old)
-            moved = self._moved(a.z) if old_labels is not None and (a.labels == old_labels).all() else np.inf
+            changed = 0 if old_labels is None else int((a.labels != old_labels).sum())
+            moved = np.inf if old_labels is None or changed else float(np.abs(a.z - old).max())
             self.new = None if old is self.y else old
             self.z = a.z
         else:
-            moved = self.absent.moved  # type: ignore[union-attr]
+            changed, moved = int((a.labels != old_labels).sum()), self.absent.moved  # type: ignore[union-attr]
         self.labels = a.labels
         if self.method.gamma == "assignments":
             self.gamma = a.gamma
         free = free_energy(self.gamma, a.agreement, a.log_sum, self.log_evidence)
-        changed = 0 if old_labels is None else int((a.labels != old_labels).sum())
         counts = self._find_present(a, scores)[self.present]  # (L,)
         z = self.z.take(self.present, axis=1) if self.absent is None else self.absent.z  # (N, L)
         terms = free, weight * a.before, changed, moved
@@ -182,9 +182,11 @@ class Rows(plain.Rows):
         if self.absent is not None and not self.absent.covers(counts):
             self._dense()
         if self.absent is None:
-            self.present = np.nonzero(counts)[0]  # (L,)
-            if self.gram is not None:
-                self.near = self.cosine.take(self.present, axis=1)  # (N, L)
+            found = np.nonzero(counts)[0]  # (L,)
+            if len(found) != len(self.present) or (found != self.present).any():
+                self.present = found
+                if self.gram is not None:
+                    self.near = self.cosine.take(found, axis=1)  # (N, L)
             if self.steps and worthwhile(self.z, self.present):
                 self.absent = Absent(self, a.log_sum, scores)
         self.steps += 1

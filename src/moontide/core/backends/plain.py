@@ -29,10 +29,10 @@ from moontide.core.ple import (
     anchor_kl,
     at_anchor,
     e_step,
-    entropy_weights,
     free_energy,
     means,
     prototypes,
+    sample_weights,
     shrink,
     shrinkage,
     weighted_sums,
@@ -52,7 +52,7 @@ def run(solve: Callable[[Array, Array], T], method: Any, task: Any) -> T:
 
 def m_step(vmf: VMF, step: Step) -> Classes:
     """Eqs. update-m and update-m-real: the class distributions that follow from the sums of an E-step."""
-    o, (text, anchor_kappa, anchor_r, alpha) = vmf.options, vmf.anchors.of(step.present)
+    o, (text, anchor_kappa, anchor_r, alpha) = vmf.options, vmf.held(step.present)
     sums, soft, counts = (like(x, text) for x in (step.sums, step.soft, step.counts))
     beta = shrinkage(counts, alpha)  # (L,)
     v = means(sums, soft, o.count_epsilon)  # (L, d)
@@ -90,16 +90,15 @@ class Rows(Base):
 
     def _first(self, rows: slice) -> First:
         y, cosine, evidence = self._zero_shot(rows)  # (b, K), (b, K), (b,)
-        self._first_weights(rows, y, cosine, evidence)
+        self._first_weights(rows, y, evidence)
         moments = zero_shot_moments(y, cosine)
         return First(len(y), moments.total, moments.along, moments.largest)
 
-    def _first_weights(self, rows: slice, y: Array, cosine: Array, evidence: Array) -> None:
+    def _first_weights(self, rows: slice, y: Array, evidence: Array) -> None:
         if self.alone and not self.method.m_steps:  # else nobody asks which labels the first E-step changed
             self.labels = namespace(y).argmax(y, axis=1)
         if self.method.gamma == "zero_shot" or self.method.votes == "gamma":  # asked for before the first E-step
-            h = evidence - row_dots(y, self.logit_scale * cosine)
-            self.gamma[rows] = entropy_weights(h, len(self.text))
+            self.gamma[rows] = sample_weights(y)
         self.log_evidence[rows] = self.method.text_weight * evidence
 
     def _zero_shot(self, rows: slice) -> tuple[Array, Array, Array]:

@@ -27,9 +27,9 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def toml_files(folder: str) -> dict[str, Path]:
-    """Return the files of a folder of this package by name.
+    """Return the files of a folder of `moontide/bench` by name.
 
     >>> "batch-64" in toml_files("suites")
     True
     """
-    return {path.stem: path for path in sorted((Path(__file__).parent / folder).glob("*.toml"))}
+    return {path.stem: path for path in sorted((Path(__file__).parents[1] / "bench" / folder).glob("*.toml"))}
