@@ -144,7 +144,7 @@ class Encoder(ABC):
         if not np.all(np.isfinite(rows)):
             raise InputError(
                 f"The encoder {self.id} gives numbers that are not finite for some {what}; "
-                "its weights are damaged, or its precision is too low (leave autocast off)."
+                "its weights are damaged, or its precision is too low (take float32)."
             )
         unit: FloatArray = unit_rows(rows, what)
         return unit
