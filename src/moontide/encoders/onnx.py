@@ -28,7 +28,7 @@ import numpy as np
 import numpy.typing as npt
 
 from moontide.encoders.base import Encoder, Prepared, TwoTowers
-from moontide.encoders.loading import saying
+from moontide.encoders.loading import onnx_runtime, saying
 from moontide.encoders.steps import TOLERANCE, Steps, photographs, probes
 from moontide.errors import FileError, InputError, OptionError, ResourceError, missing_extra
 
@@ -63,16 +63,20 @@ class ONNX(Encoder):
             self.logit_scale, self.logit_bias = float(held["logit_scale"]), float(held["logit_bias"])
             self.steps = Steps.parse(held["steps"])
             self.precision = str(held.get("precision", "float32"))
-            files = dict(held["files"])
+            files = {Path(name).name: digest for name, digest in held["files"].items()}
         try:
-            import onnxruntime
             import PIL  # noqa: F401
             from tokenizers import Tokenizer
+
+            onnxruntime = onnx_runtime()
         except ImportError as error:
             raise missing_extra(str(error.name), "onnx", f"The encoder onnx:{model}") from None
         provider = "CPUExecutionProvider" if device == "cpu" else "CUDAExecutionProvider"
+        if device == "mps":
+            raise ResourceError("onnxruntime does not run on mps; use the device 'cpu'.")
         if provider not in onnxruntime.get_available_providers():
             raise ResourceError("onnxruntime finds no CUDA device here; use the device 'cpu', or onnxruntime-gpu.")
+        where = {"device_id": device.partition(":")[2] or "0"} if device != "cpu" else {}
         for name, digest in files.items():
             if not (folder / name).is_file() or _digest(folder / name) != digest:
                 raise FileError(f"{folder / name} is missing or not what was exported (by its SHA-256); export again.")
@@ -80,7 +84,7 @@ class ONNX(Encoder):
             options = onnxruntime.SessionOptions()
             options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # leave the cores to the decoders
             self.image, self.text = (
-                onnxruntime.InferenceSession(folder / n, options, providers=[provider]) for n in (IMAGE, TEXT)
+                onnxruntime.InferenceSession(folder / n, options, providers=[(provider, where)]) for n in (IMAGE, TEXT)
             )
             self.tokenizer = Tokenizer.from_file(str(folder / TOKENIZER))
             wanted = tuple(self.image.get_inputs()[0].shape[2:])

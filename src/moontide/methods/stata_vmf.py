@@ -8,7 +8,8 @@ Symbols:  as in `moon` (kappa'_k -> anchor_kappa, mu_k, kappa_k, v_k, R_k -> res
 No program of this variant is published. It is read here as StatA with the family exchanged and nothing else: one static
 alpha for all classes, no gamma_i, and five updates of the assignments in an E-step; the likelihood, kappa' and the
 M-step R_k = beta_k v_k + (1 - beta_k) t_k, mu_k = R_k / |R_k|, kappa_k = A_d^{-1}(|R_k|) are the released MOON's, with
-its caps and its large-kappa normaliser. v_k is not scaled to unit length, which would leave kappa_k without meaning.
+its caps and its large-kappa normaliser. v_k is not scaled to unit length, which would leave kappa_k without meaning;
+`unit_means` does it, as StatA does.
 """
 
 from __future__ import annotations
@@ -19,10 +20,20 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from moontide.core.arrays import Array, namespace, unit_rows
-from moontide.core.ple import concentration, empirical_means, initial_resultant, log_c, shrink, shrinkage
+from moontide.core.ple import (
+    concentration,
+    initial_resultant,
+    log_c,
+    means,
+    shrink,
+    shrinkage,
+    weighted_sums,
+    zero_shot_moments,
+)
+from moontide.core.rows import NEIGHBOURS
 from moontide.core.simplex import log_softmax
-from moontide.core.smoothing import NEIGHBOURS, smoother
-from moontide.methods.stata import Mixture, alternate
+from moontide.core.smoothing import smoother
+from moontide.methods.stata import Mixture, alternate, counted
 from moontide.options import option
 from moontide.protocols import Method
 from moontide.types import Result, Task
@@ -44,6 +55,7 @@ class StatAvMF(Method):
 
     beta: str = option("hard", "counts in beta_k: argmax labels or soft assignments", choices=("hard", "soft"))
     alpha: float = option(1.0, "anchor weight, the same for all classes", low=0)
+    unit_means: bool = option(False, "scale v_k to unit length before it is shrunk, as StatA does")
     kappa_cap: float = option(500.0, "largest re-estimated kappa (inf: none)", above=0, high=math.inf)
     r_cap: float = option(0.999, "largest mean resultant length (1: none)", above=0, high=1)
     temper: float = option(50.0, "what the log-likelihood is divided by in the E-step", above=0)
@@ -63,7 +75,8 @@ class StatAvMF(Method):
         f, text, d = task.features, task.text, task.d
         cosine = f @ text.T  # (N, K)
         log_y = log_softmax(task.logit_scale * cosine)  # (N, K)
-        anchor_r = initial_resultant(xp.exp(log_y), cosine, COUNT_EPSILON)  # (K,)
+        y = zero_shot_moments(xp.exp(log_y), cosine)
+        anchor_r = initial_resultant(y.total, y.along, COUNT_EPSILON)  # (K,)
         ones = xp.ones_like(log_y[:, 0])  # (N,)
         anchor_kappa = concentration(anchor_r, d, "banerjee", self.r_cap)  # (K,)
 
@@ -73,8 +86,9 @@ class StatAvMF(Method):
 
         def m_step(log_z: Array) -> Mixture:
             z = xp.exp(log_z)  # (N, K)
-            beta = shrinkage(z, ones, xp.argmax(z, axis=1), self.alpha, self.beta, False)  # (K,)
-            resultant = shrink(empirical_means(z, ones, f, COUNT_EPSILON), beta, text)  # (K, d)
+            beta = shrinkage(counted(z, ones, self.beta), self.alpha)  # (K,)
+            v = means(*weighted_sums(z, ones, f), COUNT_EPSILON)  # (K, d)
+            resultant = shrink(unit_rows(v) if self.unit_means else v, beta, text)  # (K, d)
             r = xp.linalg.vector_norm(resultant, axis=1)  # (K,)
             kappa = xp.clip(concentration(r, d, "banerjee", self.r_cap), max=self.kappa_cap)  # (K,)
             return Mixture(unit_rows(resultant), kappa, beta)
