@@ -19,7 +19,7 @@ class Colour(Encoder):
 
     id, dim, logit_scale, templates = "colour", 48, 40.0, ("{}",)
 
-    def __init__(self, model="", device="cpu", autocast=False):
+    def __init__(self, model="", device="cpu", precision="auto"):
         self.preprocessing = f"4 x 4 {model}"
 
     def prepare(self, image):

@@ -37,7 +37,7 @@ def test_another_package_registers_an_encoder(tmp_path: Path, monkeypatch: pytes
         "from moontide.encoders.base import Encoder\n"
         "class Theirs(Encoder):\n"
         "    dim, logit_scale, preprocessing = 2, 1.0, ''\n"
-        "    def __init__(self, model, device, autocast): self.id = f'theirs:{model}'\n"
+        "    def __init__(self, model, device, precision): self.id = f'theirs:{model}'\n"
         "    def prepare(self, image): ...\n"
         "    def _images(self, batch): ...\n"
         "    def _text(self, prompts): ...\n"

@@ -117,6 +117,21 @@ def test_an_export_that_differs_is_not_written(clip_folder: Path, tmp_path: Path
     assert [path.name for path in tmp_path.iterdir()] == ["source"]
 
 
+def test_eight_bits_say_what_they_lose(clip_folder: Path, onnx_folder: Path, run: Callable, tmp_path: Path) -> None:
+    status, _, err = run("export", "--encoder", clip_folder, "--out", tmp_path / "small", "--int8")
+    assert status == 0, err
+    held = json.loads((tmp_path / "small" / "moontide.json").read_text())
+    assert (held["id"], held["precision"]) == ("mini-clip (onnx int8)", "int8")
+    assert 0.9 < held["cosine"] < 1
+    assert f"cosine {held['cosine']:.5f} or more to the model" in err
+    assert "images/s, and" in err
+    small, whole = encoder(f"onnx:{tmp_path / 'small'}"), encoder(f"onnx:{onnx_folder}")
+    assert small.precision == "int8"
+    rows = [one.encode_images(IMAGES) for one in (small, whole)]
+    assert 0.9 < (rows[0] * rows[1]).sum(axis=1).min() < 1
+    np.testing.assert_allclose(small.encode_text(["a cat"]), whole.encode_text(["a cat"]), atol=1e-5)
+
+
 def test_nothing_is_reported_to_the_makers_of_the_runtime(onnx_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
     monkeypatch.setattr("onnxruntime.disable_telemetry_events", lambda: calls.append("off"))

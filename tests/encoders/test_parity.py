@@ -138,7 +138,7 @@ def test_pictures_in_memory_need_no_files(clip_folder: Path) -> None:
     pictures = [picture(i, (60, 40)) for i in range(4)]
     buffer = io.BytesIO()
     pictures[3].save(buffer, "PNG")
-    given = [pictures[0], np.asarray(pictures[1]), pictures[2], {"bytes": buffer.getvalue()}]
+    given = [pictures[0], np.asarray(pictures[1]), {"image": pictures[2], "label": 1}, {"bytes": buffer.getvalue()}]
     found = classify(given, classes, model)
     assert found.columns()["id"] == ["0", "1", "2", "3"]
     np.testing.assert_allclose(found.task.features, model.encode_images(pictures), atol=1e-5)

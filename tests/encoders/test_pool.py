@@ -141,3 +141,26 @@ def test_a_large_jpeg_is_decoded_at_a_part_of_its_size_and_looks_the_same(tmp_pa
         ((_, pixels),) = taken(pool, [image]).values()  # type: ignore[misc]
     assert steps.least(2800, 2720) == 1
     assert np.abs(pixels.astype(float) - steps.pixels(image.read())).mean() < 0.6  # of 255
+
+
+def test_plain_jpeg_files_are_handed_on_where_a_device_decodes_them(tmp_path: Path) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    picture(0, (90, 60)).save(tmp_path / "plain.jpg")
+    picture(0, (90, 60)).convert("L").save(tmp_path / "grey.jpg")
+    picture(0, (90, 60)).save(tmp_path / "turned.jpg", exif=exif)
+    picture(0, (90, 60)).convert("CMYK").save(tmp_path / "cmyk.jpg")
+    picture(0, (90, 60)).save(tmp_path / "other.png")
+    (tmp_path / "cut.jpg").write_bytes((tmp_path / "plain.jpg").read_bytes()[:-300])
+    images = [ImageFile(path.stem, path) for path in sorted(tmp_path.iterdir())]
+    with Decoders(STEPS, workers=1, batch=8, resize=False, jpeg=1.0) as pool:
+        found = taken(pool, images)
+    kinds = {name: "skip" if isinstance(one, str) else one[0] for name, one in found.items()}  # type: ignore[index]
+    assert kinds == {
+        "plain": "jpeg", "grey": "jpeg", "turned": "image", "cmyk": "image", "other": "image", "cut": "skip",
+    }  # fmt: skip
+    assert found["plain"][1].tobytes() == (tmp_path / "plain.jpg").read_bytes()  # type: ignore[index]
+    with Decoders(STEPS, workers=1, batch=64, resize=False, jpeg=0.25) as pool:
+        some = taken(pool, [ImageFile(f"{i}", tmp_path / "plain.jpg") for i in range(60)])
+    share = np.mean([one[0] == "jpeg" for one in some.values()])  # type: ignore[index]
+    assert 0.1 < share < 0.4

@@ -144,7 +144,7 @@ class Encoder(ABC):
         if not np.all(np.isfinite(rows)):
             raise InputError(
                 f"The encoder {self.id} gives numbers that are not finite for some {what}; "
-                "its weights are damaged, or its precision is too low (leave autocast off)."
+                "its weights are damaged, or its precision is too low (take float32)."
             )
         unit: FloatArray = unit_rows(rows, what)
         return unit
@@ -325,7 +325,7 @@ class TorchEncoder(Encoder):
         import torch
 
         if self.device == "cpu":
-            return 32
+            return 16
         gigabytes = torch.cuda.get_device_properties(self.device).total_memory / 2**30
         return 256 if gigabytes > 30 else 128 if gigabytes > 14 else 64 if gigabytes > 7 else 32
 

@@ -330,15 +330,15 @@ class _Run:
         self.processes.remove(process)
         process.process.kill()
         process.process.wait()
-        waiting = list(process.waiting)
+        waiting, printed = list(process.waiting), process.why()
+        process.end()
         if process.ready and waiting:
             number, _ = waiting.pop(0)
             self._settle(number, Found(self.names[number], "skip", why))
         elif not process.ready:
             self.failures += 1
             if self.failures >= ATTEMPTS:
-                raise ResourceError(f"The processes that decode images cannot start: {process.why()[:200]}.")
-        process.end()
+                raise ResourceError(f"The processes that decode images cannot start: {printed[:200]}.")
         if waiting:
             new = self._start(selector)
             for number, request in waiting:

@@ -89,7 +89,8 @@ def as_listing(images: Iterable[Any]) -> Listing:
     from PIL import Image
 
     found: list[ImageFile] = []
-    for number, one in enumerate(images):
+    for number, given in enumerate(images):
+        one = given["image"] if isinstance(given, dict) and "image" in given else given  # a row of a dataset
         if isinstance(one, ImageFile):
             found.append(one)
         elif isinstance(one, str | Path):

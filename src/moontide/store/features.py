@@ -226,8 +226,9 @@ give a new folder, or make them alike.
                 number += 1
         after = replace(self, files=files)
         after._commit()
-        for name in stale:  # nothing names them any more
+        for name in stale:  # nothing names them any more, nor the views of their images
             (self.folder / name).unlink(missing_ok=True)
+            (self.folder / "views" / name).unlink(missing_ok=True)
         return after
 
     @property

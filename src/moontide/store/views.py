@@ -10,7 +10,6 @@ image depend on its id alone: not on the order, nor on what was encoded before.
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,8 +47,7 @@ def add_views(
     by_id = {image.id: image for image in images}
     (store.folder / FOLDER).mkdir(exist_ok=True)
     done = 0
-    for shard in store.shards:
-        ids = json.loads(_mapped(shard)[1]["ids"])
+    for shard, (_, ids) in zip(store.shards, store._maps, strict=True):
         path = store.folder / FOLDER / shard.name
         if path.exists():
             held = _mapped(path)[0]["view_features"].shape[1]
