@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import io
-import json
 import os
 import re
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
 import numpy as np
 
+from moontide.answers import Answers, answer, top_classes
 from moontide.core.arrays import Array, to_numpy
-from moontide.encoders.base import BATCH, Encoder, FloatArray
+from moontide.encoders.base import Encoder, FloatArray
 from moontide.encoders.loading import TINY
 from moontide.encoders.pipeline import encode_files
+from moontide.encoders.places import ImageFile, Skip
 from moontide.encoders.prompts import Classes
-from moontide.encoders.sources import ImageFile, Listing, Skip, list_images
+from moontide.encoders.sources import Listing, as_listing, list_images
 from moontide.errors import FileError, ImageError, InputError, MoontideError
 from moontide.evaluate import (
     Comparison,
@@ -34,14 +35,13 @@ from moontide.metrics import IntArray
 from moontide.protocols import Method
 from moontide.registry import DEFAULT
 from moontide.registry import method as make_method
-from moontide.report.gallery import leading, write_gallery
+from moontide.report.gallery import write_gallery
 from moontide.store.features import FeatureStore
-from moontide.store.files import check_output, place, replacing, write_table
+from moontide.store.files import TABLES, check_output, place, replacing
 from moontide.store.predictions import more_columns, rounded
+from moontide.store.tables import write_table
 from moontide.types import Result, Task
 
-TABLES = (".csv", ".jsonl", ".parquet")
-TOP = 5  # classes that are named with their probabilities
 QUALITY = 75  # of the pictures on a page
 
 
@@ -65,6 +65,8 @@ class Classified:
     method: str
     batch_size: int | None = None
     groups: Sequence[str] | None = None  # of each image, where groups were labelled on their own
+    answers: Answers | None = None  # where more is said than the class
+    more: Mapping[str, Sequence[Any]] = field(default_factory=dict)  # further columns of the table
 
     @property
     def comparison(self) -> Comparison:
@@ -79,34 +81,22 @@ class Classified:
     def columns(self) -> dict[str, list[Any]]:
         """Return the table of labels by column."""
         names, probs = self.task.class_names or (), to_numpy(self.result.probs)
-        top = leading(to_numpy(self.result.scores), TOP)  # (N, m)
-        shares = np.take_along_axis(probs, top, axis=1).astype(np.float64).round(6).tolist()
+        said = self.answers or answer(self.result, names)
         columns = {
             "id": [image.id for image in self.images],
             "path": [os.path.abspath(image.path) for image in self.images],
-            "label": [names[k] for k in to_numpy(self.result.labels)],
-            "confidence": to_numpy(self.result.confidence).astype(np.float64).round(6).tolist(),
-            "top5": [
-                [{"label": names[k], "confidence": p} for k, p in zip(classes, parts, strict=True)]
-                for classes, parts in zip(top, shares, strict=True)
-            ],
+            "label": said.texts,
+            "confidence": said.confidence.round(6).tolist(),
+            "top5": top_classes(probs, names),
             "zero_shot_label": [names[k] for k in to_numpy(self.result.zero_shot_labels)],
         }
         if self.result.unknown is not None:
             columns["unknown"] = rounded(to_numpy(self.result.unknown)).tolist()
-        return columns | more_columns(self.task, self.groups)
+        return columns | more_columns(self.task, self.groups) | dict(self.more)
 
     def write_table(self, handle: BinaryIO, kind: str) -> None:
-        """Write the table of labels as .csv (with top5 as JSON in its cell), .jsonl or .parquet."""
-        columns = self.columns()
-        if kind == ".parquet":
-            from moontide.store.parquet import write_columns
-
-            write_columns(handle, columns)
-            return
-        if kind == ".csv":
-            columns["top5"] = [json.dumps(top, ensure_ascii=False) for top in columns["top5"]]
-        write_table(handle, columns, kind)
+        """Write the table of labels in one of the formats `TABLES` (with top5 as JSON in its cell, where need be)."""
+        write_table(handle, self.columns(), kind)
 
     def save(self, path: str | Path) -> None:
         """Write the table of labels to a file of the kind that its name says."""
@@ -130,12 +120,12 @@ class Classified:
             write_gallery(
                 path, self.task, self.result, [image.id for image in self.images],
                 lambda i, side: thumbnail(self.images[i], side),
-                truth=self.truth, skipped=self.skipped, parts=parts, about=about,
+                truth=self.truth, skipped=self.skipped, parts=parts, about=about, answers=self.answers,
             )  # fmt: skip
 
 
 def classify(
-    listing: Listing,
+    listing: Listing | Sequence[Any],
     classes: Classes,
     encoder: Encoder,
     *,
@@ -145,16 +135,19 @@ def classify(
     known: Mapping[str, int] | None = None,
     class_prior: Array | None = None,
     negatives: Array | None = None,
-    encode_batch: int = BATCH,
+    encode_batch: int | None = None,
     workers: int | None = None,
+    fast: bool = False,
     device: str = "cpu",
     progress: Progress = lambda done, total: None,
 ) -> Classified:
     """Label images with the class names that fit best, all of them together, or in batches of `batch_size`.
 
-    listing: what `list_images` found. classes: what `embed_classes` made with the encoder. method: None is the default.
+    listing: what `list_images` found, or a list of Pillow images, arrays and paths. classes: what `embed_classes` made
+    with the encoder. method: None is the default.
     groups: the group of each image by its id; each is labelled on its own. known: the class numbers of images whose
-    label is known, by id. class_prior, negatives: as in `fit_predict`. encode_batch, workers: as for `encode_files`.
+    label is known, by id. class_prior, negatives: as in `fit_predict`. encode_batch, workers, fast: as for
+    `encode_files`.
     device: where the method runs.
 
     >>> import tempfile
@@ -172,16 +165,15 @@ def classify(
     ...     classify(list_images([folder]), classes, Colour()).columns()["label"]
     ['blue', 'red']
     """
+    listing = listing if isinstance(listing, Listing) else as_listing(listing)
     images: list[ImageFile] = []
     parts: list[FloatArray] = []
     skipped = list(listing.skipped)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", module=r"PIL\.")  # of odd metadata; here, since filters are not thread-safe
-        for part in encode_files(encoder, listing.images, batch_size=encode_batch, workers=workers):
-            images += part.images
-            parts.append(part.features)
-            skipped += part.skipped
-            progress(len(images) + len(skipped) - len(listing.skipped), len(listing.images))
+    for part in encode_files(encoder, listing.images, batch_size=encode_batch, workers=workers, fast=fast):
+        images += part.images
+        parts.append(part.features)
+        skipped += part.skipped
+        progress(len(images) + len(skipped) - len(listing.skipped), len(listing.images))
     if not images:
         raise FileError(f"None of the {len(skipped)} images can be used; {skipped[0].id}: {skipped[0].reason}.")
     features = place(np.concatenate(parts), None, device)
@@ -235,18 +227,24 @@ def by_image(values: Mapping[str, Any] | None, images: Sequence[ImageFile], defa
     return None if values is None else [values.get(image.id, default) for image in images]
 
 
-def check_maker(store: FeatureStore, encoder: Encoder) -> None:
-    """Refuse an encoder other than the one that made a store.
+def check_maker(store: FeatureStore, encoder: Encoder, fast: bool | None = None) -> None:
+    """Refuse an encoder other than the one that made a store; `fast` is how it would decode more images, if any.
 
     >>> from types import SimpleNamespace
     >>> from moontide.store.features import Origin
     >>> store = FeatureStore(Path("store"), Origin("a-model", "resize 224", ("{}",)), ())
     >>> check_maker(store, SimpleNamespace(id="a-model", preprocessing="resize 224"))
     """
-    if (encoder.id, encoder.preprocessing) != (store.origin.encoder, store.origin.preprocessing):
+    made = store.origin
+    if (encoder.id, encoder.preprocessing) != (made.encoder, made.preprocessing):
         raise InputError(
-            f"The store {store.folder} was made by the encoder {store.origin.encoder} with its own preprocessing, and "
+            f"The store {store.folder} was made by the encoder {made.encoder} with its own preprocessing, and "
             f"{encoder.id} is not the same; name that one with '--encoder', or encode the images again."
+        )
+    if fast is not None and (encoder.precision, fast) != (made.precision, made.decoding == "fast"):
+        raise InputError(
+            f"The store {store.folder} was made with '--precision {made.precision}' and {made.decoding} decoding, and "
+            f"this would add {encoder.precision} and {'fast' if fast else 'exact'}; use the same device and options."
         )
 
 

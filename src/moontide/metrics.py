@@ -25,13 +25,17 @@ def check_labels(labels: Any, n: int, k: int) -> IntArray:
     """
     y: npt.NDArray[Any] = np.asarray(labels)
     if y.shape != (n,):
-        raise InputError(f"'labels' must have one entry for each of the {n} samples. Got shape {y.shape} instead.")
+        hint = "; are image and text features swapped?" if y.shape == (k,) else "."
+        raise InputError(f"'labels' must have one entry for each of the {n} samples. Got shape {y.shape} instead{hint}")
     if not np.issubdtype(y.dtype, np.integer):
         raise InputError(f"'labels' must be integers, the class numbers from 0. Got dtype {y.dtype} instead.")
     bad = np.flatnonzero((y < 0) | (y >= k))
     if bad.size:
         more = f" (and {bad.size - 1} more)" if bad.size > 1 else ""
-        raise InputError(f"'labels' must be class numbers from 0 to {k - 1}. Got {y[bad[0]]} in row {bad[0]}{more}.")
+        hint = " They seem to count from 1: subtract 1." if y.min() == 1 and y.max() == k else ""
+        raise InputError(
+            f"'labels' must be class numbers from 0 to {k - 1}. Got {y[bad[0]]} in row {bad[0]}{more}.{hint}"
+        )
     return y.astype(np.int64)
 
 

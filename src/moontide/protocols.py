@@ -11,17 +11,21 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import logging
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from moontide.core.arrays import Array, as_real, is_torch_array, like, namespace, unit_rows
 from moontide.core.graph import Graph
 from moontide.core.memory import require_memory
+from moontide.core.rows import Rows
 from moontide.core.simplex import zero_shot
-from moontide.errors import InputError, MissingInputError, unknown_name
+from moontide.errors import InputError, MissingInputError, OptionError, unknown_name
 from moontide.options import Options
+from moontide.plausible import ask
 from moontide.types import Result, Task, check_known
 
+log = logging.getLogger(__name__)
 M = TypeVar("M", bound="Method")
 
 _NEEDS = {
@@ -41,6 +45,13 @@ ACCEPTED = {
 NONE = -1.0  # the share of a class whose share was not given
 
 
+class Plan(NamedTuple):
+    """How long a run over shards is: calls of all shards, and how many of those are the steps that are reported."""
+
+    calls: int
+    steps: int
+
+
 class Method(Options):
     """What every method has: options, a name (its file's), a citation, presets, and what it needs beyond features."""
 
@@ -49,6 +60,18 @@ class Method(Options):
     needs: ClassVar[frozenset[str]] = frozenset()
     accepts: ClassVar[frozenset[str]] = frozenset()  # of the inputs in ACCEPTED, those that the method makes use of
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    rows_type: ClassVar[type[Rows] | None] = None  # the samples of a method that runs on shards
+
+    def mixture(self, text: Array, logit_scale: float, **given: Any) -> Any:
+        """Return what `core.driver.solve` needs of a method with a `rows_type`.
+
+        `given`: `class_prior` (K,) and `negatives` (M, d), for a method that accepts them.
+        """
+        raise OptionError(f"The method {self.name} does not run on shards.")
+
+    def plan(self) -> Plan:
+        """Tell how long a run over shards is; refuse options that cannot be had there."""
+        raise OptionError(f"The method {self.name} does not run on shards.")
 
     def __init_subclass__(cls) -> None:
         """Name the method after its file."""
@@ -91,10 +114,15 @@ class Method(Options):
             for key in extras:
                 if key not in _NEEDS:
                     raise unknown_name("input", key, ["logit_scale", "class_names", "graph", *ACCEPTED, *_NEEDS])
-            features = Task(features, text, logit_scale, class_names, graph, extras, known, class_prior, negatives)
+            raw = features
+            features = Task(raw, text, logit_scale, class_names, graph, extras, known, class_prior, negatives)
+            ask(features, raw)
         task = features
         self.require(task)
-        return self._fit(task)
+        result = dataclasses.replace(self._fit(task), class_names=task.class_names)
+        shape = (self.name, task.n, task.k, result.n_iter)
+        log.debug("%s on %d samples and %d classes: %d iterations", *shape)
+        return result
 
     def require(self, task: Task) -> None:
         """Refuse a task that lacks what the method needs, has what it cannot use, or does not fit into memory."""
@@ -187,14 +215,18 @@ class OnlineMethod(Method):
             after, result = self._step(state, x, self.check_known(state, x, known))
         return dataclasses.replace(after, seen=state.seen + len(x)), result
 
-    def correct(self, state: S, x: Array, known: Array) -> S:
+    def correct(self, state: S, x: Array, known: Array, before: Array | None = None) -> S:
         """Return the state after labels of samples that were predicted before became known, (n, d) and (n,).
 
         The next step makes use of them; a sample that the state no longer remembers counts as a labelled one all the
-        same. An entry of -1 takes back a label that was given by mistake.
+        same. An entry of -1 takes back a label that was given by mistake. `before` (n,) are the labels that these
+        samples had so far, -1 where none: they no longer count, so that every sample has one label however often it is
+        corrected. Without it, samples that the state no longer remembers are taken to have had none.
         """
         x = self.check(state, x)
-        return self._correct(state, x, self.check_known(state, x, known))
+        known = self.check_known(state, x, known)
+        none = known * 0 - 1
+        return self._correct(state, x, known, none if before is None else self.check_known(state, x, before))
 
     def check_known(self, state: State, x: Array, known: Array) -> Array:
         """Return known labels as `_step` takes them, (n,), for a method that accepts them."""
@@ -216,7 +248,7 @@ class OnlineMethod(Method):
     def _step(self, state: S, x: Array, known: Array | None = None) -> tuple[S, Result]:
         raise TypeError(f"{type(self).__name__} does not implement _step.")
 
-    def _correct(self, state: S, x: Array, known: Array) -> S:
+    def _correct(self, state: S, x: Array, known: Array, before: Array) -> S:
         raise TypeError(f"{type(self).__name__} accepts known labels and does not implement _correct.")
 
     def _fit(self, task: Task) -> Result:
@@ -288,10 +320,10 @@ class PerBatch(OnlineMethod):
     def _step(self, state: S, x: Array, known: Array | None = None) -> tuple[S, Result]:
         features = x[:, 0] if "views" in self.needs else x
         extras = {"views": x} if "views" in self.needs else {}
-        task = Task(features, state.text, state.logit_scale, extras=extras, known=known)
+        task = Task.of_unit_rows(features, state.text, state.logit_scale, extras=extras, known=known)
         if isinstance(state, GivenState):
             negatives = state.negatives if len(state.negatives) else None
-            task = dataclasses.replace(task, class_prior=given_shares(state.class_prior), negatives=negatives)
+            task = task.trusted(class_prior=given_shares(state.class_prior), negatives=negatives)
         self.method.require(task)
         return state, self.method._fit(task)
 

@@ -33,12 +33,15 @@ def test_run_twice_and_report(moontide, features, tmp_path):
         "--out",
         out,
     )
-    assert moontide(*command) == (0, "", f"12 runs done and 0 found in {out}\n")
-    assert moontide(*command) == (0, "", f"0 runs done and 12 found in {out}\n")
+    status, printed, told = moontide(*command)
+    assert (status, told) == (0, f"12 runs done and 0 found in {out}\n")
+    assert "scenario" in printed
+    assert "MOON" in printed
+    assert moontide(*command) == (0, printed, f"0 runs done and 12 found in {out}\n")
     records = [json.loads(line) for line in (out / "batch-64.000.jsonl").read_text().splitlines()]
     assert len(records) == 12
-    status, _, told = moontide("bench", "report", out)
-    assert status == 0
+    status, reported, told = moontide("bench", "report", out)
+    assert (status, reported) == (0, printed)
     assert told.splitlines()[0] == f"wrote {out / 'report' / 'report.html'}"
     assert (out / "report" / "report.html").exists()
     assert moontide("bench", "report", out, "--out", tmp_path / "elsewhere")[0] == 0
@@ -65,13 +68,13 @@ def test_skipped_methods_are_named(moontide, features, tmp_path):
     assert "skipped: mta on toy: it needs views." in told
 
 
-def test_nothing_to_run_is_no_success(moontide, tmp_path):
+def test_data_of_which_none_can_be_used_are_bad_input(moontide, features, tmp_path):
     np.savez(tmp_path / "a.npz", image_features=np.eye(2), text_features=np.eye(2))
-    status, _, told = moontide(
-        "bench", "run", "batch-64", "--data", tmp_path, "--methods", "moon", "--out", tmp_path / "r"
-    )
-    assert status == 1
+    line = ("bench", "run", "batch-64", "--methods", "moon", "--runs", "1", "--out", tmp_path / "r", "--data")
+    status, _, told = moontide(*line, tmp_path / "a.npz")
+    assert status == 2
     assert "a.npz has no labels to score with." in told
+    assert not (tmp_path / "r").exists()
 
 
 @pytest.mark.parametrize(

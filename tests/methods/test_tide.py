@@ -156,7 +156,8 @@ class Account:
         for text in tide.TRUSTS:
             for temper in tide.TEMPERS:
                 likelihood = softmax(temper * (text * base + self.sharp * cosine))[rows, own]
-                tried.append((float(np.log(likelihood).sum() - tide.RELUCTANCE * np.log(text) ** 2), text))
+                penalty = np.square(np.log([text, temper])) @ tide.RELUCTANCE
+                tried.append((float(np.log(likelihood).sum() - penalty), text))
         text = max(tried)[1]
         right = ((text * base + self.sharp * cosine).argmax(1) == own).sum()
         r = (right + 1) / (len(own) + 2)
@@ -357,21 +358,21 @@ def test_a_sample_alone_gets_the_prediction_of_zero_shot() -> None:
         assert found.confidence[0] == pytest.approx(found.zero_shot.max(), abs=1e-4)
 
 
-def test_resting_classes_do_not_change_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    resting, numbers = tide.resting, []
+def test_classes_left_alone_do_not_change_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    idle_classes, numbers = tide.idle_classes, []
 
     def counted(*arguments: Any) -> Any:
-        idle = resting(*arguments)
-        numbers.append((tide.REST > 0, idle is not None))
+        idle = idle_classes(*arguments)
+        numbers.append((tide.IDLE > 0, idle is not None))
         return idle
 
-    monkeypatch.setattr(tide, "resting", counted)
+    monkeypatch.setattr(tide, "idle_classes", counted)
     for kind in ({"n_samples": 32, "n_classes": 20, "effective_classes": 1}, {"n_samples": 10, "n_classes": 50}):
         for seed in range(6):
             f, text, _ = drawn(seed, **kind)
             found = TIDE().fit_predict(f, text, logit_scale=200.0)
             with monkeypatch.context() as patch:
-                patch.setattr(tide, "REST", 0.0)
+                patch.setattr(tide, "IDLE", 0.0)
                 wanted = TIDE().fit_predict(f, text, logit_scale=200.0)
             np.testing.assert_allclose(found.probs, wanted.probs, atol=1e-4)
             np.testing.assert_allclose(found.beta, wanted.beta, atol=1e-12)

@@ -281,7 +281,7 @@ def test_without_matplotlib_there_are_tables_and_a_sentence(results):
     )
     subprocess.run([sys.executable, "-c", code, str(results), str(results / "out")], check=True)
     page = (results / "out" / "report.html").read_text(encoding="utf-8")
-    assert "pip install &#x27;moontide[plot]&#x27;" in page
+    assert "pip install &#x27;.[plot]&#x27;" in page
     assert "<img" not in page
     assert "<b>7" in page
 

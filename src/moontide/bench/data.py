@@ -81,7 +81,7 @@ class Images:
 
     def __getitem__(self, indices: IntArray) -> list[Any]:
         """Read some images."""
-        from moontide.encoders.sources import ImageFile
+        from moontide.encoders.places import ImageFile
 
         return [ImageFile(self.paths[i], Path(self.paths[i])).read() for i in indices.tolist()]
 

@@ -93,14 +93,12 @@ def run_suite(
         raise OptionError("A GPU is for one process: leave 'jobs' at 1, or 'device' at cpu.")
     for entry in suite.entries:
         entry.build()
-    paths, out = find_data(data), Path(out)
-    source = Source(device, encoder)
+    outcome, out, source = Outcome(), Path(out), Source(device, encoder)
+    todo = plan(suite, find_data(data), {key(record) for record in read_records(out)}, outcome, limit, source)
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise FileError(f"The results folder {out} cannot be made: {error.strerror}.") from error
-    outcome = Outcome()
-    todo = plan(suite, paths, {key(record) for record in read_records(out)}, outcome, limit, source)
     total = sum(len(job.entries) for job in todo)
     worker = Worker(suite, out, environment(), source)
     for written, failed in map(worker, todo) if jobs == 1 else in_processes(worker, todo, jobs):
@@ -152,16 +150,23 @@ def plan(
 ) -> list[Job]:
     """List the jobs that are left; count in `outcome` what is done, and say what cannot be done.
 
+    Data of which none can be read are an error.
+
     >>> from moontide.bench.suites import load_suite
-    >>> outcome = Outcome()
-    >>> plan(load_suite("batch-64"), [Path("missing.npz")], set(), outcome), outcome.skipped
-    ([], ['There is no file missing.npz.'])
+    >>> plan(load_suite("batch-64"), [Path("missing.npz")], set(), Outcome())
+    Traceback (most recent call last):
+        ...
+    moontide.errors.FileError: There is no file missing.npz.
     """
     jobs, source = [], source or Source()
+    paths, unread = list(paths), 0
     for path in paths:
         try:
             pack = source.read(path)
         except MoontideError as error:
+            unread += 1
+            if unread == len(paths):
+                raise
             outcome.skipped.append(str(error))
             continue
         able = []

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import App, Parameter
 
 from moontide.cli.common import note, progress_bar, table_console
+from moontide.cli.output import emit, everywhere
 from moontide.encoders.base import DEFAULT
 
 if TYPE_CHECKING:
@@ -15,11 +16,11 @@ if TYPE_CHECKING:
 
 RESULTS = Path("results")
 VIEWS = 64  # of an image, for MTA, as published
+UNKNOWN = "-"
 
 bench = App(name="bench", help="Run the paper's experiments, stop and go on at any moment, and report the results.")
 
 
-@bench.command
 def run(
     suite: Annotated[str, Parameter(help="A suite of 'moontide bench list', or a .toml file of your own.")],
     /,
@@ -77,6 +78,9 @@ def run(
     for reason, count in outcome.failed.items():
         note(f"failed {count} times: {reason}")
     note(f"{outcome.written} runs done and {outcome.found} found in {out}")
+    emit(written=outcome.written, found=outcome.found, skipped=outcome.skipped, failed=outcome.failed, results=out)
+    if outcome.written + outcome.found:
+        _print(out, chosen.name)
     return 1 if outcome.failed or not outcome.written + outcome.found else 0
 
 
@@ -99,7 +103,6 @@ def _if_adapted(suite: Suite, encoder: str | None) -> str | None:
     return encoder if asked else None
 
 
-@bench.command
 def report(
     results: Annotated[Path, Parameter(help="A results folder of 'moontide bench run'.")] = RESULTS,
     /,
@@ -121,11 +124,39 @@ def report(
     """
     from moontide.report.bench import write_report
 
-    for path in write_report(results, results / "report" if out is None else out, curves):
+    written = write_report(results, results / "report" if out is None else out, curves)
+    for path in written:
         note(f"wrote {path}")
+    emit(written=written)
+    _print(results)
 
 
-@bench.command(name="list")
+def _print(results: Path, suite: str | None = None) -> None:
+    """Print the accuracies of one suite, or of all, as the report has them."""
+    from rich import box
+    from rich.table import Table
+
+    from moontide.report.render import extent
+    from moontide.report.results import collect
+    from moontide.report.tables import accuracy_grids
+
+    console, tables = table_console(), []
+    for grid in accuracy_grids([table for table in collect(results).tables if suite in (None, table.suite)]):
+        table = Table("scenario", "method", title=grid.caption, title_justify="left", box=box.SIMPLE_HEAD)
+        for heading in grid.headings:
+            table.add_column(heading, justify="right")
+        rows = []
+        for name, lines in grid.blocks:
+            for i, line in enumerate(lines):
+                cells = [UNKNOWN if n is None else f"{n.value:.{n.digits}f}{extent(n)}" for n in line.numbers]
+                table.add_row("" if i else name, line.title, *cells)
+                rows.append([name, line.title, *(None if n is None else n.value for n in line.numbers)])
+            table.add_section()
+        console.print(table)
+        tables.append({"caption": grid.caption, "headings": grid.headings, "rows": rows})
+    emit(tables=tables)
+
+
 def list_suites() -> None:
     """List the suites: their scenarios, runs and methods."""
     from rich import box
@@ -134,10 +165,18 @@ def list_suites() -> None:
     from moontide.bench.suites import load_suite, suite_names
 
     table = Table("suite", "what it is", "scenarios", "runs", "methods", box=box.SIMPLE_HEAD)
+    found = []
     for suite in map(load_suite, suite_names()):
         scenarios, entries = suite.scenarios, suite.entries
         runs = sorted({scenario.runs for scenario in scenarios}, reverse=True)
         names = dict.fromkeys(entry.label or entry.name for entry in entries)
         rows = (str(len(scenarios)), ", ".join(map(str, runs)), ", ".join(names))
         table.add_row(f"{suite.name} v{suite.version}", suite.title, *rows)
+        facts = {"title": suite.title, "scenarios": len(scenarios), "runs": runs, "methods": list(names)}
+        found.append({"suite": suite.name, "version": suite.version, **facts})
+    emit(suites=found)
     table_console().print(table)
+
+
+for command, name in ((run, "run"), (report, "report"), (list_suites, "list")):
+    bench.command(everywhere(command), name=name)

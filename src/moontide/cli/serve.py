@@ -30,7 +30,7 @@ def serve(
         Parameter(help="Class names of the stream 'default': a comma-separated list, or a file with one name a line."),
     ] = None,
     samples: Annotated[Path | None, Parameter(help="A folder of images that the page offers for a try-out.")] = None,
-    device: Annotated[Literal["cpu", "cuda"], Parameter(help="Where to compute.")] = "cpu",
+    device: Annotated[str, Parameter(help="Where to compute: cpu, cuda, cuda:1 or mps.")] = "cpu",
     log_format: Annotated[Literal["text", "json"], Parameter(help="Lines of the log: text, or JSON objects.")] = "text",
     new_token: Annotated[
         str | None, Parameter(help="Make a token of this name, print it once, and exit. With tokens all need one.")
@@ -65,14 +65,15 @@ def serve(
         from moontide.serve.auth import new_token as draw_token
         from moontide.serve.databases import open_store
         from moontide.serve.images import list_images
-        from moontide.serve.server import run
+        from moontide.serve.server import check_port, run
         from moontide.serve.service import Service
     except MissingExtraError:
         raise
     except ImportError as error:
         raise missing_extra(error.name or "fastapi", "serve", "The server") from None
     from moontide.encoders import encoder as make_encoder
-    from moontide.store.files import check_device, read_class_names
+    from moontide.store.classes import read_class_names
+    from moontide.store.files import check_device
 
     if classes is not None and encoder is None:
         raise OptionError("'--classes' needs '--encoder', which embeds them; or create streams with prototypes.")
@@ -80,6 +81,7 @@ def serve(
         raise OptionError("'--samples' needs '--encoder', which embeds them; leave it out, or add one.")
     if new_token is None and (scope != "admin" or stream is not None or expires is not None):
         raise OptionError("'--scope', '--stream' and '--expires' are for '--new-token'; add it, or leave them out.")
+    check_port(port)
     if verify is not None:
         return _verify(verify)
     if backup is not None:

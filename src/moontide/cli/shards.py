@@ -11,6 +11,7 @@ from cyclopts import Group, Parameter
 
 from moontide.cli.common import Source, note, print_classes, progress_bar
 from moontide.cli.given import GivenFiles
+from moontide.cli.output import emit, say
 from moontide.errors import OptionError
 from moontide.protocols import Method
 
@@ -44,22 +45,33 @@ class Cluster:
             negative="", show_default=False, help="Leave out rows with NaN, infinity or only zeros, and count them."
         ),
     ] = False
+    allow_remote: Annotated[
+        tuple[str, ...],
+        Parameter(
+            negative="",
+            show_default=False,
+            help="A protocol that shards may be fetched by, such as https, besides s3, gs and az; may be repeated.",
+        ),
+    ] = ()
 
 
 NO_CLUSTER = Cluster()  # nothing said on the command line
 
 
 def is_many(features: str, cluster: Cluster) -> bool:
-    """Tell whether FEATURES are shards: a glob, a folder, a URL, or anything with --engine.
+    """Tell whether FEATURES are shards: a glob, a folder that is no store, a URL, or anything with --engine.
 
     >>> is_many("a/*.npy", NO_CLUSTER), is_many("a.npy", NO_CLUSTER)
     (True, False)
     """
-    many = (
-        cluster.engine is not None or "://" in features or any(c in features for c in "*?[") or Path(features).is_dir()
-    )
+    from moontide.store.files import is_store
+
+    folder = Path(features).is_dir() and not is_store(features)
+    many = cluster.engine is not None or "://" in features or any(c in features for c in "*?[") or folder
     if not many and cluster != NO_CLUSTER:
-        raise OptionError("'--address', '--workers', '--graph' and '--skip-bad-rows' are for shards; add '--engine'.")
+        raise OptionError(
+            "'--address', '--workers', '--graph', '--skip-bad-rows', '--allow-remote' are for shards; add '--engine'."
+        )
     if cluster.engine != "ray" and (cluster.address is not None or cluster.workers is not None):
         raise OptionError("'--address' and '--workers' have no effect without '--engine ray'.")
     if cluster.workers is not None and cluster.workers < 1:
@@ -72,13 +84,16 @@ def adapt_many(
 ) -> None:
     """Run a method over shards and print what changed."""
     from moontide.engine.run import adapt_shards
-    from moontide.store.files import check_device, read_arrays, read_class_names
+    from moontide.store.classes import read_class_names
+    from moontide.store.features import FeatureStore
+    from moontide.store.files import check_device, is_store, read_text
     from moontide.store.inputs import read_class_prior, read_negatives
 
     if given.known is not None:
         raise OptionError("'--known' does not go with shards; leave it out, or use one file.")
     given.require(solver)
-    if out is None or source.text is None:
+    store = is_store(features)
+    if out is None or (source.text is None and not store):
         raise OptionError(
             f"{features} is a folder or another name for shards, which need '--text', the class embeddings, and "
             "'--out', a folder for the predictions."
@@ -86,7 +101,9 @@ def adapt_many(
     if source.labels is not None or source.dtype is not None:
         raise OptionError("'--labels' and '--dtype' do not go with shards; leave them out.")
     check_device(source.device)
-    anchors = read_arrays(source.text)
+    anchors = read_text(source.text or features)
+    if store and anchors.origin is not None:
+        FeatureStore.open(features).check_space(anchors.origin)
     scales = (source.logit_scale, anchors.logit_scale(), 100.0)
     names = anchors.class_names() if source.classes is None else read_class_names(source.classes)
     text = anchors.matrix("text_features")
@@ -107,11 +124,13 @@ def adapt_many(
             workers=cluster.workers,
             graph=cluster.graph,
             skip_bad_rows=cluster.skip_bad_rows,
+            allow_remote=cluster.allow_remote,
             device=source.device,
             report=note,
             progress=progress,
         )
     replaced = f", {found.replaced} workers replaced" if found.replaced else ""
     note(f"wrote {len(found.files)} files to {out} in {time.perf_counter() - start:.1f} s{replaced}")
-    print(f"changed    {found.changed} of {found.n}")
+    emit(out=out, samples=found.n, changed=found.changed)
+    say(f"changed    {found.changed} of {found.n}")
     print_classes(found.counts, names)

@@ -7,6 +7,7 @@ in each template, or the sentences that a file gives for the class, or both.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -16,6 +17,7 @@ import numpy as np
 from moontide.core.arrays import unit_rows
 from moontide.encoders.base import Encoder, FloatArray
 from moontide.errors import FileError, InputError, OptionError, unknown_name
+from moontide.store.classes import ClassList
 
 ENSEMBLE = (
     "itap of a {}.",
@@ -42,11 +44,13 @@ class Classes(NamedTuple):
 
 def embed_classes(
     encoder: Encoder,
-    names: Sequence[str],
+    names: Sequence[str] | ClassList,
     templates: Sequence[str] = (),
     descriptions: Mapping[str, Sequence[str]] | None = None,
 ) -> Classes:
     """Embed class names; where neither templates nor descriptions are given, in the encoder's own templates.
+
+    Synonyms and descriptions that a list of classes has are prompts besides the name.
 
     >>> from moontide.encoders.base import Encoder
     >>> class Letters(Encoder):
@@ -63,19 +67,28 @@ def embed_classes(
     class names have underscores, which the encoder sees as they are: big_ben, ben_big
     class names are almost the same to the encoder (cosine above 0.98): big_ben and ben_big
     """
-    names = tuple(names)
+    classes = names if isinstance(names, ClassList) else ClassList(tuple(names))
+    names = classes.names
     if not names:
         raise InputError("'classes' must have at least one name.")
     templates = tuple(templates) or (() if descriptions else encoder.templates)
+    bare = [template for template in templates if "{}" not in template]
+    if bare:
+        raise OptionError(f"A template must have {{}} where the class name goes. Got {bare[0]!r} instead.")
     sentences = {} if descriptions is None else descriptions
     absent = [name for name in names if descriptions is not None and not sentences.get(name)]
     if absent:
         raise InputError(f"The descriptions have no sentence for the class {absent[0]!r}; add one, or leave it out.")
-    prompts = [[t.replace("{}", name) for t in templates] + list(sentences.get(name, ())) for name in names]
+    prompts = [
+        [t.replace("{}", phrase) for phrase in classes.phrases(name) for t in templates]
+        + [*sentences.get(name, ()), *classes.descriptions.get(name, ())]
+        for name in names
+    ]
     rows = encoder.encode_text([prompt for one in prompts for prompt in one])  # (sum of prompts, d)
     own = np.split(rows, np.cumsum([len(one) for one in prompts])[:-1])
     text: FloatArray = unit_rows(np.stack([one.mean(axis=0) for one in own]), "classes")
-    return Classes(names, text, templates, [*_doubts(names, text), *encoder.doubts(names)])
+    spoken = [classes.phrases(name)[0] for name in names]
+    return Classes(names, text, templates, [*_doubts(names, text), *classes.doubts(), *encoder.doubts(spoken)])
 
 
 def find_templates(given: Sequence[str]) -> tuple[str, ...]:
@@ -108,12 +121,12 @@ def read_descriptions(path: str | Path) -> dict[str, list[str]]:
     >>> read_descriptions("no.json")
     Traceback (most recent call last):
         ...
-    moontide.errors.FileError: no.json cannot be read as JSON ([Errno 2] No such file or directory: 'no.json').
+    moontide.errors.FileError: There is no file no.json.
     """
-    try:
+    from moontide.store.files import reading
+
+    with reading(Path(path)):
         held = json.loads(Path(path).read_text(encoding="utf-8-sig"))
-    except (OSError, ValueError) as error:
-        raise FileError(f"{path} cannot be read as JSON ({error}).") from error
     if not isinstance(held, dict):
         raise FileError(f"{path} must be a JSON object of class names. Got a {type(held).__name__} instead.")
     for name, sentences in held.items():
@@ -125,7 +138,7 @@ def read_descriptions(path: str | Path) -> dict[str, list[str]]:
 def _doubts(names: Sequence[str], text: FloatArray) -> list[str]:
     """Report underscores, duplicates, and names with almost the same vector; change nothing."""
     underscored = [name for name in names if "_" in name]
-    double = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
+    double = sorted(name for name, count in Counter(names).items() if count > 1)
     alike: list[str] = []
     for start in range(0, len(names), BLOCK_ROWS):
         rows, columns = np.nonzero(text[start : start + BLOCK_ROWS] @ text.T > ALIKE)

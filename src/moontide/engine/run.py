@@ -20,7 +20,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moontide.core.arrays import as_real, to_numpy, unit_rows
+from moontide.core.driver import solve
 from moontide.core.memory import available_bytes, human
+from moontide.core.rows import LARGE
+from moontide.core.sums import unpack
 from moontide.engine.files import (
     Source,
     exists,
@@ -35,16 +38,15 @@ from moontide.engine.files import (
 )
 from moontide.engine.local import Engine, Local
 from moontide.engine.partition import quantiser, recall
-from moontide.engine.solvers import solver
-from moontide.engine.sums import unpack
 from moontide.engine.worker import Job
-from moontide.errors import FileError, MoontideError, ResourceError
-from moontide.protocols import Method
+from moontide.errors import FileError, MoontideError, OptionError, ResourceError, listed, without_credentials
+from moontide.protocols import Method, Plan
+from moontide.registry import method_names, method_type
+from moontide.store.remote import check_remote
 from moontide.types import check_class_names, check_class_prior, check_negatives
 
-LARGE = 2**27  # N x K above which assignments are in 16 bits
 SHARE = 0.7  # of the available memory that workers may take
-SHOWN = 20  # bad shards named in an error
+SHOWN = 80  # characters of the names of bad shards in an error
 CHECKPOINT = "checkpoint"
 AROUND = 4  # calls besides those of the method: check, sample, nearest, write
 
@@ -87,7 +89,7 @@ class Journal:
             self.engine.close()
         self.engine = engine
 
-    def __call__(self, name: str, *given: Any) -> Any:
+    def __call__(self, verb: str, *given: Any) -> Any:
         """Call a method of all shards and add up."""
         self.number += 1
         path = f"{self.folder}/call-{self.number:04d}.safetensors"
@@ -96,10 +98,10 @@ class Journal:
         if known:
             said = unpack(read_tensors(path))
         else:
-            said = self.engine.run(self.number, name, *given)  # type: ignore[union-attr]
+            said = self.engine.run(self.number, verb, *given)  # type: ignore[union-attr]
             write_tensors(path, said.pack())
         self.ticks = self.number * self.parts
-        if name == "step":
+        if verb == "step":
             self._report_step(said.changed, None if known else time.perf_counter() - start)
         return said
 
@@ -129,6 +131,7 @@ def adapt_shards(
     workers: int | None = None,
     graph: str = "local",
     skip_bad_rows: bool = False,
+    allow_remote: Sequence[str] = (),
     memory: int | None = None,
     device: str = "cpu",
     report: Callable[[str], None] = lambda line: None,
@@ -138,7 +141,8 @@ def adapt_shards(
 
     `class_prior` (K,) and `negatives` (G, d) are for the methods that accept them, as in `Method.fit_predict`.
     `engine` is "local" or "ray" (at `address`, else started here, with `workers` actors, else one a CPU). With `graph`
-    "global" neighbours are found across shards. `memory` is what one worker may take, in bytes.
+    "global" neighbours are found across shards. Besides s3://, gs:// and az:// only the protocols of `allow_remote`
+    are used. `memory` is what one worker may take, in bytes.
 
     >>> import tempfile
     >>> from moontide import method
@@ -148,8 +152,9 @@ def adapt_shards(
     ...     adapt_shards(f"{folder}/*.npy", np.eye(3), method("moon"), f"{folder}/out").counts
     array([2., 2., 2.])
     """
-    solve = solver(method.name).solve
-    plan = solver(method.name).plan(method)
+    plan = _plan(method)
+    for path in (out, *([pattern] if isinstance(pattern, str) else pattern)):
+        check_remote(path, allow_remote)
     paths = expand(pattern) if isinstance(pattern, str) else list(pattern)
     out = out.rstrip("/")
     outputs = tuple(f"{out}/{name}.parquet" for name in relative_names(paths))
@@ -185,7 +190,7 @@ def adapt_shards(
         found = recall(journal, checked.rows)
         if found is not None:
             report(f"graph: {graph}, {100 * found:.1f} % of the true nearest neighbours among all rows (on a sample)")
-        converged = bool(solve(method, journal, anchors, logit_scale, **given).converged)
+        converged = bool(solve(method.mixture(anchors, logit_scale, **given), journal).converged)
         journal.calls = journal.number + 1 + bool(groups)  # it may have taken fewer than planned
         written = journal("write")
         if groups:
@@ -194,6 +199,14 @@ def adapt_shards(
     remove(job.folder)
     replaced = journal.replaced
     return Outcome(written.n, checked.skipped, written.changed, written.counts, found, converged, replaced, job.outputs)
+
+
+def _plan(method: Method) -> Plan:
+    """Tell how long a run of the method is, or refuse one that does not run on shards."""
+    if method.rows_type is None:
+        names = [name for name in method_names() if method_type(name).rows_type]
+        raise OptionError(f"Only {', '.join(names[:-1])} and {names[-1]} run on shards. Got {method.name!r}.")
+    return method.plan()
 
 
 def _look_at(paths: Sequence[str], d: int) -> tuple[Source, ...]:
@@ -215,8 +228,10 @@ def _look_at(paths: Sequence[str], d: int) -> tuple[Source, ...]:
 
 
 def _bad_shards(problems: Sequence[str], count: int) -> FileError:
-    more = f" And {len(problems) - SHOWN} more." if len(problems) > SHOWN else ""
-    return FileError(f"{len(problems)} of {count} shards cannot be used: {' '.join(problems[:SHOWN])}{more}")
+    """Say which shards cannot be used: why the first cannot, and the names of others."""
+    names = [problem.split()[0].rpartition("/")[2] for problem in problems[1:]]
+    others = f" So are {listed(names, SHOWN)}." if names else ""
+    return FileError(f"{len(problems)} of {count} shards cannot be used: {problems[0]}{others}")
 
 
 def _check_given(method: Method, anchors: NDArray[np.float32], **given: Any) -> dict[str, NDArray[np.float32]]:
@@ -233,7 +248,7 @@ def _check_given(method: Method, anchors: NDArray[np.float32], **given: Any) -> 
 def _check_checkpoint(job: Job, graph: str, given: Mapping[str, Any], report: Callable[[str], None]) -> None:
     """Write down what the run is, or refuse a checkpoint that is of another one."""
     own = {
-        "sources": [[source.path, source.rows, source.size] for source in job.sources],
+        "sources": [[without_credentials(source.path), source.rows, source.size] for source in job.sources],
         "method": {job.method.name: asdict(job.method)},  # type: ignore[call-overload]
         "text": _digest(job.text),
         "given": {name: _digest(x) for name, x in given.items()},

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from moontide.bench.toml import read_toml, toml_files
 from moontide.errors import FileError, MissingExtraError
@@ -18,6 +17,7 @@ from moontide.report.results import Table, collect
 from moontide.report.stats import half_width
 from moontide.report.tables import accuracy_grids, measure_grids, runtime_grids, summary_grids, sweep_grids
 from moontide.store.files import replacing
+from moontide.store.tables import csv_row
 
 DETAILS = (
     "suite", "version", "backbone", "setting", "batch_size", "scenario", "dataset", "method", "options", "label",
@@ -105,9 +105,7 @@ def details(tables: Iterable[Table]) -> str:
     >>> details(example()).splitlines()[2]
     'batch-64,1,clip_vit_b16,batch,64,very_low,imagenet,moon,{},,,4,75.0,0.0,25.0,75.0,75.0,10.0,0.075,82.8'
     """
-    buffer = io.StringIO()
-    writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow(DETAILS)
+    rows: list[list[Any]] = [list(DETAILS)]
     for table in tables:
         facts = table.scenario
         for (row, column), cell in table.cells.items():
@@ -125,5 +123,5 @@ def details(tables: Iterable[Table]) -> str:
                 table.paper_values(row, [[column]])[1][0],
             ]  # fmt: skip
             shown = [None if number is None or number != number else round(float(number), 6) for number in numbers]
-            writer.writerow([*where, column, row.method, row.options, row.label, row.vary, len(cell.records), *shown])
-    return buffer.getvalue()
+            rows.append([*where, column, row.method, row.options, row.label, row.vary, len(cell.records), *shown])
+    return "".join(map(csv_row, rows))

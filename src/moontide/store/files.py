@@ -1,21 +1,25 @@
-"""Features and class embeddings from .npz, .npy, .safetensors and .parquet; files that are written whole or not at all.
+"""Features and class embeddings from stores, .npz, .npy, .safetensors and .parquet; files written whole or not at all.
 
 Nothing is unpickled. A file is written under a temporary name in its own folder and renamed when it is whole.
 
+    a store       the folder that `moontide encode` made: features, text, labels, class names, ids and logit scale
     .npz          the arrays named in `ARRAYS`; others are ignored
     .npy          one matrix
     .safetensors  the tensors named in `ARRAYS`, or the only one there is
     .parquet      the column `embedding`, or the only one of its kind: lists of numbers, or binary values of one length
                   (little-endian numbers of the type that the field's metadata gives under `dtype`, else float32);
                   and the column `id`
+    .csv, .tsv    a table of numbers, and .pt, .pth torch's tensors: see `store.other`
+
+A store and the .safetensors files in it say how they were made; image and text features of different spaces, logit
+scales or precisions are refused.
 """
 
 from __future__ import annotations
 
-import csv
-import io
-import json
 import os
+import re
+import stat
 import tempfile
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,20 +27,24 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any, BinaryIO, NamedTuple
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from moontide.core.arrays import Array, as_matrix, like
 from moontide.core.memory import available_bytes, human
-from moontide.errors import FileError, InputError, MoontideError, ResourceError, missing_extra
+from moontide.errors import FileError, InputError, MoontideError, OptionError, ResourceError, missing_extra
 from moontide.metrics import IntArray, check_labels
-from moontide.types import Task
+from moontide.types import Task, class_numbers_of
+
+if TYPE_CHECKING:
+    from moontide.store.features import Origin
 
 ARRAYS = ("image_features", "text_features", "view_features", "labels", "classnames", "logit_scale", "temperature")
-FEATURES = (".npz", ".npy", ".safetensors", ".parquet")
-PREDICTIONS = (".npz", ".csv", ".jsonl", ".parquet")
+FEATURES = (".npz", ".npy", ".safetensors", ".parquet", ".csv", ".tsv", ".pt", ".pth")
+TABLES = (".csv", ".jsonl", ".json", ".xlsx", ".parquet")
+PREDICTIONS = (".npz", *TABLES)
 UNNAMED = ""  # the name of the matrix in a file that holds only one
 
 AnyArray = npt.NDArray[Any]
@@ -62,9 +70,9 @@ def read_task(
 ) -> FileTask:
     """Read a task; what is passed here goes before what the files hold.
 
-    With `text`, class embeddings and class names come from that file. `classes` is a comma-separated list or a text
-    file with one name a line; `labels` is a .npy or a text file with one number a line. On the device "cpu" the arrays
-    are numpy's, on "cuda" torch's. The logit scale is 100 where nothing says it.
+    With `text`, class embeddings and class names come from that file. `classes` is a comma-separated list or a file as
+    in `store.classes`; `labels` is a .npy or a text file with one number or class name per line. On the device "cpu"
+    the arrays are numpy's, on others torch's. The logit scale is 100 where nothing says it.
 
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     path = Path(folder) / "features.npz"
@@ -73,9 +81,12 @@ def read_task(
     >>> task.n, task.class_names, round(task.logit_scale), labels, ids
     (3, ('cat', 'dog'), 50, array([0, 1, 1]), None)
     """
+    from moontide.store.classes import read_class_names
+
     check_device(device)
     images = read_arrays(features)
-    anchors = images if text is None else read_arrays(text)
+    anchors = images if text is None else read_text(text)
+    check_spaces(images, anchors)
     image = place(as_matrix(images.matrix("image_features"), "image_features"), dtype, device)
     views = images.arrays.get("view_features")
     scales = (logit_scale, anchors.logit_scale(), images.logit_scale(), 100.0)
@@ -87,7 +98,11 @@ def read_task(
         extras={} if views is None else {"views": like(as_matrix(views, "view_features", 3), image)},
     )
     found = images.arrays.get("labels") if labels is None else read_labels(labels)
-    return FileTask(task, None if found is None else check_labels(found, task.n, task.k), images.ids)
+    if labels is None and images.origin is not None and images.class_names() != anchors.class_names():
+        found = None  # those of a store are of its own classes
+    if found is not None:
+        found = check_labels(class_numbers_of(found, task.class_names, "labels"), task.n, task.k)
+    return FileTask(task, found, images.ids)
 
 
 def check_device(device: str) -> None:
@@ -97,14 +112,21 @@ def check_device(device: str) -> None:
     """
     if device == "cpu":
         return
+    kind, _, number = device.partition(":")
+    if not (kind == "cuda" and (number.isdecimal() or device == "cuda")) and device != "mps":
+        raise OptionError(f"'device' must be cpu, cuda, cuda:NUMBER or mps. Got {device[:40]!r} instead.")
     try:
         import torch
     except ImportError:
         raise missing_extra("torch", "torch", f"Running on {device}") from None
-    if not torch.cuda.is_available():
+    count = torch.cuda.device_count() if kind == "cuda" else int(torch.backends.mps.is_available())
+    if not count:
+        name = "CUDA" if kind == "cuda" else "MPS"
         raise ResourceError(
-            "torch finds no CUDA device on this machine; use the device 'cpu', or see what 'moontide doctor' says."
+            f"torch finds no {name} device on this machine; use the device 'cpu', or see what 'moontide doctor' says."
         )
+    if int(number or 0) >= count:
+        raise ResourceError(f"There is no device {device}: torch finds {count} on this machine, numbered from 0.")
 
 
 def place(x: AnyArray, dtype: str | None, device: str) -> Array:
@@ -113,6 +135,7 @@ def place(x: AnyArray, dtype: str | None, device: str) -> Array:
     >>> place(np.eye(2), "float32", "cpu").dtype
     dtype('float32')
     """
+    dtype = "float32" if device == "mps" else dtype  # which knows no float64
     x = x.astype(dtype or x.dtype, copy=False)
     if device == "cpu":
         return x
@@ -128,6 +151,7 @@ class Arrays:
     path: Path
     arrays: Mapping[str, AnyArray | None]
     ids: list[Any] | None = None
+    origin: Origin | None = None  # of a store, or of a file from one
 
     def matrix(self, name: str, named: bool = False) -> AnyArray:
         """Return the array called `name` or, unless it must be `named`, the only one of a file without names."""
@@ -139,7 +163,7 @@ class Arrays:
         return found
 
     def logit_scale(self) -> float | None:
-        """Return the logit scale, or 1 / temperature, or None."""
+        """Return the logit scale, or 1 / temperature, or that of the store it is from, or None."""
         given = {name: self.arrays[name] for name in ("logit_scale", "temperature") if name in self.arrays}
         if len(given) == 2:
             raise FileError(f"{self.path} has both 'logit_scale' and 'temperature' (its inverse); keep one of them.")
@@ -147,7 +171,7 @@ class Arrays:
             if value is None or value.size != 1 or value.dtype.kind not in "fiu" or not 0 < value.item() < np.inf:
                 raise InputError(f"'{name}' of {self.path} must be one positive number. Got {value} instead.")
             return float(value.item()) if name == "logit_scale" else 1 / float(value.item())
-        return None
+        return None if self.origin is None else self.origin.logit_scale
 
     def class_names(self) -> list[str] | None:
         """Return the class names, or None."""
@@ -169,10 +193,16 @@ def reading(path: Path) -> Iterator[None]:
         ...
     moontide.errors.FileError: There is no file no.csv.
     """
-    if not path.exists():
-        raise FileError(f"There is no file {path}.")
-    if path.is_dir():
+    try:
+        kind = os.stat(path).st_mode
+    except OSError as error:
+        missing = f"There is no file {path}."
+        reason = f"{path} cannot be read: {error.strerror}."
+        raise FileError(missing if isinstance(error, FileNotFoundError) else reason) from None
+    if stat.S_ISDIR(kind):
         raise FileError(f"{path} is a folder; give a file.")
+    if not (stat.S_ISREG(kind) or stat.S_ISFIFO(kind)):  # a device may never end
+        raise FileError(f"{path} is a device or a socket; give a file.")
     try:
         yield
     except MoontideError:
@@ -185,7 +215,7 @@ def reading(path: Path) -> Iterator[None]:
 
 
 def read_arrays(path: str | Path, names: Sequence[str] = ARRAYS) -> Arrays:
-    """Read the arrays of a features file, or those of other `names`.
+    """Read the arrays of a features file or a store, or those of other `names`.
 
     >>> read_arrays("features.txt")
     Traceback (most recent call last):
@@ -193,12 +223,68 @@ def read_arrays(path: str | Path, names: Sequence[str] = ARRAYS) -> Arrays:
     moontide.errors.FileError: There is no file features.txt.
     """
     path = Path(path)
-    readers = dict(zip(FEATURES, (_read_npz, _read_npy, _read_safetensors, _read_parquet), strict=True))
+    if is_store(path):
+        return _read_store(path)
+    kinds = (_read_npz, _read_npy, _read_safetensors, _read_parquet, _read_csv, _read_csv, _read_pt, _read_pt)
+    readers = dict(zip(FEATURES, kinds, strict=True))
     with reading(path):
         if path.suffix not in readers:
             raise FileError(f"{path} must be a file of the kind {', '.join(FEATURES)}. Got '{path.suffix}' instead.")
         _require_memory(path, path.stat().st_size)
         return readers[path.suffix](path, names)
+
+
+def is_store(path: str | Path) -> bool:
+    """Tell whether a path is the folder of a store that `moontide encode` made.
+
+    >>> is_store("features.npz")
+    False
+    """
+    from moontide.store.features import MANIFEST
+
+    return (Path(path) / MANIFEST).is_file()
+
+
+def check_spaces(images: Arrays, anchors: Arrays) -> None:
+    """Refuse text features that were made otherwise than the image features, where both say how they were made.
+
+    >>> check_spaces(Arrays(Path("a.npy"), {}), Arrays(Path("b.npy"), {}))
+    """
+    if images.origin is not None and anchors.origin is not None and images is not anchors:
+        from moontide.store.features import refuse_other_space
+
+        remedy = f"{anchors.path} is not for them: take the text of the same encoder, or leave '--text' out"
+        refuse_other_space(str(images.path), images.origin, anchors.origin, remedy)
+
+
+def _read_store(path: Path) -> Arrays:
+    from moontide.store.features import TEXT, FeatureStore
+
+    store = FeatureStore.open(path)
+    _require_memory(path, sum(shard.stat().st_size for shard in store.shards if shard.exists()))
+    arrays: dict[str, AnyArray | None] = {"image_features": store.take(np.arange(store.n))}
+    if TEXT in store.files:
+        arrays |= read_text(path).arrays
+    if store.labels is not None:
+        arrays["labels"] = store.labels
+    return Arrays(path, arrays, list(store.ids), store.origin)
+
+
+def read_text(path: str | Path) -> Arrays:
+    """Read class embeddings from a file, or from a store without its image features.
+
+    >>> read_text("classes.npy")
+    Traceback (most recent call last):
+        ...
+    moontide.errors.FileError: There is no file classes.npy.
+    """
+    if not is_store(path):
+        return read_arrays(path)
+    from moontide.store.features import FeatureStore
+
+    store = FeatureStore.open(path)
+    names = np.asarray(store.class_names, dtype=np.str_)
+    return Arrays(Path(path), {"text_features": store.text, "classnames": names}, None, store.origin)
 
 
 def _require_memory(path: Path, size: int) -> None:
@@ -244,16 +330,36 @@ def _no_objects(path: Path, name: str, error: ValueError) -> Exception:
 def _read_safetensors(path: Path, names: Sequence[str]) -> Arrays:
     from safetensors import safe_open
 
+    from moontide.store.features import Origin, about
+
     with safe_open(path, framework="numpy") as held:
         found = list(held.keys())
         arrays = {name: held.get_tensor(name) if name in names or len(found) == 1 else None for name in found}
+        told = about(held.metadata() or {})
     only = found[0] if len(found) == 1 else None
-    return Arrays(path, arrays if only is None or only in names else {UNNAMED: arrays[only]})
+    if "class_names" in told:
+        arrays["classnames"] = np.asarray(told["class_names"], dtype=np.str_)
+    origin = Origin.parse(told["origin"]) if "origin" in told else None
+    held_arrays = arrays if only is None or only in names else {UNNAMED: arrays[only]}
+    return Arrays(path, held_arrays, told.get("ids"), origin)
 
 
 def _read_parquet(path: Path, names: Sequence[str]) -> Arrays:
     matrix, ids = parquet_module("Reading").read_embeddings(path)
     return Arrays(path, {UNNAMED: matrix}, ids)
+
+
+def _read_csv(path: Path, names: Sequence[str]) -> Arrays:
+    from moontide.store.other import read_numbers
+
+    matrix, ids = read_numbers(path)
+    return Arrays(path, {UNNAMED: matrix}, ids)
+
+
+def _read_pt(path: Path, names: Sequence[str]) -> Arrays:
+    from moontide.store.other import read_tensors
+
+    return Arrays(path, read_tensors(path, names))
 
 
 def read_parquet_column(path: str | Path, name: str) -> list[Any]:
@@ -279,18 +385,8 @@ def parquet_module(doing: str) -> ModuleType:
     return parquet
 
 
-def read_class_names(classes: str) -> list[str]:
-    """Read class names from a comma-separated list, or from a text file with one name a line.
-
-    >>> read_class_names("cat, dog")
-    ['cat', 'dog']
-    """
-    names = classes.split(",") if "," in classes else _read_lines(Path(classes))
-    return [name.strip() for name in names if name.strip()]
-
-
 def read_labels(path: str | Path) -> AnyArray:
-    """Read class numbers from a .npy, or from a text file with one number a line.
+    """Read class numbers or names from a .npy, or from a text file with one a line.
 
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     _ = (Path(folder) / "labels.txt").write_text("2\\n0\\n")
@@ -300,11 +396,19 @@ def read_labels(path: str | Path) -> AnyArray:
     path = Path(path)
     if path.suffix == ".npy":
         return read_arrays(path).matrix("labels")
-    lines = _read_lines(path)
-    for number, line in enumerate(lines, 1):
-        if not line.strip().lstrip("-").isdecimal():
-            raise FileError(f"{path} must have one class number a line. Got {line!r} in line {number} instead.")
-    return np.asarray([int(line) for line in lines], dtype=np.int64)
+    lines = [line.strip() for line in _read_lines(path)]
+    if "" in lines:
+        raise FileError(f"{path} must have one class number or name per line. Line {lines.index('') + 1} is empty.")
+    return np.asarray([int(x) for x in lines], np.int64) if all(map(is_whole, lines)) else np.asarray(lines)
+
+
+def is_whole(text: str) -> bool:
+    """Tell whether a text is a whole number, of at most 18 digits.
+
+    >>> is_whole("-3"), is_whole("cat")
+    (True, False)
+    """
+    return re.fullmatch(r"-?\d{1,18}", text) is not None
 
 
 def _read_lines(path: Path) -> list[str]:
@@ -318,22 +422,48 @@ def check_output(path: str | Path, kinds: Sequence[str] = PREDICTIONS) -> None:
     >>> check_output("predictions.txt")
     Traceback (most recent call last):
         ...
-    moontide.errors.FileError: The output predictions.txt must end in .npz, .csv, .jsonl, .parquet. Got '.txt' instead.
+    moontide.errors.FileError: The output predictions.txt must end in .npz, .csv, .jsonl, .json, .xlsx, .parquet.
     """
     path = Path(path)
     if path.suffix not in kinds:
-        raise FileError(f"The output {path} must end in {', '.join(kinds)}. Got '{path.suffix}' instead.")
+        raise FileError(f"The output {path} must end in {', '.join(kinds)}.")
     if path.suffix == ".parquet":
         parquet_module("Writing")
-    if not path.parent.is_dir():
+    if path.suffix == ".xlsx":
+        from moontide.store.tables import require_xlsx
+
+        require_xlsx()
+    if not os.path.isdir(path.parent):
         raise FileError(f"The folder of the output {path} does not exist; create {path.parent} first.")
-    if path.is_dir() or (path.exists() and not os.access(path, os.W_OK)):
-        raise FileError(f"The output {path} cannot be written: it is {'a folder' if path.is_dir() else 'read-only'}.")
+    if reason := _why_not(path):
+        raise FileError(f"The output {path} cannot be written: {reason}.")
+
+
+def _why_not(path: Path) -> str | None:
+    """Say what keeps a file from being written, or None where nothing does."""
+    if os.path.realpath(path.parent) == "/dev":
+        return "its folder is for devices"
+    if os.path.isdir(path):
+        return "it is a folder"
+    if os.path.exists(path) and not os.path.isfile(path):
+        return "it is no regular file"
+    if os.path.exists(path) and not os.access(path, os.W_OK):
+        return "it is read-only"
+    try:
+        os.lstat(path.with_name(_temporary(path)))
+    except FileNotFoundError:
+        pass
+    except OSError as error:  # the name is too long
+        return error.strerror
     try:
         with tempfile.TemporaryFile(dir=path.parent):
-            pass
+            return None
     except OSError as error:
-        raise FileError(f"The output {path} cannot be written: {error.strerror}.") from error
+        return error.strerror
+
+
+def _temporary(path: Path) -> str:
+    return f".{path.name}.{os.getpid()}.tmp"
 
 
 @contextmanager
@@ -347,7 +477,7 @@ def replacing(path: str | Path) -> Iterator[BinaryIO]:
     ['a.txt']
     """
     path = Path(path)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = path.with_name(_temporary(path))
     try:
         with open(temporary, "wb") as handle:
             yield handle
@@ -357,23 +487,3 @@ def replacing(path: str | Path) -> Iterator[BinaryIO]:
     finally:
         with suppress(OSError):  # it is gone where all went well
             temporary.unlink()
-
-
-def write_table(handle: BinaryIO, columns: Mapping[str, Sequence[Any]], kind: str) -> None:
-    """Write named columns as .csv with a header, or as .jsonl.
-
-    >>> buffer = io.BytesIO()
-    >>> write_table(buffer, {"id": [0], "name": ["cat"]}, ".jsonl")
-    >>> buffer.getvalue()
-    b'{"id": 0, "name": "cat"}\\n'
-    """
-    text = io.TextIOWrapper(handle, encoding="utf-8", newline="")
-    rows = zip(*columns.values(), strict=True)
-    if kind == ".csv":
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(columns)
-        writer.writerows(rows)
-    else:
-        for row in rows:
-            text.write(json.dumps(dict(zip(columns, row, strict=True)), ensure_ascii=False, default=str) + "\n")
-    text.detach()

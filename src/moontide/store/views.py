@@ -25,7 +25,7 @@ from moontide.store.files import replacing
 
 if TYPE_CHECKING:
     from moontide.encoders.base import Encoder
-    from moontide.encoders.sources import ImageFile
+    from moontide.encoders.places import ImageFile
 
 FOLDER = "views"
 LEAST = 5  # views of which MTA finds a nearest other one

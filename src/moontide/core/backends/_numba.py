@@ -1,0 +1,425 @@
+"""The loops of `backends.loops`, in Numba: float32, one row after another, each row read once while it is in the cache.
+
+Sums may be made in any order (`reassoc`), so that they are vectorised; that is all that is left to the compiler. All
+but the formulas stand in one file, since Numba renews what it cached of a function when that function's own file
+changes, not when one does whose functions it calls.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numba import njit, types
+from numba.core import event
+from numba.extending import intrinsic
+
+from moontide.core import formulas
+from moontide.core.progress import report
+
+LOOPS = {"nogil": True, "error_model": "numpy", "fastmath": {"reassoc", "contract", "nnan", "nsz"}}
+ZERO, ONE, SMALLEST = np.float32(0), np.float32(1), np.finfo(np.float32).smallest_normal
+EPS = 1e-12
+CHUNK = 64  # numbers that a vectorised loop takes at a time, or a multiple of that
+
+LOWEST = np.float32(-87)  # exp of less is taken as 0, near the end of float32
+BIAS = np.float32(127.5)
+LOG2_E = np.float32(1 / math.log(2))
+LOG2_HIGH = np.float32(0.693359375)  # log 2 in two parts, the first with width bits so that n times it is exact
+LOG2_LOW = np.float32(math.log(2) - 0.693359375)
+
+
+def polynomial(function: Any, degree: int, low: float, high: float) -> tuple[np.float32, ...]:
+    """Return coefficients, lowest first, of the polynomial that is `function` at Chebyshev's points of an interval."""
+    found = np.polynomial.Chebyshev.interpolate(function, degree, (low, high)).convert(kind=np.polynomial.Polynomial)
+    return tuple(np.float32(c) for c in found.coef)
+
+
+E0, E1, E2, E3, E4, E5 = polynomial(  # exp(r) = 1 + r + r^2 (...)
+    lambda r: (np.expm1(r) - r) / r**2, 5, -math.log(2) / 2, math.log(2) / 2
+)
+
+
+class Compiling(event.Listener):
+    """Tells how far the functions are compiled, which happens once on a machine."""
+
+    def __init__(self) -> None:
+        self.all, self.done = set[Any](), set[Any]()
+
+    def on_start(self, event: Any) -> None:
+        """Tell what is done when one more begins."""
+        if event.data["dispatcher"].py_func in self.all:
+            report("compiling, once", len(self.done), len(self.all))
+
+    def on_end(self, event: Any) -> None:
+        """Count it."""
+        self.done |= self.all & {event.data["dispatcher"].py_func}
+
+
+compiling = Compiling()
+event.register("numba:compile", compiling)
+
+
+def loops(function: Any) -> Any:
+    """Compile a function when it is first called, once for this machine where its cache can be written."""
+    compiling.all.add(function)
+    try:
+        return njit(cache=True, **LOOPS)(function)
+    except RuntimeError:  # no folder to write to
+        return njit(**LOOPS)(function)
+
+
+@intrinsic
+def float_of_bits(typing: Any, bits: Any) -> Any:
+    """Read the 32 bits of an integer as a float."""
+
+    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.bitcast(arguments[0], context.get_value_type(types.float32))
+
+    return types.float32(types.int32), code
+
+
+@njit(inline="always")
+def exp(x: Any) -> Any:
+    """exp(x) for x < 88: 2^n exp(r) with |r| <= log(2) / 2; vectorised where a loop is."""
+    y = max(x, LOWEST)
+    biased = np.int32(y * LOG2_E + BIAS)  # n + 127, rounded to the nearest
+    n = np.float32(biased - np.int32(127))
+    r = y - n * LOG2_HIGH - n * LOG2_LOW
+    q = ((((E5 * r + E4) * r + E3) * r + E2) * r + E1) * r + E0
+    value = (q * r * r + r + ONE) * float_of_bits(np.int32(biased << np.int32(23)))
+    return value if x > LOWEST else ZERO
+
+
+shrinkage, entropy_weight = loops(formulas.shrinkage), loops(formulas.entropy_weight)
+banerjee, log_c, anchor_kl = map(loops, (formulas.banerjee, formulas.log_c, formulas.anchor_kl))
+
+
+@loops
+def weight_of(h: Any, log_k: Any) -> Any:
+    """Eq. pl, held in [0, 1]."""
+    return min(max(np.float32(entropy_weight(h, log_k)), ZERO), ONE)
+
+
+@loops
+def log_c_of(d: Any, kappa: Any) -> Any:
+    """App. vMF: log C_d(kappa) for kappa of at least 1e-6."""
+    return log_c(d, max(kappa, 1e-6), math.log(max(kappa, 1e-6)))
+
+
+@loops
+def padded(k: Any, value: Any) -> Any:
+    """Return an array of k or more numbers all the same: a whole number of the steps that a vectorised loop makes."""
+    return np.full((k + CHUNK - 1) // CHUNK * CHUNK, value, np.float32)
+
+
+@loops
+def gather(i: Any, pointer: Any, neighbour: Any, weight: Any, z: Any, votes: Any) -> None:
+    """votes = sum_j M_ij z_j, two neighbours at a time."""
+    votes[:] = ZERO
+    k, edge, end = votes.shape[0], pointer[i], pointer[i + 1]
+    while edge + 1 < end:
+        one, two, v, w = z[neighbour[edge]], z[neighbour[edge + 1]], weight[edge], weight[edge + 1]
+        for c in range(k):
+            votes[c] += v * one[c] + w * two[c]
+        edge += 2
+    if edge < end:
+        one, v = z[neighbour[edge]], weight[edge]
+        for c in range(k):
+            votes[c] += v * one[c]
+
+
+@loops
+def largest(a: Any) -> Any:
+    """Return the largest number, found in eight parts at once: of itself the compiler makes that a chain."""
+    t0 = t1 = t2 = t3 = t4 = t5 = t6 = t7 = a[0]
+    whole = a.shape[0] - a.shape[0] % 8
+    for c in range(0, whole, 8):
+        t0, t1, t2, t3 = max(t0, a[c]), max(t1, a[c + 1]), max(t2, a[c + 2]), max(t3, a[c + 3])
+        t4, t5, t6, t7 = max(t4, a[c + 4]), max(t5, a[c + 5]), max(t6, a[c + 6]), max(t7, a[c + 7])
+    top = max(max(max(t0, t1), max(t2, t3)), max(max(t4, t5), max(t6, t7)))
+    for c in range(whole, a.shape[0]):
+        top = max(top, a[c])
+    return top
+
+
+@loops
+def first_at(values: Any, top: Any) -> Any:
+    """Return where a value stands first; the last place where it is not there, as NaN never is."""
+    at, end = 0, values.shape[0] - 1
+    while at < end and values[at] != top:
+        at += 1
+    return at
+
+
+@loops
+def nearest(gram: Any, m: Any) -> Any:
+    """Return columns and values of the m largest entries of each row off the diagonal, sorted, of equals the first."""
+    n = gram.shape[0]
+    found, values = np.zeros((n, m), np.int64), np.full((n, m), -np.inf, np.float32)
+    for i in range(n):
+        row, best, at = gram[i], values[i], found[i]
+        for c in range(n):
+            if row[c] > best[m - 1] and c != i:
+                j = m - 1
+                while j > 0 and row[c] > best[j - 1]:
+                    best[j], at[j] = best[j - 1], at[j - 1]
+                    j -= 1
+                best[j], at[j] = row[c], c
+    return found, values
+
+
+@loops
+def zero_shot(cosine: Any, scale: Any, y: Any) -> Any:
+    """y = softmax(scale cosine); return log sums (N,), and of each class sum and maximum of y and sum of y cosine."""
+    n, k = cosine.shape
+    evidence = np.empty(n, np.float32)
+    total, most, along = np.zeros(k, np.float32), np.zeros(k, np.float32), np.zeros(k, np.float32)
+    for i in range(n):
+        row, p, norm = cosine[i], y[i], ZERO
+        top = largest(row)
+        for c in range(k):
+            p[c] = exp(scale * (row[c] - top))
+            norm += p[c]
+        evidence[i] = scale * top + np.log(norm)
+        by = ONE / norm
+        for c in range(k):
+            p[c] *= by
+            total[c] += p[c]
+            most[c] = max(most[c], p[c])
+            along[c] += p[c] * row[c]
+    return evidence, total, most, along
+
+
+@loops
+def span_weights(z: Any, gamma: Any, counts: Any, alpha: Any, anchor_r: Any, exact: Any, epsilon: Any) -> Any:
+    """Return beta and the weights of a class mean R_k = sum_i a_ik f_i + b_k t_k: (L,), (N, L) and (L,)."""
+    n, width = z.shape
+    beta, b, by = np.empty(width, np.float32), np.empty(width, np.float32), np.zeros(width, np.float32)
+    a = np.empty((n, width), np.float32)
+    for i in range(n):
+        row, w, out = z[i], gamma[i], a[i]
+        for l in range(width):
+            out[l] = w * row[l]
+            by[l] += out[l]
+    for l in range(width):
+        beta[l] = shrinkage(counts[l], alpha[l])
+        b[l] = (ONE - beta[l]) * anchor_r[l] if exact else ONE - beta[l]
+        by[l] = beta[l] / max(by[l] + epsilon, SMALLEST)
+    for i in range(n):
+        out = a[i]
+        for l in range(width):
+            out[l] *= by[l]
+    return beta, a, b
+
+
+@loops
+def span_scores(scores: Any, a: Any, b: Any, cosine: Any, anchor_kappa: Any, anchor_r: Any, d: Any, r_cap: Any,
+                kappa_cap: Any, temper: Any, scale: Any) -> Any:  # fmt: skip
+    """Make logits of `scores`, f_i . sum_j a_jk f_j; return |R|, kappa and KL, (L,) each, and the smallest |R|."""
+    n, width = scores.shape
+    along, square = b.copy(), np.zeros(width, np.float32)
+    for i in range(n):
+        own, near, weights = scores[i], cosine[i], a[i]
+        for l in range(width):
+            own[l] += b[l] * near[l]
+            along[l] += weights[l] * near[l]
+            square[l] += weights[l] * own[l]
+    r, kappa, kl, shortest = np.empty(width, np.float32), np.empty(width, np.float32), np.empty(width, np.float32), ONE
+    slope, offset = np.empty(width, np.float32), np.empty(width, np.float32)
+    for l in range(width):
+        length = math.sqrt(max(square[l] + b[l] * along[l], ZERO))
+        r[l], x, shortest = length, min(float(length), r_cap), min(shortest, length)
+        k, anchor = min(banerjee(d, x), kappa_cap), float(anchor_kappa[l])
+        own_log_c, anchor_log_c = log_c_of(d, k), log_c_of(d, anchor)
+        kl[l] = anchor_kl(anchor_log_c, own_log_c, anchor_r[l], anchor, k, along[l] / max(length, EPS))
+        kappa[l], slope[l], offset[l] = k, k / (temper * max(length, EPS)), own_log_c / temper
+    for i in range(n):
+        own, near = scores[i], cosine[i]
+        for l in range(width):
+            own[l] = own[l] * slope[l] + scale * near[l] + offset[l]
+    return r, kappa, kl, shortest
+
+
+@loops
+def e_step(start: Any, stop: Any, cosine: Any, slope: Any, offset: Any, present: Any, values: Any, pointer: Any,
+           neighbour: Any, weight: Any, z: Any, new: Any, labels: Any, log_sum: Any, gamma: Any, agreement: Any,
+           laplacian: Any, log_k: Any) -> None:  # fmt: skip
+    """Eq. update-z of rows from `start` to `stop`: the logits are cosine slope + offset, or `values` if `present`."""
+    k = z.shape[1]
+    votes, a, q = padded(k, ZERO), padded(k, LOWEST - BIAS), padded(k, ZERO)
+    for i in range(start, stop):
+        row, p, old = cosine[i], new[i], z[i]
+        gather(i, pointer, neighbour, weight, z, votes[:k])
+        for c in range(k):
+            a[c] = row[c] * slope[c] + offset[c] + votes[c]
+        for l in range(present.shape[0]):
+            a[present[l]] = values[i, l] + votes[present[l]]
+        top = largest(a[:k])
+        for c in range(k):
+            a[c] -= top  # here, since the padding stays where it is, far below zero
+        total, inner, with_votes, product_before = ZERO, ZERO, ZERO, ZERO
+        for c in range(a.shape[0]):
+            q[c] = exp(a[c])
+            total += q[c]
+            inner += q[c] * a[c]
+            with_votes += q[c] * votes[c]
+        by = ONE / total
+        for c in range(k):
+            p[c] = q[c] * by
+            product_before += old[c] * votes[c]
+        labels[i], log_total = first_at(a[:k], ZERO), np.log(total)
+        log_sum[i], gamma[i] = top + log_total, weight_of(log_total - inner * by, log_k)
+        agreement[i], laplacian[i] = with_votes * by, product_before
+
+
+@loops
+def split(cosine: Any, slope: Any, offset: Any, shift: Any, present: Any, pointer: Any, neighbour: Any, weight: Any,
+          z: Any, p: Any, total: Any, inner: Any, top: Any, negligible: Any) -> Any:  # fmt: skip
+    """Split z: return its present columns, which become 0 in z, and the positions and row starts of shared entries.
+
+    `p` becomes exp(logits - shift) of the other entries; `total`, `inner` and `top` its row sums, those of p log p, and
+    the row maxima.
+    """
+    (n, k), width = z.shape, present.shape[0]
+    kept = np.empty((n, width), np.float32)
+    for i in range(n):
+        for l in range(width):
+            kept[i, l] = z[i, present[l]]
+            z[i, present[l]] = ZERO
+    votes, found, starts, count = np.empty(k, np.float32), np.empty(n + k, np.int64), np.empty(n + 1, np.int64), 0
+    for i in range(n):
+        row, old, out, by = cosine[i], z[i], p[i], shift[i]
+        gather(i, pointer, neighbour, weight, z, votes)
+        for c in range(k):
+            votes[c] *= old[c]
+            out[c] = exp(row[c] * slope[c] + offset[c] - by)
+        for l in range(width):
+            out[present[l]] = ZERO
+        starts[i] = count
+        if count + k > found.shape[0]:
+            found = np.append(found, found)
+        for c in range(k):
+            found[count] = i * k + c
+            count += votes[c] > negligible  # else it is written over
+        for s in range(starts[i], count):
+            out[found[s] - i * k] = ZERO
+        add, product = ZERO, ZERO
+        for c in range(k):
+            add += out[c]
+            product += out[c] * (row[c] * slope[c] + offset[c] - by)
+        total[i], inner[i], top[i] = add, product, largest(out)
+    starts[n] = count
+    return kept, found[:count].copy(), starts
+
+
+@loops
+def shared_votes(entries: Any, row_of: Any, pointer: Any, neighbour: Any, weight: Any, slot: Any) -> Any:
+    """Find which shared entries vote for which: where those of each begin (S + 1,), voters and weights (P,).
+
+    `slot` (N K,) is overwritten.
+    """
+    k, room, count = slot.shape[0] // (pointer.shape[0] - 1), 1, 0
+    slot[:] = -1
+    for s in range(entries.shape[0]):
+        slot[entries[s]] = s
+        room += pointer[row_of[s] + 1] - pointer[row_of[s]]
+    first, voter, by = np.empty(entries.shape[0] + 1, np.int64), np.empty(room, np.int64), np.empty(room, np.float32)
+    for s in range(entries.shape[0]):
+        i = row_of[s]
+        first[s], c = count, entries[s] - i * k
+        for edge in range(pointer[i], pointer[i + 1]):
+            at = slot[neighbour[edge] * k + c]
+            voter[count], by[count] = at, weight[edge]
+            count += at >= 0  # else it is written over
+    first[entries.shape[0]] = count
+    return first, voter[:count].copy(), by[:count].copy()
+
+
+@loops
+def present_e_step(start: Any, stop: Any, values: Any, vote_weight: Any, shift: Any, present: Any, pointer: Any,
+                   neighbour: Any, weight: Any, entries: Any, row_of: Any, starts: Any, first: Any, voter: Any,
+                   by: Any, p: Any, absent_total: Any, absent_inner: Any, absent_top: Any, logits: Any, z: Any,
+                   shared: Any, new: Any, new_shared: Any, labels: Any, log_sum: Any, gamma: Any, agreement: Any,
+                   laplacian: Any, scale: Any, log_k: Any) -> Any:  # fmt: skip
+    """Eq. update-z of rows from `start` to `stop` with most classes absent; return the largest logit and change."""
+    k, width = p.shape[1], present.shape[0]
+    begin, count = starts[start], starts[stop] - starts[start]
+    weighted, vote_of = np.empty(shared.shape[0], np.float32), padded(count, ZERO)
+    x, e = padded(count, ZERO), padded(count, ZERO)
+    for s in range(shared.shape[0]):
+        weighted[s] = shared[s] * vote_weight[row_of[s]]
+    for s in range(count):
+        vote = ZERO
+        for edge in range(first[begin + s], first[begin + s + 1]):
+            vote += by[edge] * weighted[voter[edge]]
+        vote_of[s], x[s] = vote, logits[begin + s] + vote
+    for s in range(x.shape[0]):  # exps are taken in long loops, since short ones are not vectorised
+        e[s] = exp(x[s])
+    at_once = max(1, 2048 // width)
+    votes, a, q = padded(at_once * width, ZERO), padded(at_once * width, ZERO), padded(at_once * width, ZERO)
+    highest, moved = LOWEST, ZERO
+    for block in range(start, stop, at_once):
+        end = min(block + at_once, stop)
+        votes[:] = ZERO
+        for i in range(block, end):
+            at = (i - block) * width
+            mine, logit, row, by_shift = votes[at : at + width], a[at : at + width], values[i], shift[i]
+            for edge in range(pointer[i], pointer[i + 1]):
+                j = neighbour[edge]
+                other, w = z[j], weight[edge] * vote_weight[j]
+                for l in range(width):
+                    mine[l] += w * other[l]
+            for l in range(width):
+                logit[l] = row[l] - by_shift + mine[l]
+        for c in range(a.shape[0]):
+            q[c] = exp(a[c])
+        for i in range(block, end):
+            at = (i - block) * width
+            mine, logit, share, out, old = votes[at : at + width], a[at : at + width], q[at : at + width], new[i], z[i]
+            total, inner, with_votes, product_before = absent_total[i], absent_inner[i], ZERO, ZERO
+            for l in range(width):
+                total += share[l]
+                inner += share[l] * logit[l]
+                with_votes += share[l] * mine[l]
+                product_before += old[l] * mine[l]
+            most, label = absent_top[i], -1
+            for s in range(starts[i] - begin, starts[i + 1] - begin):
+                total += e[s]
+                inner += e[s] * x[s]
+                with_votes += e[s] * vote_of[s]
+                product_before += shared[begin + s] * vote_of[s]
+                if e[s] > most:
+                    most, label = e[s], entries[begin + s] - i * k
+            top = largest(logit)
+            best = first_at(logit, top)
+            if most <= share[best]:
+                label = present[best]
+            elif label < 0:
+                label = first_at(p[i], most)
+            divide, log_total = ONE / total, np.log(total)
+            for s in range(starts[i], starts[i + 1]):
+                new_shared[s] = e[s - begin] * divide
+            for l in range(width):
+                out[l] = share[l] * divide
+                logit[l] = abs(out[l] - old[l])
+            labels[i], log_sum[i] = label, shift[i] + log_total
+            gamma[i] = weight_of(log_total - inner * divide, log_k)
+            agreement[i], laplacian[i], scale[i] = with_votes * divide, product_before, divide
+            highest, moved = max(highest, top), max(moved, largest(logit))
+    return highest, moved
+
+
+@loops
+def laplacian(pointer: Any, neighbour: Any, weight: Any, z: Any) -> Any:
+    """z_i . (M z)_i, (N,)."""
+    n, k = z.shape
+    votes, found = np.empty(k, np.float32), np.empty(n, np.float32)
+    for i in range(n):
+        gather(i, pointer, neighbour, weight, z, votes)
+        own, add = z[i], ZERO
+        for c in range(k):
+            add += own[c] * votes[c]
+        found[i] = add
+    return found
