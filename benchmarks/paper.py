@@ -193,7 +193,7 @@ def run(args: argparse.Namespace) -> Path:
 def main(argv: list[str] | None = None) -> Any:
     args = parse(argv)
     try:
-        found = pages([row for path in args.read or [run(args)] for row in read_details(path)])
+        found = pages(read_details(args.read or [run(args)]))
     except KeyboardInterrupt:
         print("\nStopped. What is finished is kept: the same command goes on from there.", file=sys.stderr)
         return 130

@@ -21,13 +21,20 @@ BY_DATASET = (
 )  # fmt: skip
 BY_SCENARIO = ("text-versus-released", "ablation", "lambda-design", "beta", "variants")
 SWEEPS = ("sensitivity", "convergence")
+CELL = ("suite", "version", "backbone", "setting", "batch_size", "scenario", "dataset", "method", "options", "vary")
 SPACES = ("clip_",)  # backbones whose packs are averaged together
 
 
-def read_details(path: Path) -> list[Row]:
-    """Read the lines of a details.csv that are of a backbone of CLIP."""
-    with open(path, encoding="utf-8", newline="") as handle:
-        return [row for row in csv.DictReader(handle) if row["backbone"].startswith(SPACES)]
+def read_details(paths: Iterable[Path]) -> list[Row]:
+    """Read the lines of files details.csv that are of a backbone of CLIP; of the same cell, that with the most runs."""
+    found: dict[tuple[str, ...], Row] = {}
+    for path in paths:
+        with open(path, encoding="utf-8", newline="") as handle:
+            for row in csv.DictReader(handle):
+                key = tuple(row[name] for name in CELL)
+                if row["backbone"].startswith(SPACES) and int(row["runs"]) > int(found.get(key, {"runs": "0"})["runs"]):
+                    found[key] = row
+    return list(found.values())
 
 
 def pages(rows: Sequence[Row]) -> dict[str, str]:
@@ -81,7 +88,7 @@ def counts(rows: Sequence[Row]) -> str:
     return (
         f"{min(runs):,} to {max(runs):,} runs a cell.{within}"
         if min(runs) < max(runs)
-        else f"{runs[0]:,} runs.{within}"
+        else f"{runs[0]:,} run{'s' * (runs[0] > 1)} a cell.{within}"
     )
 
 
@@ -122,9 +129,23 @@ def by_dataset(rows: Sequence[Row]) -> str:
     return table(heads, lines)
 
 
+def shared(rows: Sequence[Row]) -> tuple[list[Row], dict[tuple[str, str, str], int]]:
+    """Return the rows of the packs that all methods of a scenario have, and how many packs these are."""
+    kept, packs = [], {}
+    for where in dict.fromkeys(map(place, rows)):
+        here = [row for row in rows if place(row) == where]
+        methods = {(title(row), row["options"]) for row in here}
+        having = {(row["dataset"], title(row), row["options"]) for row in here}
+        common = {d for d in datasets_of(here) if all((d, *method) in having for method in methods)}
+        kept += [row for row in here if row["dataset"] in common]
+        packs[where] = len(common)
+    return kept, packs
+
+
 def by_scenario(rows: Sequence[Row]) -> str:
     """Return one line per method, one column per scenario, each the mean over the packs; the paper's below."""
-    places = list(dict.fromkeys(map(place, rows)))
+    rows, packs = shared(rows)
+    places = list(packs)
     lines = []
     for method in dict.fromkeys(map(title, rows)):
         own = [row for row in rows if title(row) == method]
@@ -133,12 +154,12 @@ def by_scenario(rows: Sequence[Row]) -> str:
         theirs = [paper().average(about(part[0]), DATASETS) if part else None for part in by_place]
         if any(value is not None for value in theirs):
             lines.append(["– the paper, its eleven sets, B/16", *theirs])
-    return table(["method", *map(words, places)], lines)
+    return table(["method", *(f"{words(where)} ({packs[where]} packs)" for where in places)], lines)
 
 
 def by_value(rows: Sequence[Row]) -> str:
     """Return one line per scenario, method and option, one column per value, each the mean over the packs."""
-    swept = [row for row in rows if row["vary"]]
+    swept, _ = shared([row for row in rows if row["vary"]])
     values = {row["vary"]: set[float]() for row in swept}
     for row in swept:
         values[row["vary"]].add(float(json.loads(row["options"])[row["vary"]]))

@@ -138,6 +138,8 @@ def newton_estimate(a: Array, y: Array) -> Array:
     array([[2., 3.]])
     """
     xp = namespace(a)
+    if a.shape[1] == 1:  # a single class: any parameter will do, and there is no curvature
+        return dirichlet_estimate(a, y)
     out = xp.empty_like(a)
     rows = max(1, NEWTON_BLOCK // a.shape[1])
     for start in range(0, a.shape[0], rows):
