@@ -1,4 +1,4 @@
-"""How sure TIDE is of single images: zero-shot's confidence where nothing else is there, and near accuracy in streams."""
+"""How sure TIDE is of single images: as zero-shot where nothing else is there, and near accuracy in streams."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ def runs_here(arguments: list[str]) -> bool:
     """Tell whether a command ends by itself and needs no model of a hub."""
     if arguments[0] in ("classify", "encode", "export"):
         return TINY and "tiny" in arguments
-    return arguments[0] != "serve"
+    return arguments[0] not in ("serve", "undo")  # there is nothing to undo
 
 
 def run(words: list[str]) -> None:
