@@ -22,7 +22,7 @@ from moontide.types import Result, Task
 
 logging.getLogger("moontide").addHandler(logging.NullHandler())  # silent until the user sets it up
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "MOON",
