@@ -4,16 +4,11 @@ from __future__ import annotations
 
 import importlib
 import math
-import os
 import re
 import runpy
-import shlex
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from moontide import MOON, Task
@@ -21,8 +16,6 @@ from moontide import __version__ as version
 from moontide.checks.tasks import embeddings
 from moontide.core import vmf
 from moontide.core.bessel import bessel_ratio
-from moontide.simulate import simulate
-from moontide.store.toml import read_toml
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -174,34 +167,3 @@ def test_a_stale_help_page_is_found(tmp_path: Path, capsys: pytest.CaptureFixtur
 def test_one_version_everywhere() -> None:
     assert f"version: {version}\n" in (ROOT / "CITATION.cff").read_text()
     assert f"## {version}" in (ROOT / "CHANGELOG.md").read_text()
-
-
-def test_a_method_of_another_package_is_found_run_and_checked(tmp_path: Path) -> None:
-    """The files of the page on extending, laid out as `pip install` would, work as the page says."""
-    page = (DOCS / "extending.md").read_text(encoding="utf-8")
-    files = re.findall(r"^```\w+\n# (\S+)\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
-    assert [name for name, _ in files] == ["sharpened.py", "pyproject.toml", "test_sharpened.py"]
-    for name, text in files:
-        (tmp_path / name).write_text(text)
-    project = read_toml(tmp_path / "pyproject.toml")["project"]
-    info = tmp_path / f"{project['name']}-{project['version']}.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n")
-    points = project["entry-points"]["moontide.methods"].items()
-    (info / "entry_points.txt").write_text("[moontide.methods]\n" + "\n".join(f"{k} = {v}" for k, v in points))
-    data = simulate(20, 4, dim=16)
-    np.savez(tmp_path / "features.npz", image_features=data.features, text_features=data.text, labels=data.labels)
-
-    def python(*arguments: str) -> str:
-        env = {**os.environ, "PYTHONPATH": str(tmp_path)}
-        done = subprocess.run([sys.executable, *arguments], cwd=tmp_path, env=env, capture_output=True, text=True)
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
-
-    commands = [shlex.split(line) for line in re.findall(r"^moontide .+$", page, re.MULTILINE)]
-    assert len(commands) == 3
-    said = [python("-c", f"from moontide.cli import main; exit(main({words[1:]!r}))") for words in commands]
-    assert "what the logit scale is multiplied by" in said[0]
-    assert "adapted" in said[1]
-    assert "sharpened" in said[2]
-    assert "passed" in python("-m", "pytest", "-q", "-p", "no:cacheprovider", "test_sharpened.py")

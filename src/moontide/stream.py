@@ -162,7 +162,8 @@ class Stream:
             self._since = self._clock()
         self.state, self._rows = state, None if start == n else copy_array(rows[start:])
         self._known = None if start == n or known is None else copy_array(known[start:])
-        return Result.concatenate(results) if results else self._nothing()
+        answers = Result.concatenate(results) if results else self._nothing()
+        return dataclasses.replace(answers, class_names=self.class_names)
 
     def _nothing(self) -> Result:
         none = self.state.text[:0, :] @ self.state.text.T  # (0, K)

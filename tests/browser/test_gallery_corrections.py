@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 import moontide
+from moontide.answers import NONE_OF_THESE, answer
 from moontide.metrics import expected_calibration_error
 from moontide.report.gallery import write_gallery
 from moontide.simulate import simulate
-from moontide.store.inputs import read_known
+from moontide.store.inputs import read_known, read_none
 from moontide.types import Task
 
 N, K = 80, 12
@@ -239,3 +240,24 @@ def test_a_phone_has_the_list_and_no_sideways_scrolling(page, scheme):
     assert box[2] >= 36
     page.run("$('one').close()")
     assert page.run("document.documentElement.scrollWidth") == 390
+
+
+def test_none_of_these_is_a_class_of_its_own_on_the_page_and_can_be_chosen(browser, tmp_path):
+    data = simulate(N, K, dim=32, effective_classes=4, seed=0)
+    task = Task(data.features, data.text, data.logit_scale, NAMES)
+    result = moontide.TIDE().fit_predict(task)
+    answers = answer(result, NAMES, unknown=0.25)
+    names = paths(tmp_path)
+    write_gallery(tmp_path / "a.html", task, result, names, lambda i, side: None, answers=answers)
+    browser.resize(1280, 900)
+    browser.open(tmp_path / "a.html")
+    assert browser.run("document.getElementById('title').textContent") == f"{N} images, {K + 1} classes"
+    assert f"{NONE_OF_THESE} (20)" in browser.run("document.getElementById('label').textContent")
+    chosen = focus_first(browser)
+    spell(browser, "none")
+    browser.press("Enter")
+    assert fixes(browser) == {chosen: K}
+    (tmp_path / "known.csv").write_text(browser.run("toCsv()"))
+    assert read_none(tmp_path / "known.csv", names).index(True) == chosen
+    assert (read_known(tmp_path / "known.csv", names, NAMES, K) == -1).all()
+    assert browser.complaints() == []

@@ -166,12 +166,13 @@ def _sort(found: Classified, sort: SortChoice) -> None:
     """Put the images into folders, or rename them."""
     import os
 
+    from moontide.encoders.places import ImageFile
     from moontide.sorting import apply, plan
 
     if sort.sort_into is None and sort.rename is None:
         return
-    if any(image.offset is not None for image in found.images):
-        raise OptionError("'--sort-into' and '--rename' are for files, and some images are in archives; unpack these.")
+    if any(type(image) is not ImageFile or image.offset is not None for image in found.images):
+        raise OptionError("'--sort-into' and '--rename' are for image files; unpack archives, and leave others out.")
     columns, files = found.columns(), [image.path for image in found.images]
     moves = plan(files, columns["label"], columns["confidence"], sort.sort_into, copy=sort.copy, pattern=sort.rename)
     folder = sort.sort_into or Path(os.path.commonpath([path.absolute().parent for path in files]))

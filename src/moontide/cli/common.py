@@ -36,8 +36,8 @@ Features = Annotated[
     Path,
     Parameter(
         help="Image embeddings: a store that 'moontide encode' made; an .npz with image_features, text_features and, "
-        "if there are any, labels, classnames, logit_scale or temperature, view_features; or an .npy, .safetensors or "
-        ".parquet together with --text.",
+        "if there are any, labels, classnames, logit_scale or temperature, view_features; or an .npy, .safetensors, "
+        ".parquet, .csv or .pt together with --text.",
         group=INPUT,
     ),
 ]
