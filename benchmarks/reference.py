@@ -1,6 +1,7 @@
-"""MOON as its equations read: dense, every class in every iteration, N x N similarities. What speed is compared with.
+"""MOON as its equations read: dense, every class in every iteration, N x N similarities.
 
-Released preset (docs/maths.md). One array namespace for numpy and torch, no thought of memory or of skipped work.
+Tests hold every backend against it, and speed is compared with it. Released preset (docs/maths.md). One array namespace
+for numpy and torch, no thought of memory or of skipped work.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ def reference(f: Any, t: Any, scale: float = 100.0, m: int = 3, iterations: int 
     """Return the assignments z (N, K) of unit rows f (N, d) and t (K, d)."""
     xp = array_namespace(f)
     (n, d), k = f.shape, t.shape[0]
+    m = min(m, n - 1)
 
     def softmax(a: Any) -> Any:
         e = xp.exp(a - xp.max(a, axis=1, keepdims=True))
@@ -26,7 +28,7 @@ def reference(f: Any, t: Any, scale: float = 100.0, m: int = 3, iterations: int 
 
     y = softmax(scale * (f @ t.T))
     similarity = f @ f.T - 3 * xp.eye(n, dtype=f.dtype, device=f.device)  # below every cosine on the diagonal
-    order = xp.argsort(similarity, axis=1, descending=True)[:, : min(m, n - 1)]
+    order = xp.argsort(similarity, axis=1, descending=True)[:, :m]
     w = xp.zeros((n, n), dtype=f.dtype, device=f.device)
     rows = xp.arange(n, device=f.device)
     for j in range(order.shape[1]):
@@ -39,7 +41,7 @@ def reference(f: Any, t: Any, scale: float = 100.0, m: int = 3, iterations: int 
     for it in range(iterations + 1):
         log_c = (d - 1) / 2 * xp.log(xp.clip(kappa, min=1e-6)) - xp.clip(kappa, min=1e-6)
         likelihood = kappa * (f @ mu.T) + log_c
-        z = softmax(xp.log(xp.clip(y, min=1e-30)) + likelihood / 50 + (w.T @ z + w @ z) / (2 * m))
+        z = softmax(xp.log(xp.clip(y, min=1e-30)) + likelihood / 50 + (w.T @ z + w @ z) / max(2 * m, 1))
         if it == iterations:
             return z
         gamma = 1 + xp.sum(z * xp.log(z + 1e-12), axis=1) / (math.log(k) + 1e-12)

@@ -71,7 +71,10 @@ def main():
     print(f"{arguments.method}, {DIM}-d, {arguments.pushes} pushes a row, one client, times in ms\n")
     print(f"| {' | '.join(COLUMNS)} |\n|{'---|' * len(COLUMNS)}")
     for fsync in arguments.fsync:
-        with tempfile.TemporaryDirectory(dir=arguments.data) as folder, serving(folder, fsync, arguments.threads) as (port, _):
+        with (
+            tempfile.TemporaryDirectory(dir=arguments.data) as folder,
+            serving(folder, fsync, arguments.threads) as (port, _),
+        ):
             for k in arguments.classes:
                 for batch in arguments.batch:
                     cells = row(arguments.method, k, batch, arguments.pushes, port, fsync, Path(folder))

@@ -3,6 +3,7 @@
     OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 scripts/bench speed            # this machine's CPU
     scripts/bench speed --sizes 500000 1000000 --classes 1000               # many samples: from a memory-mapped file
     scripts/bench speed --device cuda                                       # a GPU, all three precisions
+    scripts/bench speed --against REV                                       # this tree and a commit, in turn
 
 One run compares everything: the reference, MOON and the floors are timed in turn, interleaved, each in its second call
 in a row, and the median is taken.
@@ -22,6 +23,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import platform
 import resource
 import subprocess
@@ -38,11 +40,9 @@ import numpy as np
 from reference import reference
 
 from moontide import MOON
-from moontide.core.arrays import affine
+from moontide.core.backends import choose
 from moontide.core.graph import EXACT_ROWS, nearest_neighbours
-from moontide.core.mixture import Anchors
-from moontide.core.ple import e_step, neighbour_votes, weighted_sums
-from moontide.core.simplex import zero_shot
+from moontide.core.mixture import VMF, Anchors
 from moontide.simulate import simulate
 
 DENSE = 20_000  # rows up to which the N x N reference is run
@@ -126,21 +126,22 @@ def two_products(f: Any, t: Any, device: str) -> Any:
     return f @ t.T
 
 
-def floor(f: Any, t: Any, live: list[int]) -> Callable[[], Any]:
-    """Return those two products and the active part: the iterations of the `live` classes alone."""
+def floor(f: Any, t: Any, present: list[int]) -> Callable[[], Any]:
+    """Return those two products and the active part: the iterations of the `present` classes alone."""
     method, one = MOON(), np.ones(t.shape[0], t.dtype)
-    m_step = method.m_step(100.0)
-    votes_of = neighbour_votes(nearest_neighbours(f, method.neighbours), symmetric=True, mean=True, weight=1.0)
-    start = zero_shot(f, t, 100.0)  # (N, K)
+    graph, backend = nearest_neighbours(f, method.neighbours), choose(f, t.shape[0])
+    rows, mixtures, steps = {}, {}, {}
+    for count in set(present):
+        rows[count] = backend.Rows(method, f, t[:count], 100.0, graph, alone=True)
+        rows[count].first()
+        anchors = Anchors(t[:count], 100 * one[:count], one[:count] / 4, one[:count])
+        mixtures[count] = VMF(method, anchors, 100.0)
+        steps[count] = rows[count].step(mixtures[count].begin().scores)
 
     def work() -> None:
         two_products(f, t, "cpu")
-        for count in live:
-            z, gamma = start[:, :count], one[:1].repeat(f.shape[0])
-            sums, soft = weighted_sums(z, gamma, f)
-            anchors = Anchors(t[:count], 100 * one[:count], one[:count] / 4, one[:count])
-            classes = m_step(sums, soft, one[:count], anchors)
-            e_step(affine(f, classes.prototypes, classes.offset), z, votes_of)
+        for count in present:
+            steps[count] = rows[count].step(backend.m_step(mixtures[count], steps[count]).scores)
 
     return work
 
@@ -167,7 +168,6 @@ def measure(
     precision: str,
     repeat: int,
     check: int,
-    exact: bool,
     cold: bool,
 ) -> dict[str, Any]:
     """Time one size."""
@@ -178,7 +178,7 @@ def measure(
 
         f, t = torch.from_numpy(f).cuda(), torch.from_numpy(t).cuda()
         torch.backends.cuda.matmul.allow_tf32 = precision != "full"  # the same for reference and floor
-    method = MOON(precision=precision) if device == "cuda" else MOON(exact=exact)
+    method = MOON(precision=precision)
     result = method.fit_predict(f, t)
     live = [int((result.beta > 0).sum())] * ITERATIONS if device == "cuda" else live_classes(f, t)
     true_labels = float64_labels(n, k, effective) if n <= check else None
@@ -280,6 +280,29 @@ def markdown(lines: list[list[str]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
+def against(revision: str, device: str, repeat: int, methods: list[str]) -> str:
+    """Time this tree and a commit in turn, each in a process of its own, and compare the least times of both."""
+    root = Path(__file__).parents[1]
+    with tempfile.TemporaryDirectory(prefix="moontide-against-") as folder:
+        archive = subprocess.run(["git", "archive", revision, "src"], cwd=root, check=True, stdout=subprocess.PIPE)
+        subprocess.run(["tar", "-x", "-C", folder], input=archive.stdout, check=True)
+        sources = [Path(folder, "src"), root / "src"]
+        program = str(root / "benchmarks/timing.py")
+        child = [sys.executable, program, "--device", device, "--streams", "--methods", *methods]
+        found: list[dict[str, float]] = [{}, {}]
+        for round_ in range(repeat):
+            for which, source in enumerate(sources):
+                env = {**os.environ, "PYTHONPATH": str(source)}
+                out = subprocess.run(child, check=True, stdout=subprocess.PIPE, text=True, env=env).stdout
+                for key, ms in json.loads(out).items():
+                    found[which][key] = min(ms, found[which].get(key, ms))
+            print(f"round {round_ + 1} of {repeat}", file=sys.stderr, flush=True)
+    lines = [["task", f"{revision} ms", "this tree ms", "ratio"]]
+    for key, ms in found[0].items():
+        lines.append([key, f"{ms:.2f}", f"{found[1][key]:.2f}", f"{found[1][key] / ms:.2f}"])
+    return markdown(lines)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
@@ -288,13 +311,17 @@ def main() -> None:
     parser.add_argument("--effective", type=int, default=25, help="classes present; 0: all")
     parser.add_argument("--repeat", type=int, default=15)
     parser.add_argument("--check", type=int, default=10_000, help="largest N whose labels are compared with float64")
-    parser.add_argument("--inexact", action="store_true", help="time MOON(exact=False), on a CPU")
+    parser.add_argument("--against", metavar="REV", help="compare with a commit, in turn; --repeat is in rounds")
+    parser.add_argument("--methods", nargs="+", default=["moon", "stata", "tide"], help="for --against")
     parser.add_argument("--cold", action="store_true", help="time first calls, each after another function's")
     parser.add_argument("--json", type=Path, help="write the rows here as well")
     parser.add_argument("--from", dest="folder", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.folder:
         print(json.dumps(solve_files(args.folder)))
+        return
+    if args.against:
+        print(against(args.against, args.device, args.repeat, args.methods))
         return
     rows: list[dict[str, Any]] = []
     effective = args.effective or None
@@ -304,7 +331,7 @@ def main() -> None:
                 if args.device == "cpu" and n > EXACT_ROWS:
                     rows.append(measure_large(n, k, effective))
                 else:
-                    given = (args.device, precision, args.repeat, args.check, not args.inexact, args.cold)
+                    given = (args.device, precision, args.repeat, args.check, args.cold)
                     rows.append(measure(n, k, effective, *given))
                 print(f"{precision} N={n:,} K={k:,}: {1e3 * rows[-1]['seconds']:.2f} ms", flush=True)
     print(f"\n{rows[0]['machine']}")

@@ -37,7 +37,8 @@ def literal_objective(method: MOON, task: Task, result: Result) -> float:
     f, t, n = task.features, task.text, task.n
     z, y, mu, kappa = result.probs, result.zero_shot, result.details["mu"], result.kappa
     gamma, alpha, anchor_kappa = (result.details[name] for name in ("gamma", "alpha", "anchor_kappa"))
-    anchor_r = np.clip(initial_resultant(y, f @ t.T, method.count_epsilon), 0, method.r_cap)
+    along = (y * (f @ t.T)).sum(axis=0)
+    anchor_r = np.clip(initial_resultant(y.sum(axis=0), along, method.count_epsilon), 0, method.r_cap)
 
     log_p = kappa * (f @ mu.T) + log_c(task.d, kappa, method.log_normaliser)  # (N, K)
     likelihood = -np.sum(gamma[:, None] * z * log_p) / method.temper
@@ -151,7 +152,7 @@ OTHER: dict[str, list[Any]] = {
     "gamma": ["zero_shot", "off"], "gamma_in_counts": [True], "votes": ["gamma"], "update_mu": [False],
     "update_kappa": [False], "temper": [1.0, 1e3], "kappa_cap": [5.0, math.inf], "r_cap": [0.1, 0.3],
     "neighbours": [1, 100], "graph": ["one-sided"], "laplacian": ["sum"], "laplacian_weight": [0.0, 5.0],
-    "text_weight": [0.0, 0.5], "log_normaliser": ["accurate"], "inverse": ["newton"], "precision": [], "exact": [],
+    "text_weight": [0.0, 0.5], "log_normaliser": ["accurate"], "inverse": ["newton"], "precision": [],
     "iterations": [1, 3], "final_assignment": [False], "count_epsilon": [0.0, 1.0],
 }  # fmt: skip
 
@@ -191,7 +192,7 @@ INERT = [
     ({"alpha": 2.0}, ("confidence", "normalise_confidence")),
     ({"beta": "soft"}, ("gamma_in_counts",)),
     ({"gamma": "off"}, ("gamma_in_counts", "votes")),
-    ({"laplacian_weight": 0.0}, ("neighbours", "graph", "laplacian", "votes", "exact")),
+    ({"laplacian_weight": 0.0}, ("neighbours", "graph", "laplacian", "votes")),
     ({"update_kappa": False}, ("kappa_cap",)),
     ({"update_mu": False, "update_kappa": False}, (*NO_M_STEP, "kappa_cap")),
     ({"iterations": 1, "final_assignment": False}, (*NO_M_STEP, "update_mu", "update_kappa", "kappa_cap")),
@@ -269,4 +270,4 @@ def test_a_run_tells_how_far_it_is() -> None:
     said: list[tuple[str, int, int]] = []
     with reporting(lambda what, done, total: said.append((what, done, total))):
         MOON(iterations=2).fit_predict(TASK)
-    assert said == [("iterations", done, 3) for done in range(3)]
+    assert [x for x in said if x[0] != "neighbours"] == [("iterations", done, 3) for done in range(3)]

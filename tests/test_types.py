@@ -1,6 +1,7 @@
 """Tasks and results: what is checked on entry, in which words, and what comes back."""
 
 from dataclasses import FrozenInstanceError, fields, replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -236,3 +237,19 @@ def test_a_step_checks_its_samples() -> None:
         online.step(state, np.full((1, 4), np.nan))
     with pytest.raises(InputError, match="'x' must be a 2-D array"):
         online.step(state, FEATURES[0])
+
+
+def test_rows_batches_and_micro_batches_are_not_normalised_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    task = Task(np.random.default_rng(0).normal(size=(6, 4)), np.eye(4), known=[-1, 0, 1, 2, 3, -1])
+    online = as_online(moontide.method("moon"))
+    state = online.start(task)
+
+    def refuse(x: Any, name: str | None = None) -> Any:
+        raise AssertionError("scaled again")
+
+    monkeypatch.setattr("moontide.types.unit_rows", refuse)
+    for part in (task.rows(1, 3), task.take([2, 0]), next(task.batches(2))):
+        assert part.text is task.text
+        assert part.graph is None
+    np.testing.assert_array_equal(task.rows(1, 3).known, [0, 1])
+    online.step(state, np.eye(4)[:2])

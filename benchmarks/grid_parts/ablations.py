@@ -10,7 +10,7 @@ from typing import Any
 from moontide.core.arrays import unit_rows
 from moontide.methods import tide
 
-_original = {name: getattr(tide, name) for name in ("Crowd", "class_pull", "cosine_to_means", "excess", "iterate")}
+_original = {name: getattr(tide, name) for name in ("Crowd", "class_pull", "cosine_to_means", "excess", "Fixed")}
 
 
 def no_excess(agree: float, sure: float, k: int) -> float:
@@ -36,17 +36,17 @@ class Unsmoothed(tide.Crowd):
         return _original["Crowd"].of(excess, agreement, corroboration, 0.0)
 
 
-def text_anchors(f: Any, text: Any, y: Any, cosine: Any, p: Any) -> Any:
+def text_anchors(text: Any, p: Any, centre: Any, along: float, square: float, scale: Any) -> Any:
     """Classes without samples are at their text."""
-    return text
+    return unit_rows(text / scale)
 
 
-def full_slope(f: Any, text: Any, y: Any, cosine: Any, p: Any) -> Any:
+def full_slope(text: Any, p: Any, centre: Any, along: float, square: float, scale: Any) -> Any:
     """Images are taken to follow their text in full."""
-    return unit_rows(f.mean(0) + text - p @ text)
+    return unit_rows((centre + text - p @ text) / scale)
 
 
-def no_bias(y: Any, expected: Any, presence: Any) -> Any:
+def no_bias(y: Any, total: Any, expected: Any, presence: Any) -> Any:
     """How often a class is predicted says nothing of its text."""
     return 0 * y
 
@@ -56,18 +56,18 @@ def all_present(near: Any, most: Any, total: Any) -> Any:
     return 0 * total + 1
 
 
-def plain_metric(f: Any, groups: Any) -> Any:
+def plain_metric(square: Any, groups: Any, n: int) -> Any:
     """All dimensions count the same."""
-    return 0 * f[0] + 1
+    return 0 * square + 1
 
 
 def one(*given: Any) -> float:
     return 1.0
 
 
-def with_itself(model: Any, means: Any, some: Any, left_out: Any) -> Any:
+def with_itself(model: Any, means: Any, some: Any, left_out: Any, dots: Any = None) -> Any:
     """A sample stays in the mean of its class."""
-    return _original["cosine_to_means"](model, means, some, 0 * left_out)
+    return _original["cosine_to_means"](model, means, some, 0 * left_out, dots)
 
 
 def pull_with_itself(model: Any, counts: Any, z: Any, left_out: Any) -> Any:
@@ -80,9 +80,9 @@ def no_pull(model: Any, counts: Any, z: Any, left_out: Any) -> Any:
     return 0 * z
 
 
-def alone(model: Any, logits: Any, votes_of: Any, iterations: int) -> Any:
+def alone(*given: Any) -> Any:
     """Neighbours have no votes."""
-    return _original["iterate"](model._replace(vote_weight=0.0), logits, votes_of, iterations)
+    return _original["Fixed"](*given)._replace(vote_weight=0.0)
 
 
 ABLATIONS: dict[str, dict[str, Any]] = {
@@ -99,6 +99,6 @@ ABLATIONS: dict[str, dict[str, Any]] = {
     "without class means (8)": {"sharpness": 0.0},
     "without leave-one-out (9)": {"cosine_to_means": with_itself, "class_pull": pull_with_itself},
     "without sharpening (10)": {"sharpening": one},
-    "without votes of neighbours (10)": {"iterate": alone},
+    "without votes of neighbours (10)": {"Fixed": alone},
     "without the class prior (11)": {"class_pull": no_pull},
 }

@@ -15,11 +15,12 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from moontide.core.arrays import Array, to_numpy
-from moontide.encoders.base import BATCH, Encoder, FloatArray
+from moontide.encoders.base import Encoder, FloatArray
 from moontide.encoders.loading import TINY
 from moontide.encoders.pipeline import encode_files
+from moontide.encoders.places import ImageFile, Skip
 from moontide.encoders.prompts import Classes
-from moontide.encoders.sources import ImageFile, Listing, Skip, list_images
+from moontide.encoders.sources import Listing, as_listing, list_images
 from moontide.errors import FileError, ImageError, InputError, MoontideError
 from moontide.evaluate import (
     Comparison,
@@ -136,7 +137,7 @@ class Classified:
 
 
 def classify(
-    listing: Listing,
+    listing: Listing | Sequence[Any],
     classes: Classes,
     encoder: Encoder,
     *,
@@ -146,16 +147,19 @@ def classify(
     known: Mapping[str, int] | None = None,
     class_prior: Array | None = None,
     negatives: Array | None = None,
-    encode_batch: int = BATCH,
+    encode_batch: int | None = None,
     workers: int | None = None,
+    fast: bool = False,
     device: str = "cpu",
     progress: Progress = lambda done, total: None,
 ) -> Classified:
     """Label images with the class names that fit best, all of them together, or in batches of `batch_size`.
 
-    listing: what `list_images` found. classes: what `embed_classes` made with the encoder. method: None is the default.
+    listing: what `list_images` found, or a list of Pillow images, arrays and paths. classes: what `embed_classes` made
+    with the encoder. method: None is the default.
     groups: the group of each image by its id; each is labelled on its own. known: the class numbers of images whose
-    label is known, by id. class_prior, negatives: as in `fit_predict`. encode_batch, workers: as for `encode_files`.
+    label is known, by id. class_prior, negatives: as in `fit_predict`. encode_batch, workers, fast: as for
+    `encode_files`.
     device: where the method runs.
 
     >>> import tempfile
@@ -173,16 +177,15 @@ def classify(
     ...     classify(list_images([folder]), classes, Colour()).columns()["label"]
     ['blue', 'red']
     """
+    listing = listing if isinstance(listing, Listing) else as_listing(listing)
     images: list[ImageFile] = []
     parts: list[FloatArray] = []
     skipped = list(listing.skipped)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", module=r"PIL\.")  # of odd metadata; here, since filters are not thread-safe
-        for part in encode_files(encoder, listing.images, batch_size=encode_batch, workers=workers):
-            images += part.images
-            parts.append(part.features)
-            skipped += part.skipped
-            progress(len(images) + len(skipped) - len(listing.skipped), len(listing.images))
+    for part in encode_files(encoder, listing.images, batch_size=encode_batch, workers=workers, fast=fast):
+        images += part.images
+        parts.append(part.features)
+        skipped += part.skipped
+        progress(len(images) + len(skipped) - len(listing.skipped), len(listing.images))
     if not images:
         raise FileError(f"None of the {len(skipped)} images can be used; {skipped[0].id}: {skipped[0].reason}.")
     features = place(np.concatenate(parts), None, device)
@@ -236,18 +239,24 @@ def by_image(values: Mapping[str, Any] | None, images: Sequence[ImageFile], defa
     return None if values is None else [values.get(image.id, default) for image in images]
 
 
-def check_maker(store: FeatureStore, encoder: Encoder) -> None:
-    """Refuse an encoder other than the one that made a store.
+def check_maker(store: FeatureStore, encoder: Encoder, fast: bool | None = None) -> None:
+    """Refuse an encoder other than the one that made a store; `fast` is how it would decode more images, if any.
 
     >>> from types import SimpleNamespace
     >>> from moontide.store.features import Origin
     >>> store = FeatureStore(Path("store"), Origin("a-model", "resize 224", ("{}",)), ())
     >>> check_maker(store, SimpleNamespace(id="a-model", preprocessing="resize 224"))
     """
-    if (encoder.id, encoder.preprocessing) != (store.origin.encoder, store.origin.preprocessing):
+    made = store.origin
+    if (encoder.id, encoder.preprocessing) != (made.encoder, made.preprocessing):
         raise InputError(
-            f"The store {store.folder} was made by the encoder {store.origin.encoder} with its own preprocessing, and "
+            f"The store {store.folder} was made by the encoder {made.encoder} with its own preprocessing, and "
             f"{encoder.id} is not the same; name that one with '--encoder', or encode the images again."
+        )
+    if fast is not None and (encoder.precision, fast) != (made.precision, made.decoding == "fast"):
+        raise InputError(
+            f"The store {store.folder} was made with '--precision {made.precision}' and {made.decoding} decoding, and "
+            f"this would add {encoder.precision} and {'fast' if fast else 'exact'}; use the same device and options."
         )
 
 

@@ -12,13 +12,14 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from moontide.core.arrays import Array, as_real, is_torch_array, like, namespace, unit_rows
 from moontide.core.graph import Graph
 from moontide.core.memory import require_memory
+from moontide.core.rows import Rows
 from moontide.core.simplex import zero_shot
-from moontide.errors import InputError, MissingInputError, unknown_name
+from moontide.errors import InputError, MissingInputError, OptionError, unknown_name
 from moontide.options import Options
 from moontide.types import Result, Task, check_known
 
@@ -41,6 +42,13 @@ ACCEPTED = {
 NONE = -1.0  # the share of a class whose share was not given
 
 
+class Plan(NamedTuple):
+    """How long a run over shards is: calls of all shards, and how many of those are the steps that are reported."""
+
+    calls: int
+    steps: int
+
+
 class Method(Options):
     """What every method has: options, a name (its file's), a citation, presets, and what it needs beyond features."""
 
@@ -49,6 +57,18 @@ class Method(Options):
     needs: ClassVar[frozenset[str]] = frozenset()
     accepts: ClassVar[frozenset[str]] = frozenset()  # of the inputs in ACCEPTED, those that the method makes use of
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    rows_type: ClassVar[type[Rows] | None] = None  # the samples of a method that runs on shards
+
+    def mixture(self, text: Array, logit_scale: float, **given: Any) -> Any:
+        """Return what `core.driver.solve` needs of a method with a `rows_type`.
+
+        `given`: `class_prior` (K,) and `negatives` (M, d), for a method that accepts them.
+        """
+        raise OptionError(f"The method {self.name} does not run on shards.")
+
+    def plan(self) -> Plan:
+        """Tell how long a run over shards is; refuse options that cannot be had there."""
+        raise OptionError(f"The method {self.name} does not run on shards.")
 
     def __init_subclass__(cls) -> None:
         """Name the method after its file."""
@@ -292,10 +312,10 @@ class PerBatch(OnlineMethod):
     def _step(self, state: S, x: Array, known: Array | None = None) -> tuple[S, Result]:
         features = x[:, 0] if "views" in self.needs else x
         extras = {"views": x} if "views" in self.needs else {}
-        task = Task(features, state.text, state.logit_scale, extras=extras, known=known)
+        task = Task.of_unit_rows(features, state.text, state.logit_scale, extras=extras, known=known)
         if isinstance(state, GivenState):
             negatives = state.negatives if len(state.negatives) else None
-            task = dataclasses.replace(task, class_prior=given_shares(state.class_prior), negatives=negatives)
+            task = task.trusted(class_prior=given_shares(state.class_prior), negatives=negatives)
         self.method.require(task)
         return state, self.method._fit(task)
 

@@ -6,7 +6,7 @@ import math
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -78,6 +78,20 @@ class Task:
                     f"'{name}' must have one row a sample ({self.n}). Got {len(self.extras[name])} instead."
                 )
 
+    @classmethod
+    def of_unit_rows(cls, features: Array, text: Array, logit_scale: float, **fields: Any) -> Task:
+        """Make a task of unit rows of one kind that were checked before, such as those of a state, without a copy.
+
+        >>> eye = np.eye(2)
+        >>> Task.of_unit_rows(eye, eye, 100.0).text is eye
+        True
+        """
+        made = object.__new__(cls)
+        empty: dict[str, Any] = {"class_names": None, "graph": None, "extras": {}}
+        empty |= {"known": None, "class_prior": None, "negatives": None}
+        made.__dict__.update({**empty, "features": features, "text": text, "logit_scale": logit_scale, **fields})
+        return made
+
     @property
     def n(self) -> int:
         """The number of samples N."""
@@ -110,7 +124,16 @@ class Task:
     def _where(self, some: Callable[[Any], Any]) -> Task:
         extras = {k: some(v) if k in PER_SAMPLE else v for k, v in self.extras.items()}
         known = None if self.known is None else some(self.known)
-        return replace(self, features=some(self.features), graph=None, extras=extras, known=known)
+        return self.trusted(features=some(self.features), graph=None, extras=extras, known=known)
+
+    def trusted(self, **changes: Any) -> Task:
+        """Return the task with some fields replaced by what is known to be fit: nothing is checked or scaled again.
+
+        >>> task = Task(np.eye(2), np.eye(2))
+        >>> task.trusted(features=task.features[:1]).text is task.text
+        True
+        """
+        return Task.of_unit_rows(**{**self.__dict__, **changes})
 
     def batches(self, size: int) -> Iterator[Task]:
         """Split the samples in file order into independent tasks of `size`, the last one possibly smaller."""
@@ -213,6 +236,7 @@ class Result:
     beta: Array | None = None  # (K,) share of the batch in each class mean; 0: the class is at its anchor
     details: Mapping[str, Any] = field(default_factory=dict)  # further arrays by name
     unknown: Array | None = None  # (N,) the higher, the less likely is any of the classes; for methods that tell
+    decided: Array | None = None  # (N,) labels, where probabilities are rounded after the decision
 
     @property
     def scores(self) -> Array:
@@ -222,7 +246,7 @@ class Result:
     @cached_property
     def labels(self) -> Array:
         """The predicted class of each sample, (N,)."""
-        return namespace(self.probs).argmax(self.scores, axis=1)
+        return self.decided if self.decided is not None else namespace(self.probs).argmax(self.scores, axis=1)
 
     @cached_property
     def zero_shot_labels(self) -> Array:

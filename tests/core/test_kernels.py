@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 
@@ -14,39 +16,59 @@ pytestmark = [
 ]
 
 PROGRAM = """
-import sys
+import runpy, sys
 import numpy as np, torch
-from moontide import MOON, Graph
-from moontide.core import kernels, ple
-from moontide.core.graph import nearest_neighbours
+from moontide import MOON
+from moontide.core import backends
+from moontide.core.arrays import unit_rows
+from moontide.core.backends import kernels, plain
+from moontide.core.graph import Graph, nearest_neighbours
+from moontide.methods.moon import VMFMixture
 from moontide.simulate import simulate
 
-assert kernels.usable(torch.zeros(1))
+reference = runpy.run_path(sys.argv[1])["reference"]
+assert backends.choose(torch.zeros(1, 1), 3) is kernels
 rng = np.random.default_rng(0)
 for n, d, m in ((1, 8, 3), (2, 8, 3), (40, 24, 3), (150, 40, 5)):
     f = rng.normal(size=(n, d)).astype(np.float32)
     if n > 2:
         f[1] = f[0]  # duplicate rows: a sample is never its own neighbour
     f /= np.linalg.norm(f, axis=1, keepdims=True)
-    plain, fused = nearest_neighbours(f, m), nearest_neighbours(torch.from_numpy(f), m)
-    assert np.allclose(plain.weights, fused.weights.numpy(), atol=1e-5)
+    graph, fused = nearest_neighbours(f, m), nearest_neighbours(torch.from_numpy(f), m)
+    assert np.allclose(graph.weights, fused.weights.numpy(), atol=1e-5)
     assert not (fused.neighbours == torch.arange(n)[:, None]).any()
-    differ = (plain.neighbours != fused.neighbours.numpy()).sum()
+    differ = (graph.neighbours != fused.neighbours.numpy()).sum()
     assert differ <= 0.03 * fused.neighbours.numel()  # ties in the last bit
-    k = 5
-    logits, z = rng.normal(size=(n, k)).astype(np.float32), rng.dirichlet(np.ones(k), size=n).astype(np.float32)
-    expected = ple.e_step(logits.copy(), z, plain.operator(True))
-    torched = Graph(torch.from_numpy(plain.neighbours), torch.from_numpy(plain.weights)).operator(True)
-    for half in (False, True):
-        given = torch.from_numpy(z).half() if half else torch.from_numpy(z)
-        got = ple.e_step(torch.from_numpy(logits.copy()), given, torched)
-        for name, a, b in zip(expected._fields, expected, got):
-            assert np.allclose(a, b.float().numpy(), atol=5e-3 if half else 1e-5), name
-data = simulate(60, 20, dim=32, effective_classes=4, seed=1)
-plain = MOON().fit_predict(data.features, data.text)
-fused = MOON().fit_predict(torch.from_numpy(data.features), torch.from_numpy(data.text))
-assert np.abs(plain.probs - fused.probs.numpy()).max() < 1e-4
-assert np.allclose(plain.objective, fused.objective, rtol=1e-4)
+OPTIONS = ({}, {"votes": "gamma"}, {"gamma": "zero_shot"}, {"update": "exact"}, {"gamma_in_counts": True},
+           {"beta": "soft"}, {"inverse": "newton"}, {"precision": "half"})
+data = simulate(40, 12, dim=24, effective_classes=4, seed=1)
+f, t = unit_rows(data.features), unit_rows(data.text)
+wide = f.astype(float), t.astype(float)
+graph = nearest_neighbours(wide[0], 3)
+narrow = Graph(torch.tensor(graph.neighbours), torch.tensor(graph.weights, dtype=torch.float32))
+for options in OPTIONS:
+    half = "precision" in options
+    kernels.HALF = 0 if half else 2**23
+    method = MOON(**options)
+    found = kernels.Rows(method, torch.tensor(f), torch.tensor(t), 100.0, narrow, alone=True)
+    wanted = plain.Rows(method, *wide, 100.0, graph, alone=True)
+    a, b = VMFMixture(method, torch.tensor(t), 100.0, kernels.m_step), VMFMixture(method, wide[1], 100.0)
+    mine, other = a.begin(found.call), b.begin(wanted.call)
+    for _ in range(4):
+        one, two = found.step(mine.scores), wanted.step(other.scores)
+        tolerance = 2e-2 if half else 2e-4
+        assert np.allclose(found.unpack()[0].numpy(), wanted.z, atol=tolerance), options
+        for name in ("free", "laplacian"):
+            assert np.allclose(getattr(one, name).numpy(), getattr(two, name), rtol=tolerance, atol=tolerance), name
+        mine, other = a.update(mine, one), b.update(other, two)
+        for x, y in zip(a.vmf.whole(mine), b.vmf.whole(other)):
+            assert np.allclose(x.numpy(), y, rtol=2e-2 if half else 2e-3, atol=tolerance), options
+kernels.HALF = 2**23
+for n, k in ((1, 1), (2, 3), (60, 20)):
+    data = simulate(n, k, dim=32, effective_classes=min(4, k, n), seed=1)
+    fused = MOON().fit_predict(torch.from_numpy(data.features), torch.from_numpy(data.text))
+    exact = [unit_rows(x.astype(float)) for x in (data.features, data.text)]
+    assert np.abs(reference(*exact) - fused.probs.numpy()).max() < 1e-4
 print("ok")
 """
 
@@ -54,8 +76,8 @@ print("ok")
 def test_kernels_in_the_interpreter_equal_plain_arrays() -> None:
     # a process of its own: Triton reads the variable when it is imported
     run = subprocess.run(
-        [sys.executable, "-c", PROGRAM],
-        env={"TRITON_INTERPRET": "1", "PATH": ""},
+        [sys.executable, "-c", PROGRAM, str(Path(__file__).parents[2] / "benchmarks/reference.py")],
+        env={**os.environ, "TRITON_INTERPRET": "1"},
         capture_output=True,
         text=True,
         check=False,

@@ -30,7 +30,7 @@ def test_clip_gives_what_the_library_gives(clip_folder: Path) -> None:
     from transformers import AutoTokenizer, CLIPModel
     from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
-    found = encoder(str(clip_folder))
+    found = encoder(str(clip_folder), precision="float32")
     model = CLIPModel.from_pretrained(clip_folder).eval()
     images = [picture(0), picture(1, (33, 90))]
     pixels = CLIPImageProcessorPil.from_pretrained(clip_folder)(images, return_tensors="pt")
@@ -51,7 +51,7 @@ def test_siglip_gives_what_the_library_gives(siglip_folder: Path) -> None:
     from transformers import AutoTokenizer, SiglipModel
     from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
 
-    found = encoder(f"hf:{siglip_folder}")
+    found = encoder(f"hf:{siglip_folder}", precision="float32")
     model = SiglipModel.from_pretrained(siglip_folder).eval()
     images = [picture(0), picture(1, (33, 90))]
     pixels = SiglipImageProcessorPil.from_pretrained(siglip_folder)(images, return_tensors="pt")
@@ -77,13 +77,13 @@ def test_siglip2_keeps_the_shape_of_an_image(siglip2_folder: Path) -> None:
 
 
 def test_one_by_one_or_together_any_size(clip_folder: Path) -> None:
-    found = encoder(str(clip_folder))
+    found = encoder(str(clip_folder), precision="float32")
     images = [picture(i, size) for i, size in enumerate([(1, 1), (3, 3), (3, 200), (500, 30), (32, 32)])] * 30
     rows = found.encode_images(images)  # more than one batch
     np.testing.assert_allclose(rows[:5], np.concatenate([found.encode_images([one]) for one in images[:5]]), atol=1e-5)
     np.testing.assert_allclose(rows[:5], rows[-5:], atol=1e-5)
     assert found.encode_images([]).shape == (0, 16)
-    half = encoder(str(clip_folder), autocast=True)
+    half = encoder(str(clip_folder), precision="bfloat16")
     np.testing.assert_allclose(half.encode_images(images[:5]), rows[:5], atol=0.05)
 
 
@@ -200,7 +200,7 @@ def test_a_hub_that_cannot_be_reached_gets_one_sentence(run: Callable, tmp_path:
 
 
 def test_weights_that_are_no_numbers_get_a_sentence(clip_folder: Path) -> None:
-    found = encoder(str(clip_folder))
+    found = encoder(str(clip_folder), precision="float32")
     with torch.no_grad():
         found.visual.post_layernorm.weight.fill_(torch.nan)
     with pytest.raises(InputError, match="gives numbers that are not finite for some images"):
@@ -230,7 +230,7 @@ def test_tent_adapts_the_image_tower_and_gives_it_back(folder: str, request: pyt
 
 
 def test_mta_makes_its_views_with_a_real_encoder(clip_folder: Path) -> None:
-    found = encoder(str(clip_folder))
+    found = encoder(str(clip_folder), precision="float32")
     images = [picture(i, (80, 60)) for i in range(2)]
     features, text = found.encode_images(images), found.encode_text(["a cat", "a dog"])
     result = MTA(views=8).fit_predict(features, text, logit_scale=100.0, images=images, encoder=found)

@@ -38,7 +38,7 @@ def architecture(openclip_folder: Path, tmp_path: Path) -> Iterator[str]:
 def test_it_gives_what_the_library_gives(openclip_folder: Path) -> None:
     import open_clip
 
-    found = encoder(f"openclip:{openclip_folder}")
+    found = encoder(f"openclip:{openclip_folder}", precision="float32")
     model, _, transform = open_clip.create_model_and_transforms(f"local-dir:{openclip_folder}")
     model.eval()
     images = [picture(0), picture(1, (33, 90))]

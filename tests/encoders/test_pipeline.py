@@ -92,7 +92,7 @@ def test_a_store_goes_on_and_encodes_nothing_twice(photos: Path, tmp_path: Path)
     model = MeanColour()
     first, _ = encode_to_store(tmp_path / "store", model, images[:13], batch_size=4, shard_size=5)
     assert first.n == 12
-    assert [len(arrays["image_features"]) for arrays, _ in first._maps] == [7, 5]
+    assert [len(arrays["image_features"]) for arrays, _ in first._maps] == [8, 4]  # whole batches
     seen = sum(model.batches)
     progress: list[tuple[int, int]] = []
     second, skipped = encode_to_store(
@@ -117,13 +117,13 @@ def test_what_does_not_fit_a_store_is_refused(photos: Path, tmp_path: Path) -> N
     assert again.class_names == ("red", "green")
     other = MeanColour()
     other.preprocessing = "mean of the middle"
-    for changed, text in (
-        (other, classes),
-        (model, embed_classes(model, ["red", "blue"], ["{}"])),
-        (model, embed_classes(model, ["red", "green"], ["a {}"])),
-        (model, None),
+    for changed, text, why in (
+        (other, classes, "with another preprocessing"),
+        (model, embed_classes(model, ["red", "blue"], ["{}"]), "another prompt, dataset or class list"),
+        (model, embed_classes(model, ["red", "green"], ["a {}"]), "another prompt, dataset or class list"),
+        (model, None, "another prompt, dataset or class list"),
     ):
-        with pytest.raises(FileError, match="another encoder, preprocessing, prompt or class list"):
+        with pytest.raises(FileError, match=why):
             encode_to_store(tmp_path / "store", changed, images, text)
 
 

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from moontide.encoders.sources import ImageFile, list_images
+from moontide.encoders.places import ImageFile
+from moontide.encoders.sources import list_images
 from moontide.errors import FileError, ImageError
 
 

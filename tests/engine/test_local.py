@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import fsspec
@@ -18,13 +17,13 @@ import pytest
 
 from moontide import method
 from moontide.core.graph import Graph, nearest_neighbours
-from moontide.engine import files, run, worker
+from moontide.core.rows import Rows
+from moontide.engine import files, run
 from moontide.engine.files import expand, look, read_tensors, relative_names, writing
 from moontide.engine.partition import balanced_groups
-from moontide.engine.rows import Rows
 from moontide.engine.run import adapt_shards
-from moontide.engine.solvers import zero_shot
 from moontide.errors import FileError, InputError, OptionError, ResourceError
+from moontide.methods.zero_shot import ZeroShot
 from moontide.simulate import simulate
 
 N, K = 1200, 30
@@ -107,9 +106,7 @@ class Scored(Rows):
 def test_a_score_for_the_unknown_comes_with_its_row(
     graph: str, tmp_path: Path, cut: Any, answers: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    scored = SimpleNamespace(Shard=Scored, solve=zero_shot.solve, plan=zero_shot.plan)
-    for module in (run, worker):
-        monkeypatch.setattr(module, "solver", lambda name: scored)
+    monkeypatch.setattr(ZeroShot, "rows_type", Scored)
     pattern = cut(tmp_path / "in", DATA.features, 4)
     adapt_shards(pattern, DATA.text, method("zero_shot"), str(tmp_path / "out"), graph=graph)
     found = answers(tmp_path / "out")["unknown"]
@@ -208,6 +205,7 @@ SLOW = """
 import sys, time, numpy as np
 from moontide import method
 from moontide.engine.run import adapt_shards
+from moontide.methods.zero_shot import ZeroShot
 from moontide.engine.worker import Worker
 ask = Worker._ask
 Worker._ask = lambda *given: (time.sleep(0.02), ask(*given))[1]

@@ -9,9 +9,10 @@ import pytest
 
 from moontide import MOON, TIDE, method
 from moontide.core import ann
+from moontide.core.backends import plain
+from moontide.core.driver import solve
 from moontide.core.graph import Graph, nearest_neighbours
-from moontide.engine.solvers import solver
-from moontide.engine.solvers.moon import Shard, Statistics, solve
+from moontide.core.mixture import First
 from moontide.methods import moon, tide
 from moontide.simulate import simulate
 
@@ -27,7 +28,7 @@ def test_blocks_give_what_the_whole_gives(options: dict[str, Any], monkeypatch: 
     method = MOON(**options)
     whole = method.fit_predict(DATA.features, DATA.text)
     monkeypatch.setattr(moon, "LARGE", 0)
-    monkeypatch.setattr("moontide.engine.rows.BLOCK_ENTRIES", 40 * 70)  # blocks of 70 rows
+    monkeypatch.setattr("moontide.core.rows.BLOCK_ENTRIES", 40 * 70)  # blocks of 70 rows
     blocks = method.fit_predict(DATA.features, DATA.text)
     np.testing.assert_array_equal(blocks.labels, whole.labels)
     np.testing.assert_allclose(blocks.probs, whole.probs, atol=5e-4)  # stored in 16 bits
@@ -41,13 +42,13 @@ def test_blocks_give_what_the_whole_gives(options: dict[str, Any], monkeypatch: 
 def test_shards_with_their_own_graphs_add_up_to_one() -> None:
     method, cut = MOON(), 130
     parts = [DATA.features[:cut], DATA.features[cut:]]
-    shards = [Shard(method, f, DATA.text, 100.0) for f in parts]
+    shards = [plain.Rows(method, f, DATA.text, 100.0, half=True) for f in parts]
 
     def run(name: str, *given: Any) -> Any:
         first, second = (getattr(shard, name)(*given) for shard in shards)
         return first + second
 
-    apart = solve(method, run, DATA.text, 100.0)
+    apart = solve(method.mixture(DATA.text, 100.0), run)
     inside = [nearest_neighbours(f, 3) for f in parts]
     graph = Graph(
         np.concatenate([inside[0].neighbours, inside[1].neighbours + cut]),
@@ -68,7 +69,7 @@ def test_tide_in_blocks_gives_what_the_whole_gives(
     features, text = kind(DATA.features), kind(DATA.text)
     whole = TIDE().fit_predict(features, text, **given)
     monkeypatch.setattr(tide, "LARGE", 0)
-    monkeypatch.setattr("moontide.engine.rows.BLOCK_ENTRIES", 40 * 70)  # blocks of 70 rows
+    monkeypatch.setattr("moontide.core.rows.BLOCK_ENTRIES", 40 * 70)  # blocks of 70 rows
     blocks = TIDE().fit_predict(features, text, **given)
     assert type(blocks.probs) is type(whole.probs)
     assert blocks.probs.dtype.itemsize == 2
@@ -107,14 +108,12 @@ def test_tide_of_few_samples_and_classes_in_blocks(n: int, classes: int, monkeyp
 @pytest.mark.parametrize("name", ["moon", "stata", "tide"])
 def test_torch_gives_what_numpy_gives(name: str) -> None:
     torch = pytest.importorskip("torch")
-    chosen, on_shards = method(name), solver(name)
+    chosen = method(name)
     found = []
     for features in (DATA.features, torch.tensor(DATA.features)):
-        shard: Any = on_shards.Shard(chosen, features, DATA.text, 100.0, half=False)
-        solution: Any = on_shards.solve(
-            chosen, lambda call, *given, shard=shard: getattr(shard, call)(*given), DATA.text, 100.0
-        )
-        again: Any = on_shards.Shard(chosen, features, DATA.text, 100.0, half=False)
+        shard: Any = chosen.rows_type(chosen, features, DATA.text, 100.0)
+        solution: Any = solve(chosen.mixture(DATA.text, 100.0), shard.call)
+        again: Any = chosen.rows_type(chosen, features, DATA.text, 100.0)
         again.restore(shard.state())
         for column, values in shard.predictions().items():
             np.testing.assert_array_equal(again.predictions()[column], values)
@@ -124,12 +123,10 @@ def test_torch_gives_what_numpy_gives(name: str) -> None:
         np.testing.assert_allclose(found[0][column], found[1][column], atol=1e-4)
 
 
-def test_statistics_keep_the_larger_maximum() -> None:
+def test_sums_keep_the_larger_maximum() -> None:
     one = np.ones(1, np.float32)
-    a = Statistics(1, one[:, None], one, one, 0.5, 0.0, 1, 2 * one)
-    b = Statistics(2, one[:, None], one, one, 0.5, 0.0, 1, 1 * one)
-    joined = a + b
-    assert (joined.n, joined.free, joined.changed, joined.largest[0], joined.soft[0]) == (3, 1.0, 2, 2.0, 2.0)
+    joined = First(1, one, one, 2 * one) + First(2, one, one, 1 * one)
+    assert (joined.n, joined.largest[0], joined.total[0]) == (3, 2.0, 2.0)
 
 
 def test_the_inverted_file_finds_nearly_all_neighbours(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,7 +146,8 @@ def test_large_tasks_use_it_and_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("moontide.core.graph.EXACT_ROWS", 200)
     monkeypatch.setattr(ann, "LIST", 20)
     monkeypatch.setattr(ann, "PROBES", 2)
-    graph = nearest_neighbours(DATA.features, 3)
+    data = simulate(300, 40, dim=64, effective_classes=8, seed=3)  # more samples than dimensions
+    graph = nearest_neighbours(data.features, 3)
     assert 0.3 < graph.recall < 1
-    result = MOON().fit_predict(DATA.features, DATA.text)
+    result = MOON().fit_predict(data.features, data.text)
     assert result.details["graph"].recall == graph.recall

@@ -166,7 +166,7 @@ def test_moon_gaussian_is_its_equations_after_one_m_step() -> None:
     z = softmax(np.log(y) + dense_log_density(f, text, anchor[None]) / 50)
     weighted = z * sample_weights(z)[:, None]
     count = np.bincount(z.argmax(axis=1), minlength=6)
-    beta = (count / (count + anchor_weights(class_confidence(y))))[:, None]
+    beta = (count / (count + anchor_weights(class_confidence(y.mean(axis=0), y.max(axis=0)))))[:, None]
     mu = unit(beta * (weighted.T @ f) / weighted.sum(axis=0)[:, None] + (1 - beta) * text)
     scatter = np.einsum("ik,ikj->kj", weighted, squares(f, mu)) / weighted.sum(axis=0)[:, None]
     variance = beta * scatter + (1 - beta) * (anchor + (text - mu) ** 2)

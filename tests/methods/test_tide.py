@@ -149,19 +149,19 @@ class Account:
         kept = [np.delete(z, i, axis=0).sum(0) + (1 - left_out[i]) * z[i] for i in range(self.n)]
         return np.log(np.stack(kept) + self.smoothing)
 
-    def trust(self, base: Any, cosine: Any) -> tuple[float, float, float]:
+    def trust(self, base: Any, cosine: Any) -> tuple[float, float]:
         """Eqs. 12 and 13."""
         own, rows = self.known[self.labelled], np.arange(self.labelled.sum())
         tried = []
         for text in tide.TRUSTS:
-            for factor in tide.SHARPER:
-                likelihood = softmax(text * base + factor * self.sharp * cosine)[rows, own]
-                penalty = np.square(np.log([text, factor])) @ tide.RELUCTANCE
-                tried.append((float(np.log(likelihood).sum() - penalty), text, factor * self.sharp))
-        _, text, sharp = max(tried)
-        right = ((text * base + sharp * cosine).argmax(1) == own).sum()
+            for temper in tide.TEMPERS:
+                likelihood = softmax(temper * (text * base + self.sharp * cosine))[rows, own]
+                penalty = np.square(np.log([text, temper])) @ tide.RELUCTANCE
+                tried.append((float(np.log(likelihood).sum() - penalty), text))
+        text = max(tried)[1]
+        right = ((text * base + self.sharp * cosine).argmax(1) == own).sum()
         r = (right + 1) / (len(own) + 2)
-        return text, sharp, 1 / (1 + self.n / self.k * (1 - r) ** 2)
+        return text, 1 / (1 + self.n / self.k * (1 - r) ** 2)
 
     def solve(self) -> Literal:
         raw = self.f
@@ -184,7 +184,7 @@ class Account:
 
     def iterate(self, z: Any, log_y: Any, left_out: Any, w: float) -> tuple[Any, int]:
         """Eq. 11, with its M-steps."""
-        text, sharp, reliable, all_out, steps = 1.0, self.sharp, 1.0, np.ones(self.n), 0
+        text, reliable, all_out, steps = 1.0, 1.0, np.ones(self.n), 0
         for _ in range(self.options.iterations):
             steps += 1
             safe = np.where(z > 0, z, 1)
@@ -195,8 +195,8 @@ class Account:
             if self.labelled.any():
                 without = (base + self.pull(z, all_out))[self.labelled]
                 cosine = self.cosines(z, weight, trusted, all_out)[self.labelled]
-                text, sharp, reliable = self.trust(without, cosine)
-            logits = text * (base + self.pull(z, left_out)) + sharp * self.cosines(z, weight, trusted, left_out)
+                text, reliable = self.trust(without, cosine)
+            logits = text * (base + self.pull(z, left_out)) + self.sharp * self.cosines(z, weight, trusted, left_out)
             before, z = z, self.clamp(softmax(logits))
             if (z.argmax(1) == before.argmax(1)).all() and np.abs(z - before).max() < 1e-4:
                 break
@@ -208,7 +208,7 @@ class Account:
         if not free.any():
             return z
         q = float(self.y[np.arange(self.n), label][free].mean())
-        target = 1 - (1 - q) ** (1 + (0.75 - 0.6 * w) * (1 - 1 / self.n))
+        target = 1 - (1 - q) ** (1 + (0.7 - 0.55 * w) * (1 - 1 / self.n))
         low, high = np.log(0.02), np.log(5)
         for _ in range(60):
             power = np.exp((low + high) / 2)
@@ -358,21 +358,21 @@ def test_a_sample_alone_gets_the_prediction_of_zero_shot() -> None:
         assert found.confidence[0] == pytest.approx(found.zero_shot.max(), abs=1e-4)
 
 
-def test_resting_classes_do_not_change_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    resting, numbers = tide.resting, []
+def test_classes_left_alone_do_not_change_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    idle_classes, numbers = tide.idle_classes, []
 
     def counted(*arguments: Any) -> Any:
-        idle = resting(*arguments)
-        numbers.append((tide.REST > 0, idle is not None))
+        idle = idle_classes(*arguments)
+        numbers.append((tide.IDLE > 0, idle is not None))
         return idle
 
-    monkeypatch.setattr(tide, "resting", counted)
+    monkeypatch.setattr(tide, "idle_classes", counted)
     for kind in ({"n_samples": 32, "n_classes": 20, "effective_classes": 1}, {"n_samples": 10, "n_classes": 50}):
         for seed in range(6):
             f, text, _ = drawn(seed, **kind)
             found = TIDE().fit_predict(f, text, logit_scale=200.0)
             with monkeypatch.context() as patch:
-                patch.setattr(tide, "REST", 0.0)
+                patch.setattr(tide, "IDLE", 0.0)
                 wanted = TIDE().fit_predict(f, text, logit_scale=200.0)
             np.testing.assert_allclose(found.probs, wanted.probs, atol=1e-4)
             np.testing.assert_allclose(found.beta, wanted.beta, atol=1e-12)

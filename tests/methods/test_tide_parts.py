@@ -14,18 +14,21 @@ from moontide.methods.tide import (
     TIDE,
     Crowd,
     Groups,
-    Labels,
     Means,
     Model,
     agreement_by_class,
+    agreements,
     anchor_weight,
     anchors,
     bias_weight,
-    calibrated,
+    calibration,
+    confidences,
     corroboration,
     cosine_to_means,
-    crowding,
+    crowd_of,
     excess,
+    expected_right,
+    log_ratios,
     metric,
     presence,
     reliability,
@@ -34,12 +37,26 @@ from moontide.methods.tide import (
 )
 from moontide.simulate import simulate
 
-NOTHING = Labels(None, None, None, None, None)
 SEEDS = st.integers(0, 10**6)
 
 
 def unit(x: Any) -> Any:
     return x / np.linalg.norm(x, axis=-1, keepdims=True)
+
+
+def crowding(y: Any, near: Any, most: Any, m: int) -> Crowd:
+    own = (y * y).sum(1)
+    agree = agreements(y, y.sum(0), own, len(y))
+    return crowd_of(agree.mean(), agree.std(), own.mean(), y.max(1).mean(), near.sum(), most.sum(), *y.shape, m)
+
+
+def anchors_of(f: Any, text: Any, y: Any) -> Any:
+    x = y @ text  # the expected text
+    return anchors(text, y.mean(0), f.mean(0), (f * x).sum(1).mean(), (x * x).sum(1).mean())
+
+
+def metric_of(f: Any, labels: Any, k: int) -> Any:
+    return metric((f * f).mean(0), Groups.of(f, labels, k), len(f))
 
 
 @pytest.mark.parametrize(("k", "a"), [(5, 0.2), (20, 0.05), (20, 1.0)])
@@ -106,7 +123,7 @@ def test_anchors_follow_the_text_by_the_slope_of_least_squares(seed: int, slope:
     least = float(np.linalg.lstsq(x[:, None], (f - f.mean(0)).ravel(), rcond=None)[0][0])
     assert least == pytest.approx(slope, abs=0.1)
     wanted = unit(f.mean(0) + np.clip(least, 0, 1) * (text - y.mean(0) @ text))
-    np.testing.assert_allclose(anchors(f, text, y, f @ text.T, y.mean(0)), wanted, atol=1e-9)
+    np.testing.assert_allclose(anchors_of(f, text, y), wanted, atol=1e-9)
 
 
 @pytest.mark.parametrize(("slope", "held"), [(-0.5, 0.0), (1.5, 1.0)])
@@ -115,16 +132,16 @@ def test_the_slope_is_held_between_0_and_1(slope: float, held: float) -> None:
     text, y = unit(rng.normal(size=(6, 12))), np.eye(6)[rng.integers(6, size=60)]
     f, p = 3 + slope * y @ text, y.mean(0)
     wanted = unit(f.mean(0) + held * (text - p @ text))
-    np.testing.assert_allclose(anchors(f, text, y, f @ text.T, p), wanted, atol=1e-9)
+    np.testing.assert_allclose(anchors_of(f, text, y), wanted, atol=1e-9)
 
 
 @given(seed=SEEDS)
 def test_the_bias_of_the_text_counts_the_other_samples_only(seed: int) -> None:
     y = np.random.default_rng(seed).dirichlet(np.full(4, 0.3), size=9)
-    bias = text_bias(y, 8 / 4, np.ones(4))
+    bias = text_bias(y, y.sum(0), 8 / 4, np.ones(4))
     for i in range(9):
         np.testing.assert_allclose(bias[i], np.log((np.delete(y, i, axis=0).sum(0) + 1) / 3), atol=1e-12)
-    as_expected = text_bias(np.full((9, 4), 0.25), 2.0, np.ones(4))
+    as_expected = text_bias(np.full((9, 4), 0.25), np.full(4, 2.25), 2.0, np.ones(4))
     np.testing.assert_allclose(as_expected, 0, atol=1e-12)
 
 
@@ -139,7 +156,7 @@ def test_a_class_that_no_neighbours_agree_on_is_not_helped() -> None:
     there = presence(near, most, y.sum(0))
     np.testing.assert_allclose(there[:3], 1)
     assert there[3] < 0.5
-    plain, held = text_bias(y, 59 / 4, np.ones(4)), text_bias(y, 59 / 4, there)
+    plain, held = (text_bias(y, y.sum(0), 59 / 4, pi) for pi in (np.ones(4), there))
     np.testing.assert_array_equal(held[:, :3], plain[:, :3])  # predicted more often than expected
     np.testing.assert_allclose(held[:, 3], there[3] ** 2 * plain[:, 3])
     assert (plain[:, 3] < 0).all()
@@ -156,13 +173,13 @@ def test_metric_and_anchor_weight_do_not_depend_on_the_scale(seed: int, factor: 
     rng = np.random.default_rng(seed)
     labels = rng.integers(4, size=30)
     f = rng.normal(size=(4, 8))[labels] + rng.normal(size=(30, 8)) * np.linspace(0.5, 2, 8)
-    scale = metric(f, Groups.of(f, labels, 4))
-    np.testing.assert_allclose(metric(factor * f, Groups.of(factor * f, labels, 4)), scale, rtol=1e-9)
+    scale = metric_of(f, labels, 4)
+    np.testing.assert_allclose(metric_of(factor * f, labels, 4), scale, rtol=1e-9)
     assert (scale**2).mean() == pytest.approx(1)
     turn = np.linalg.qr(rng.normal(size=(8, 8)))[0]
     x, anchor = unit(f), unit(rng.normal(size=(4, 8)))
-    assert anchor_weight(x @ turn, anchor @ turn, Groups.of(x @ turn, labels, 4)) == pytest.approx(
-        anchor_weight(x, anchor, Groups.of(x, labels, 4))
+    assert anchor_weight(anchor @ turn, Groups.of(x @ turn, labels, 4), 30) == pytest.approx(
+        anchor_weight(anchor, Groups.of(x, labels, 4), 30)
     )
 
 
@@ -170,9 +187,9 @@ def test_the_metric_makes_classes_round() -> None:
     rng, sizes = np.random.default_rng(0), np.asarray([0.1, 0.2, 0.4, 0.8])
     labels = rng.integers(5, size=20_000)
     f = 3 * rng.normal(size=(5, 4))[labels] + sizes * rng.normal(size=(20_000, 4))
-    scale = metric(f, Groups.of(f, labels, 5))
+    scale = metric_of(f, labels, 5)
     np.testing.assert_allclose(scale / scale[0], sizes / sizes[0], rtol=0.02)
-    few = metric(f[:6], Groups.of(f[:6], labels[:6], 5))
+    few = metric_of(f[:6], labels[:6], 5)
     assert few.max() / few.min() < sizes.max() / sizes.min()  # few samples change little
 
 
@@ -184,7 +201,7 @@ def test_the_anchor_weight_is_the_ratio_of_variances_the_classes_were_drawn_with
     labels = np.repeat(np.arange(k), each)
     f = mean[labels] + sigma * rng.normal(size=(k * each, d)) / d**0.5
     length = np.linalg.norm(f, axis=1, keepdims=True).mean()  # unit rows, as near as a scale comes
-    found = anchor_weight(unit(f), anchor / length, Groups.of(unit(f), labels, k))
+    found = anchor_weight(anchor / length, Groups.of(unit(f), labels, k), len(f))
     assert found == pytest.approx(sigma**2 / tau**2, rel=0.15)
 
 
@@ -193,7 +210,7 @@ def test_the_anchor_weight_is_held_between_a_third_and_thirty(wanted: float) -> 
     rng, labels = np.random.default_rng(0), np.repeat(np.arange(5), 20)
     f = unit(rng.normal(size=(5, 16))[labels] + (0.01 if wanted < 1 else 0.3) * rng.normal(size=(100, 16)))
     groups = Groups.of(f, labels, 5)
-    assert anchor_weight(f, groups.mean[::-1] if wanted < 1 else groups.mean, groups) == wanted
+    assert anchor_weight(groups.mean[::-1] if wanted < 1 else groups.mean, groups, 100) == wanted
 
 
 @given(seed=SEEDS, share=st.floats(0, 1), trusted=st.floats(0.1, 1))
@@ -205,7 +222,7 @@ def test_a_class_mean_without_a_sample_is_the_mean_of_the_others(seed: int, shar
     hard = trusted * np.bincount(label, minlength=k)
     own = np.full((n, 1), trusted)
     means = Means(weight, weight.T @ f, weight.sum(0), hard, label, own[:, 0])
-    model = Model(f, anchor, f @ anchor.T, None, alpha, 1.0, own, 1.0, 1.0, None, NOTHING)
+    model = Model(f, anchor, f @ anchor.T, None, alpha, 1.0, own, 1.0, 1.0, None)
     found = cosine_to_means(model, means, slice(None), np.full((n, 1), share))
     for i in range(n):
         kept = weight.copy()
@@ -228,11 +245,18 @@ def test_a_label_of_the_model_counts_less_the_more_it_gets_wrong(right: int, wro
 def test_texts_that_mislead_lose_weight_and_those_that_do_not_keep_it() -> None:
     rng, own = np.random.default_rng(0), np.arange(40) % 5
     helpful, noise = 3 * np.eye(5)[own], 4 * rng.normal(size=(40, 5))
-    assert trust(helpful, helpful, own, 1.0)[0] == 1.0
-    assert trust(noise, helpful, own, 1.0)[0] < 0.5
-    assert trust(noise[:1], helpful[:1], own[:1], 1.0)[0] >= trust(noise, helpful, own, 1.0)[0]  # one label says little
-    assert trust(0 * noise, helpful, own, 1.0)[1] > 1.0  # means that tell the classes apart gain
-    assert trust(0 * noise, noise, own, 1.0)[1] == 1.0
+    assert trust(helpful, helpful, own, 1.0) == 1.0
+    assert trust(noise, helpful, own, 1.0) < 0.5
+    assert trust(noise[:1], helpful[:1], own[:1], 1.0) >= trust(noise, helpful, own, 1.0)  # one label says little
+
+
+def test_texts_that_are_only_too_sure_keep_their_weight() -> None:
+    rng, own = np.random.default_rng(0), np.arange(400) % 5
+    text, means = (
+        np.eye(5)[own] + 0.8 * rng.normal(size=(400, 5)) for _ in range(2)
+    )  # two looks, as good as each other
+    assert trust(4 * text, 4 * means, own, 1.0) == 1.0
+    assert trust(4 * text, means, own, 4.0) == 1.0
 
 
 @given(seed=SEEDS, n=st.integers(1, 30), k=st.integers(2, 9), w=st.floats(0.01, 0.99), sharp=st.floats(0.3, 6))
@@ -242,11 +266,18 @@ def test_calibration_keeps_the_order_and_gives_the_confidence_asked_for(
     rng = np.random.default_rng(seed)
     logits = rng.normal(size=(n, k)) * 1.5
     y, z = (np.exp(x) / np.exp(x).sum(1, keepdims=True) for x in (logits, sharp * logits + rng.normal(size=(n, k)) / 4))
-    p = calibrated(z, y, w, NOTHING)
+    log_z, right = log_ratios(z, z.argmax(1)[:, None]), y[np.arange(n), z.argmax(1)].mean()
+
+    def means_at(power: float) -> tuple[float, float]:
+        confidence, slope = confidences(np.exp(power * log_z), log_z, power)
+        return float(confidence.mean()), float(slope.mean())
+
+    p = np.exp(calibration(expected_right(right, w, n), means_at) * log_z)
+    p /= p.sum(1, keepdims=True)
     np.testing.assert_allclose(p.sum(1), 1, atol=1e-9)
     np.testing.assert_array_equal(p.argsort(1), z.argsort(1))
     q = y[np.arange(n), z.argmax(1)].mean()
-    target = 1 - (1 - q) ** (1 + (0.75 - 0.6 * w) * (1 - 1 / n))
+    target = 1 - (1 - q) ** (1 + (0.7 - 0.55 * w) * (1 - 1 / n))
     limits = [(z**power / (z**power).sum(1, keepdims=True)).max(1).mean() for power in (0.02, 5.0)]
     assert p.max(1).mean() == pytest.approx(min(max(target, limits[0]), limits[1]), abs=2e-3)
 

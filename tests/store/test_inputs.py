@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moontide.encoders.sources import ImageFile, list_images, other_names
+from moontide.encoders.places import ImageFile
+from moontide.encoders.sources import list_images, other_names
 from moontide.errors import FileError, MoontideError
 from moontide.store.inputs import read_class_prior, read_groups, read_known, read_negatives
 

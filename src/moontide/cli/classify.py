@@ -25,7 +25,9 @@ from moontide.cli.encode import (
     NO_ENCODER_CHOICE,
     NO_PROMPT_CHOICE,
     PROMPTS,
+    AllowUrls,
     EncoderChoice,
+    FrameStep,
     PromptChoice,
     Root,
     Strict,
@@ -38,7 +40,8 @@ if TYPE_CHECKING:
 
     from moontide.classify import Classified
     from moontide.encoders.base import Encoder
-    from moontide.encoders.sources import ImageFile, Listing
+    from moontide.encoders.places import ImageFile
+    from moontide.encoders.sources import Listing
     from moontide.store.features import FeatureStore
 
 
@@ -48,7 +51,8 @@ def classify(
         Parameter(
             negative="",
             help="Images: folders, patterns such as 'photos/**/*.jpg', files, lists of paths (.txt, or the column "
-            "'path' of a .csv or .parquet), .tar archives; or one store that 'moontide encode' made.",
+            "'path' of a .csv or .parquet), .tar archives, .parquet and .arrow files or datasets with a column of "
+            "images, videos; or one store that 'moontide encode' made.",
         ),
     ],
     /,
@@ -75,6 +79,8 @@ def classify(
         ),
     ] = None,
     root: Root = None,
+    allow_urls: AllowUrls = False,
+    frame_step: FrameStep = 1.0,
     out: Annotated[
         Path | None,
         Parameter(help="Where to write the labels: a .csv, .jsonl or .parquet (else they are printed as CSV)."),
@@ -122,7 +128,7 @@ def classify(
     elif names is None:
         raise OptionError("'--classes' must say which names the images can get: a comma-separated list, or a file.")
     else:
-        listing = list_images(paths, root)
+        listing = list_images(paths, root, allow_urls=allow_urls, frame_step=frame_step)
         run |= _inputs(given, group_by, listing.images, names, paths, root)
         found = _from_images(listing, names, words, prompts, encoder, run)
     _show(found, out, report)
@@ -187,7 +193,14 @@ def _from_images(
         run["negatives"] = embed_negatives(encoder, words, text.templates)
     with progress_bar("encoding", "images") as progress:
         return classify_images(
-            listing, text, encoder, encode_batch=choice.encode_batch, workers=choice.workers, progress=progress, **run
+            listing,
+            text,
+            encoder,
+            encode_batch=choice.encode_batch,
+            workers=choice.workers,
+            fast=choice.fast,
+            progress=progress,
+            **run,
         )
 
 
@@ -207,12 +220,10 @@ def _from_store(
     if names is None and (prompts != NO_PROMPT_CHOICE or (words is None and not _is_default(choice))):
         raise OptionError("Options of prompts and encoder have no effect on a store without '--classes'; add it.")
     words = _negatives(words, names or store.class_names)
-    if choice.encoder == NO_ENCODER_CHOICE.encoder:
-        choice = replace(choice, encoder=store.origin.encoder)
 
     @cache
     def encoder() -> Encoder:
-        made = choice.make()
+        made = choice.of_store(store.origin).make()
         check_maker(store, made)
         return made
 

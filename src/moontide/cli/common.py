@@ -29,8 +29,9 @@ DIGITS = 18  # of a whole number, which then fits into 64 bits
 Features = Annotated[
     Path,
     Parameter(
-        help="Image embeddings: an .npz with image_features, text_features and, if there are any, labels, classnames, "
-        "logit_scale or temperature, view_features; or an .npy, .safetensors or .parquet together with --text.",
+        help="Image embeddings: a store that 'moontide encode' made; an .npz with image_features, text_features and, "
+        "if there are any, labels, classnames, logit_scale or temperature, view_features; or an .npy, .safetensors or "
+        ".parquet together with --text.",
         group=INPUT,
     ),
 ]
@@ -52,7 +53,7 @@ class Source:
 
     text: Annotated[
         Path | None,
-        Parameter(help="Class embeddings, a file of the same kinds; goes before the text_features in FEATURES."),
+        Parameter(help="Class embeddings, a file or store of the same kinds; goes before those in FEATURES."),
     ] = None
     classes: Annotated[
         str | None, Parameter(help="Class names: a comma-separated list, or a text file with one name a line.")

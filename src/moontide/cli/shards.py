@@ -58,14 +58,15 @@ NO_CLUSTER = Cluster()  # nothing said on the command line
 
 
 def is_many(features: str, cluster: Cluster) -> bool:
-    """Tell whether FEATURES are shards: a glob, a folder, a URL, or anything with --engine.
+    """Tell whether FEATURES are shards: a glob, a folder that is no store, a URL, or anything with --engine.
 
     >>> is_many("a/*.npy", NO_CLUSTER), is_many("a.npy", NO_CLUSTER)
     (True, False)
     """
-    many = (
-        cluster.engine is not None or "://" in features or any(c in features for c in "*?[") or Path(features).is_dir()
-    )
+    from moontide.store.files import is_store
+
+    folder = Path(features).is_dir() and not is_store(features)
+    many = cluster.engine is not None or "://" in features or any(c in features for c in "*?[") or folder
     if not many and cluster != NO_CLUSTER:
         raise OptionError(
             "'--address', '--workers', '--graph', '--skip-bad-rows', '--allow-remote' are for shards; add '--engine'."
@@ -82,13 +83,15 @@ def adapt_many(
 ) -> None:
     """Run a method over shards and print what changed."""
     from moontide.engine.run import adapt_shards
-    from moontide.store.files import check_device, read_arrays, read_class_names
+    from moontide.store.features import FeatureStore
+    from moontide.store.files import check_device, is_store, read_class_names, read_text
     from moontide.store.inputs import read_class_prior, read_negatives
 
     if given.known is not None:
         raise OptionError("'--known' does not go with shards; leave it out, or use one file.")
     given.require(solver)
-    if out is None or source.text is None:
+    store = is_store(features)
+    if out is None or (source.text is None and not store):
         raise OptionError(
             f"{features} is a folder or another name for shards, which need '--text', the class embeddings, and "
             "'--out', a folder for the predictions."
@@ -96,7 +99,9 @@ def adapt_many(
     if source.labels is not None or source.dtype is not None:
         raise OptionError("'--labels' and '--dtype' do not go with shards; leave them out.")
     check_device(source.device)
-    anchors = read_arrays(source.text)
+    anchors = read_text(source.text or features)
+    if store and anchors.origin is not None:
+        FeatureStore.open(features).check_space(anchors.origin)
     scales = (source.logit_scale, anchors.logit_scale(), 100.0)
     names = anchors.class_names() if source.classes is None else read_class_names(source.classes)
     text = anchors.matrix("text_features")

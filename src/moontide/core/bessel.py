@@ -36,6 +36,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from moontide.core import formulas
 from moontide.core.arrays import Array, is_torch_array, like, namespace
 
 _ORDER = 24  # the expansion is used at orders N >= 24 ...
@@ -130,7 +131,7 @@ def banerjee(d: int, r: Any) -> Array:
     array([  0.  , 341.17])
     """
     xp, r, dtype = widen(r)
-    return xp.astype((r * d - r**3) / ((1 - r) * (1 + r)), dtype)
+    return xp.astype(formulas.banerjee(d, r), dtype)
 
 
 def inverse_bessel_ratio(d: int, r: Any) -> Array:

@@ -13,16 +13,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-import numpy as np
-
-from moontide.core import kernels
 from moontide.core.arrays import Array, device, is_torch_array, namespace, to_numpy
-from moontide.core.compiled import loops_for
+from moontide.core.backends import fused
 from moontide.core.progress import track
 from moontide.errors import InputError
 
 EXACT_ROWS = 100_000  # rows up to which every pair is compared; above, `core.ann`
-BLOCK_ENTRIES = 2**17  # assignments worked on at once: 0.5 MB in float32
+SLOTS = 8  # neighbours that the fused search of a GPU can keep of a sample
 BLOCK_ROWS = 1000  # similarities are made in square blocks of so many rows (4 MB in float32: they stay in cache)
 
 
@@ -104,34 +101,48 @@ class Affinity:
         """Return the votes of the neighbours, (N, K)."""
         return self.matrix @ z
 
-    def blocks(self, k: int) -> list[tuple[slice, Any]]:
-        """Cut the matrix into blocks of rows whose (rows, K) results stay in a core's cache; one block in torch."""
-        n = self.pointer.shape[0] - 1
-        size = n if is_torch_array(self.weight) else max(1, BLOCK_ENTRIES // k)
-        if size not in self._cuts:
-            cuts = [slice(i, min(i + size, n)) for i in range(0, n, size)]
-            self._cuts[size] = [(rows, self._cut(rows) if size < n else self.matrix) for rows in cuts]
-        return self._cuts[size]
+    def rows(self, which: slice) -> Affinity:
+        """Return the votes for some samples, from all; those of a slice are kept for the next time."""
+        if which.stop - which.start == self.pointer.shape[0] - 1:
+            return self
+        key = which.start, which.stop
+        if key not in self._parts:
+            pointer = self.pointer[which.start : which.stop + 1]
+            edges = slice(int(pointer[0]), int(pointer[-1]))
+            width = self.pointer.shape[0] - 1 if self.width is None else self.width
+            self._parts[key] = Affinity(pointer - edges.start, self.neighbour[edges], self.weight[edges], width)
+        return self._parts[key]
 
-    def _cut(self, rows: slice) -> Any:
-        from scipy.sparse import csr_array
+    def weighted(self, by: Array) -> Affinity:
+        """Return the same with the vote of each sample multiplied by its entry of `by`, (N,)."""
+        return Affinity(self.pointer, self.neighbour, self.weight * by[self.neighbour], self.width)
 
-        whole, pointer = self.matrix, self.matrix.indptr[rows.start : rows.stop + 1]
-        edges = slice(pointer[0], pointer[-1])
-        parts = (whole.data[edges], whole.indices[edges], pointer - pointer[0])
-        return csr_array(parts, shape=(rows.stop - rows.start, whole.shape[1]))
+    def from_few(self) -> tuple[Array, Affinity]:
+        """Return the samples that vote at all, (V,), and the votes as a map from their assignments alone."""
+        voters, at = namespace(self.neighbour).unique_inverse(self.neighbour)
+        return voters, Affinity(self.pointer, at, self.weight, int(voters.shape[0]))
 
     @cached_property
-    def _cuts(self) -> dict[int, list[tuple[slice, Any]]]:
+    def _parts(self) -> dict[tuple[int, int], Affinity]:
         return {}
 
 
-def nearest_neighbours(features: Array, m: int, precision: str = "full", gram: Array | None = None) -> Graph:
+def neighbour_votes(graph: Graph, symmetric: bool, mean: bool, weight: float) -> Affinity:
+    """Eq. ple-ours, Laplacian: the map z -> weight x (W z), or (W + W') z, divided by the number of votes where `mean`.
+
+    >>> import numpy as np
+    >>> neighbour_votes(Graph(np.asarray([[1], [0]]), np.ones((2, 1))), True, True, 1.0)(np.eye(2))
+    array([[0., 1.],
+           [1., 0.]])
+    """
+    share = weight / (max(graph.m, 1) * (1 + symmetric)) if mean else weight
+    return Graph(graph.neighbours, graph.weights * share).operator(symmetric)
+
+
+def nearest_neighbours(features: Array, m: int, precision: str = "full") -> Graph:
     """Find the m largest cosines of each unit row of `features` to the others in O(N m + block) memory.
 
     Exactly up to `EXACT_ROWS` rows; above, on a CPU, by an inverted file whose recall is in the graph.
-
-    `gram`: all cosines, (N, N), where they are at hand in numpy.
 
     On a GPU, `precision` "tf32" or "half" uses the tensor cores (products rounded to 10 bits, sums in float32).
 
@@ -145,20 +156,14 @@ def nearest_neighbours(features: Array, m: int, precision: str = "full", gram: A
     xp = namespace(features)
     n = features.shape[0]
     m = min(m, n - 1)
-    if 0 < m <= kernels.SLOTS and features.dtype != xp.float64 and kernels.usable(features):
-        return Graph(*kernels.top_m(features, m, precision))
+    if 0 < m <= SLOTS and fused(features):
+        from moontide.core.backends._triton import top_m
+
+        return Graph(*top_m(features, m, precision))
     if n > EXACT_ROWS and m and not is_torch_array(features):
         from moontide.core.ann import inverted_file
 
         return Graph(*inverted_file(features, m))
-    if gram is not None and m:
-        if loops := loops_for(gram):
-            return Graph(*loops.nearest(gram, m))
-        own, each = gram.diagonal().copy(), np.arange(n)
-        gram[each, each] = -np.inf  # never its own neighbour
-        found, largest = largest_entries(gram, m)  # (N, m), (N, m)
-        gram[each, each], gram[each[:, None], found] = own, largest  # as it was
-        return Graph(found, largest)
     neighbours = xp.zeros((n, m), dtype=xp.int64, device=device(features))
     weights = xp.full((n, m), -xp.inf, dtype=features.dtype, device=device(features))
     if m == 0:

@@ -1,19 +1,49 @@
-"""The class distributions of MOON: anchors V'_k, and the M-step that moves V_k from them (Eq. update-m and -real)."""
+"""The class distributions of a von Mises-Fisher mixture: anchors V'_k, distributions V_k, and what samples see of them.
+
+The options are those of MOON by the same names; `VMF` is what a task adds to them.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
-import numpy as np
+from moontide.core.arrays import Array, clip, namespace, put
+from moontide.core.ple import anchor_kl, concentration, log_c
+from moontide.core.sums import ADDED, LARGER, SAME, Doubles, Sums
 
-from moontide.core import kernels
-from moontide.core.arrays import Array, clip, column_dots, namespace, row_dots, row_norms
-from moontide.core.compiled import loops_for
-from moontide.core.ple import EPS, anchor_kl, concentration, log_c, means, prototypes, shrink, soft_count
+NO_CLASSES = slice(0, 0)
 
-BELOW_1 = 1 - float(np.finfo(np.float32).eps)
-SHORT = 0.1  # |R_k| below which it is not accurate as the root of a sum of products in float32
+
+@dataclass
+class First(Sums):
+    """What the anchors need of the zero-shot predictions, (K,) each."""
+
+    n: int
+    total: Doubles  # sum_i y_ik
+    along: Doubles  # sum_i y_ik cosine_ik
+    largest: Doubles = field(metadata=LARGER)  # max_i y_ik
+
+
+@dataclass
+class Step(Sums):
+    """What an E-step adds up, of the L classes that have samples: the others stay at their anchors."""
+
+    sums: Array  # (L, d) sum_i gamma_i z_ik f_i
+    soft: Array  # (L,) sum_i gamma_i z_ik
+    counts: Array  # (L,) what beta is made of
+    free: Any = field(metadata=ADDED)  # free energy of the samples, (N,), or their sum
+    laplacian: Any = field(metadata=ADDED)  # gamma_i z_i . (M z)_i of the z before, (N,), or their sum
+    changed: Any  # labels that differ from the z before
+    moved: float = field(metadata=LARGER)  # the largest change of z, where it is known
+    present: Any = field(default_factory=lambda: slice(None), metadata=SAME)  # (L,) class numbers; a slice: all
+
+
+@dataclass
+class Laplacian(Sums):
+    """gamma_i z_i . (M z)_i, the Laplacian term of the objective, (N,), or the sum of it."""
+
+    value: Any = field(metadata=ADDED)
 
 
 class Anchors(NamedTuple):
@@ -24,136 +54,97 @@ class Anchors(NamedTuple):
     r: Array  # (K,) A_d(kappa'_k)
     alpha: Array  # (K,) alpha_k
 
-    def rows(self, which: Array | slice) -> Anchors:
-        """Return some of the classes."""
-        return self if isinstance(which, slice) else Anchors(*(x[which, ...] for x in self))
+    def of(self, present: Array | slice) -> Anchors:
+        """Return those of some of the classes."""
+        return self if isinstance(present, slice) else Anchors(*(x[present, ...] for x in self))
 
 
-class Span(NamedTuple):
-    """The same as `Classes`, with a mean R_k = sum_i a_ik f_i + b_k t_k given by its coefficients and scores."""
+class Scores(NamedTuple):
+    """What an E-step needs of the classes: the logits of the present ones and those of the others, at their anchors."""
 
-    beta: Array  # (L,)
-    kappa: Array  # (L,)
-    kl: Array  # (L,)
-    values: Array  # (N, L) scores of the samples
-    a: Array  # (N, L)
-    b: Array  # (L,)
-    r: Array  # (L,) |R_k|
+    present: Any  # (L,) class numbers, or a slice
+    prototypes: Array | None  # (L, d)
+    offset: Array | None  # (L,)
+    values: Array | None  # (N, L) the logits themselves, where they are known
+    slope: Array  # (K,) of a class at its anchor the logit is slope_k cosine_ik + at_anchor_k
+    at_anchor: Array  # (K,)
 
 
 class Classes(NamedTuple):
-    """The distribution V_k of each class after an M-step, and what its scores are made of."""
+    """The distributions V_k of the present classes, (L,) each."""
 
-    beta: Array  # (K,)
-    mu: Array  # (K, d)
-    kappa: Array  # (K,)
-    prototypes: Array  # (K, d)
-    offset: Array  # (K,) log C_d(kappa_k) / temper
-    kl: Array  # (K,) KL(V'_k || V_k)
+    scores: Scores
+    beta: Array
+    kappa: Array
+    kl: Array  # KL(V'_k || V_k)
+    mu: Any  # (L, d), or a function that returns it
 
 
-@dataclass(frozen=True)
-class MStep:
-    """The M-step with its options (those of MOON by the same names); `scale` is text weight x logit scale.
+class VMF:
+    """The mixture of a task: its anchors, and the concentrations of classes that have no samples."""
 
-    >>> import numpy as np
-    >>> step = MStep("simplified", True, True, "banerjee", "asymptotic", 0.999, 500.0, 1e-10, 50.0, 100.0)
-    >>> eye = np.eye(2)
-    >>> anchors = Anchors(eye, np.ones(2), np.ones(2), np.ones(2))
-    >>> step(10 * eye[::-1], np.asarray([10.0, 10.0]), np.asarray([10.0, 0.0]), anchors).beta.round(3)
-    array([0.909, 0.   ])
-    """
+    def __init__(self, options: Any, anchors: Anchors, scale: float) -> None:
+        self.options, self.anchors, self.scale, self.d = options, anchors, scale, int(anchors.text.shape[1])
+        self.slope, self.at_anchor = self.logits_at(anchors.kappa)
+        self.absent_kappa, self.absent_kl = self.without_samples()
+        self.absent_slope, self.absent_offset = self.logits_at(self.absent_kappa)
 
-    update: str
-    update_mu: bool
-    update_kappa: bool
-    inverse: str
-    log_normaliser: str
-    r_cap: float
-    kappa_cap: float
-    count_epsilon: float
-    temper: float
-    scale: float
+    def kappa(self, r: Array) -> Array:
+        """Eq. banerjee: the concentrations of resultant lengths r, capped, (L,)."""
+        o = self.options
+        return clip(concentration(r, self.d, o.inverse, o.r_cap), high=o.kappa_cap)
 
-    @property
-    def plain(self) -> bool:
-        """Whether it is one that the kernels have: of these options, the defaults."""
-        return (
-            self.inverse == "banerjee" and self.log_normaliser == "asymptotic" and self.update_mu and self.update_kappa
-        )
+    def offset(self, kappa: Array) -> Array:
+        """Return log C_d(kappa) / temper, (L,)."""
+        return log_c(self.d, kappa, self.options.log_normaliser) / self.options.temper
 
-    def __call__(self, sums: Array, soft: Array, counts: Array, anchors: Anchors) -> Classes:
-        """Return L classes from their statistics: sums (L, d), what divides them, and the counts n_k of beta_k."""
-        xp, exact = namespace(sums), self.update == "exact"
-        if self.plain and kernels.usable(sums) and sums.dtype == xp.float32:
-            numbers = (self.count_epsilon, self.r_cap, self.kappa_cap, self.scale, self.temper)
-            return Classes(*kernels.m_step(sums, soft, counts, anchors, exact, *numbers))
-        text, anchor_kappa, anchor_r, alpha = anchors
-        d = text.shape[1]
-        beta = counts / (counts + alpha + EPS)  # (L,)
-        anchor = text * anchor_r[:, None] if exact else text  # (L, d)
-        resultant = shrink(means(sums, soft, self.count_epsilon), beta, anchor)  # (L, d)
-        r = row_norms(resultant)  # (L,)
-        mu = resultant / clip(r, EPS)[:, None] if self.update_mu else text  # (L, d)
-        kappa = self.kappa(r, d) if self.update_kappa else anchor_kappa  # (L,)
-        offset = log_c(d, kappa, self.log_normaliser) / self.temper  # (L,)
-        kl = anchor_kl(row_dots(mu, text), anchor_kappa, anchor_r, kappa, d, self.log_normaliser)  # (L,)
-        return Classes(beta, mu, kappa, prototypes(text, mu, kappa, self.scale, self.temper), offset, kl)
+    def logits_at(self, kappa: Array) -> tuple[Array, Array]:
+        """Return slope and offset of the logits of classes at their anchors with concentrations `kappa`, (K,) each."""
+        return self.scale + kappa / self.options.temper, self.offset(kappa)
 
-    def in_span(
-        self, z: Array, gamma: Array, counts: Array, anchors: Anchors, cosine: Array, gram: Array
-    ) -> Span | None:
-        """Return the classes by the products f_i . f_j (N, N) and f_i . t_k (N, L) alone; None where |R_k| is small.
+    def begin(self) -> Classes:
+        """Return the classes before the first E-step, all at their anchors."""
+        none = self.anchors.kappa[:0]
+        scores = Scores(NO_CLASSES, None, None, None, self.slope, self.at_anchor)
+        return Classes(scores, none, none, none, self.anchors.text[:0, :])
 
-        For N <= d this is less work: a product of N x N x L instead of two of N x d x L, and no vectors of length d.
-        """
-        text, anchor_kappa, anchor_r, alpha = anchors
-        d, xp = text.shape[1], namespace(z)
-        loops = loops_for(z)
-        if loops and self.plain:
-            beta, a, b = loops.span_weights(
-                z, gamma, counts, alpha, anchor_r, self.update == "exact", np.float32(self.count_epsilon)
-            )
-            scores = gram @ a  # (N, L)
-            numbers = (d, min(self.r_cap, BELOW_1), self.kappa_cap, self.temper, np.float32(self.scale))
-            r, kappa, kl, shortest = loops.span_scores(scores, a, b, cosine, anchor_kappa, anchor_r, *numbers)
-            return Span(beta, kappa, kl, scores, a, b, r) if shortest >= SHORT else None
-        beta = counts / (counts + alpha + EPS)  # (L,)
-        b = (1 - beta) * anchor_r if self.update == "exact" else 1 - beta  # (L,)
-        a = z * gamma[:, None]  # (N, L)
-        a *= beta / soft_count(gamma @ z, self.count_epsilon)
-        scores = gram @ a  # (N, L)
-        scores += b * cosine  # f_i . R_k
-        along = column_dots(a, cosine) + b  # (L,) t_k . R_k
-        square = column_dots(a, scores) + b * along  # (L,) |R_k|^2
-        if square.shape[0] and float(xp.min(square)) < SHORT**2:
-            return None
-        r = xp.sqrt(square)
-        kappa = self.kappa(r, d) if self.update_kappa else anchor_kappa  # (L,)
-        offset = log_c(d, kappa, self.log_normaliser) / self.temper  # (L,)
-        aligned = along / r if self.update_mu else xp.ones_like(r)  # (L,)
-        kl = anchor_kl(aligned, anchor_kappa, anchor_r, kappa, d, self.log_normaliser)
-        if self.update_mu:
-            scores *= kappa / (self.temper * r)
-            scores += self.scale * cosine
-        else:
-            scores = (self.scale + kappa / self.temper) * cosine
-        scores += offset
-        return Span(beta, kappa, kl, scores, a, b, r)
+    def classes(
+        self,
+        present: Any,
+        beta: Array,
+        kappa: Array,
+        kl: Array,
+        mu: Any,
+        prototypes: Any,
+        offset: Any,
+        values: Any = None,
+    ) -> Classes:
+        """Return the classes after an M-step of the present ones."""
+        scores = Scores(present, prototypes, offset, values, self.absent_slope, self.absent_offset)
+        return Classes(scores, beta, kappa, kl, mu)
 
-    def means_of(self, span: Span, f: Array, text: Array) -> Array:
-        """Return the mean directions mu_k = R_k / |R_k|, (L, d)."""
-        return (span.a.T @ f + span.b[:, None] * text) / span.r[:, None] if self.update_mu else text
-
-    def kappa(self, r: Array, d: int) -> Array:
-        """Return the concentrations of resultant lengths r, capped, (L,)."""
-        return clip(concentration(r, d, self.inverse, self.r_cap), high=self.kappa_cap)
-
-    def at_rest(self, anchors: Anchors) -> tuple[Array, Array]:
+    def without_samples(self) -> tuple[Array, Array]:
         """Return kappa and KL of classes without samples: beta is 0, the mean the anchor, only kappa may have moved."""
-        kappa, d = anchors.kappa, anchors.text.shape[1]
-        if self.update_kappa:
-            one = namespace(kappa).ones_like(kappa)  # simplified: A_d is taken as 1
-            kappa = self.kappa(anchors.r, d) if self.update == "exact" else one * self.kappa(one[:1], d)  # (K,)
-        change = log_c(d, anchors.kappa, self.log_normaliser) - log_c(d, kappa, self.log_normaliser)
-        return kappa, change + anchors.r * (anchors.kappa - kappa)
+        o, anchors, kappa = self.options, self.anchors, self.anchors.kappa
+        one = namespace(kappa).ones_like(kappa)
+        if o.update_kappa:  # simplified: A_d is taken as 1
+            kappa = self.kappa(anchors.r) if o.update == "exact" else one * self.kappa(one[:1])  # (K,)
+        return kappa, anchor_kl(one, anchors.kappa, anchors.r, kappa, self.d, o.log_normaliser)
+
+    def whole(self, classes: Classes) -> tuple[Array, Array, Array]:
+        """Return beta (K,), kappa (K,) and mu (K, d) of all classes."""
+        present, anchors, none = classes.scores.present, self.anchors, 0 * self.anchors.r
+        if _is_none(present):
+            return none, anchors.kappa, anchors.text
+        mu = classes.mu() if callable(classes.mu) else classes.mu
+        kappa = put(self.absent_kappa, present, classes.kappa)
+        return put(none, present, classes.beta), kappa, put(anchors.text, present, mu)
+
+    def kl(self, classes: Classes) -> Array:
+        """Return KL(V'_k || V_k) of all classes, (K,)."""
+        present = classes.scores.present
+        return 0 * self.absent_kl if _is_none(present) else put(self.absent_kl, present, classes.kl)
+
+
+def _is_none(present: Any) -> bool:
+    return isinstance(present, slice) and present == NO_CLASSES

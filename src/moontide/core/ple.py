@@ -1,37 +1,52 @@
-"""The equations of the MOON paper, one function each; named in docs/maths.md and used by MOON and its relatives.
+"""The equations of the MOON paper, one function each; named in docs/maths.md and run by MOON and its relatives.
 
 Shapes: z, zero_shot y and votes are (N, K), features f (N, d), text (K, d); alpha, beta, kappa, r are (K,); gamma (N,).
+What is a formula of single numbers is in `core.formulas`.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import numpy as np
-
-from moontide.core import kernels
-from moontide.core.arrays import (
-    Array,
-    class_counts,
-    clip,
-    column_dots,
-    columns,
-    device,
-    namespace,
-    put_columns,
-    row_dots,
-    row_sums,
-)
+from moontide.core import formulas
+from moontide.core.arrays import Array, clip, column_dots, device, namespace, row_dots, row_sums
 from moontide.core.bessel import banerjee, inverse_bessel_ratio
-from moontide.core.compiled import loops_for
-from moontide.core.graph import Affinity, Graph
 from moontide.core.simplex import entropy, softmax_evidence_
-from moontide.core.threads import in_threads, row_blocks
 from moontide.core.vmf import log_normaliser, log_normaliser_asymptotic
 
-NO_COLUMNS = slice(0, 0)
 EPS = 1e-12  # the released solver's guard in entropies, lambda, beta and norms
+
+
+def zero_shot(cosine: Array, scale: float, out: Array | None = None) -> tuple[Array, Array]:
+    """Eq. zero-shot: y_ik = exp(f_i . t_k / tau) / sum_j exp(f_i . t_j / tau), (N, K), and the logs of the sums, (N,).
+
+    `scale` is 1 / tau; y is written to `out`, a new array where there is none.
+
+    >>> import numpy as np
+    >>> zero_shot(np.asarray([[0.5, 0.5]]), 100.0)[0]
+    array([[0.5, 0.5]])
+    """
+    return softmax_evidence_(namespace(cosine).multiply(cosine, scale, out=out))
+
+
+class Moments(NamedTuple):
+    """What Eq. init and Eq. as-lambda need of zero-shot predictions, (K,) each."""
+
+    total: Array  # sum_i y_ik
+    largest: Array  # max_i y_ik
+    along: Array  # sum_i y_ik cosine_ik
+
+
+def zero_shot_moments(y: Array, cosine: Array) -> Moments:
+    """Add up zero-shot predictions y (N, K) class by class.
+
+    >>> import numpy as np
+    >>> zero_shot_moments(np.ones((2, 1)), np.asarray([[0.2], [0.4]])).along.round(6)
+    array([0.6])
+    """
+    xp = namespace(y)
+    return Moments(xp.sum(y, axis=0), xp.max(y, axis=0), column_dots(y, cosine))
 
 
 def sample_weights(p: Array) -> Array:
@@ -51,7 +66,7 @@ def entropy_weights(h: Array, k: int) -> Array:
     >>> entropy_weights(np.log(np.asarray([1.0, 2.0])), 4)
     array([1. , 0.5])
     """
-    return clip(1 - h / log_classes(k), 0, 1)  # (N,)
+    return clip(formulas.entropy_weight(h, log_classes(k)), 0, 1)  # (N,)
 
 
 def log_classes(k: int) -> float:
@@ -63,22 +78,11 @@ def log_classes(k: int) -> float:
     return math.log(k) + EPS
 
 
-def class_confidence(y: Array, mean: str = "geometric", normalise: bool = True) -> Array:
-    """Eq. as-lambda: lambda_k = sqrt(mean_i y_ik x max_i y_ik), or another mean of the two; `normalise`: / max_k.
+def class_confidence(average: Array, largest: Array, mean: str = "geometric", normalise: bool = True) -> Array:
+    """Eq. as-lambda: lambda_k = sqrt(mean_i y_ik x max_i y_ik), or another mean of the two, (K,); `normalise`: / max_k.
 
     >>> import numpy as np
-    >>> class_confidence(np.asarray([[0.5, 0.5], [1.0, 0.0]])).round(3)
-    array([1.   , 0.408])
-    """
-    xp = namespace(y)
-    return join_confidence(xp.mean(y, axis=0), xp.max(y, axis=0), mean, normalise)
-
-
-def join_confidence(average: Array, largest: Array, mean: str, normalise: bool) -> Array:
-    """Eq. as-lambda from the mean and the maximum of y_ik over the samples, (K,) each.
-
-    >>> import numpy as np
-    >>> join_confidence(np.asarray([0.25]), np.asarray([1.0]), "geometric", False)
+    >>> class_confidence(np.asarray([0.25]), np.asarray([1.0]), "geometric", False)
     array([0.5])
     """
     xp = namespace(average)
@@ -106,48 +110,16 @@ def anchor_weights(confidence: Array, form: str = "1/lambda") -> Array:
     return confidence + EPS if form == "lambda" else xp.exp(-confidence)
 
 
-def initial_resultant(y: Array, cosine: Array, epsilon: float) -> Array:
+def initial_resultant(total: Array, along: Array, epsilon: float) -> Array:
     """Eq. init: A_d(kappa'_k) = 1 - sum_i y_ik |f_i - t_k|^2 / (2 sum_i y_ik), with |f - t|^2 / 2 = 1 - cosine.
 
-    >>> import numpy as np
-    >>> initial_resultant(np.ones((2, 1)), np.asarray([[0.2], [0.4]]), 0.0).round(6)
-    array([0.3])
-    """
-    return resultant_of(namespace(y).sum(y, axis=0), column_dots(y, cosine), epsilon)
-
-
-def resultant_of(total: Array, along: Array, epsilon: float) -> Array:
-    """Eq. init from sum_i y_ik and sum_i y_ik cosine_ik, (K,) each.
+    `total` is sum_i y_ik and `along` is sum_i y_ik cosine_ik, (K,) each.
 
     >>> import numpy as np
-    >>> resultant_of(np.asarray([2.0]), np.asarray([0.6]), 0.0).round(6)
+    >>> initial_resultant(np.asarray([2.0]), np.asarray([0.6]), 0.0).round(6)
     array([0.3])
     """
     return 1 - (total - along) / soft_count(total, epsilon)  # (K,)
-
-
-class Moments(NamedTuple):
-    """What Eq. init and Eq. as-lambda need of zero-shot predictions, (K,) each."""
-
-    total: Array  # sum_i y_ik
-    largest: Array  # max_i y_ik
-    along: Array  # sum_i y_ik cosine_ik
-
-
-def zero_shot_moments(cosine: Array, scale: float, out: Array | None = None) -> tuple[Array, Array, Moments]:
-    """Eq. zero-shot: y = softmax(scale cosine), (N, K), written to `out`, the logs of its sums, (N,), and its moments.
-
-    >>> import numpy as np
-    >>> zero_shot_moments(np.asarray([[0.5, 0.5]]), 100.0)[0]
-    array([[0.5, 0.5]])
-    """
-    xp = namespace(cosine)
-    if loops := loops_for(cosine):
-        y = np.empty_like(cosine) if out is None else out
-        log_evidence, *moments = loops.zero_shot(cosine, np.float32(scale), y)
-        return y, log_evidence, Moments(*moments)
-    y, log_evidence = softmax_evidence_(xp.multiply(cosine, scale, out=out))
-    return y, log_evidence, Moments(xp.sum(y, axis=0), xp.max(y, axis=0), column_dots(y, cosine))
 
 
 def concentration(r: Array, d: int, inverse: str, r_cap: float) -> Array:
@@ -185,33 +157,18 @@ def prototypes(text: Array, mu: Array, kappa: Array, scale: float, temper: float
     return scale * text + (kappa / temper)[:, None] * mu  # (L, d)
 
 
-class AnchorLogits(NamedTuple):
-    """Those logits for classes at their anchor, where mu_k = t_k and the product is the cosine: made when asked for.
+def at_anchor(cosine: Array, slope: Array, offset: Array) -> Array:
+    """Return these logits of classes at their anchor, where mu_k = t_k and the product is the cosine, (N, K).
+
+    `slope` (K,) is scale + kappa_k / temper, `offset` (K,) is log C_d(kappa_k) / temper.
 
     >>> import numpy as np
-    >>> AnchorLogits(np.ones((1, 1)), np.full(1, 100.0), np.ones(1))[:]
-    array([[101.]])
+    >>> at_anchor(np.ones((1, 1)), np.full(1, 101.0), np.ones(1))
+    array([[102.]])
     """
-
-    cosine: Array  # (N, K)
-    slope: Array  # (K,) scale + kappa_k / temper
-    offset: Array  # (K,) log C_d(kappa_k) / temper
-
-    def __getitem__(self, rows: Any) -> Array:
-        """Return the logits of some rows as a new array, (b, K)."""
-        logits = self.cosine[rows, :] * self.slope
-        logits += self.offset
-        return logits
-
-
-def at_anchor(cosine: Array, kappa: Array, d: int, form: str, scale: float, temper: float) -> AnchorLogits:
-    """Return the logits of classes at their anchor, to be made block by block.
-
-    >>> import numpy as np
-    >>> at_anchor(np.ones((1, 1)), np.ones(1), 3, "asymptotic", 100.0, 1.0).slope
-    array([101.])
-    """
-    return AnchorLogits(cosine, scale + kappa / temper, log_c(d, kappa, form) / temper)
+    logits = cosine * slope
+    logits += offset
+    return logits
 
 
 class Assignment(NamedTuple):
@@ -221,134 +178,42 @@ class Assignment(NamedTuple):
     labels: Array  # (N,) argmax of z
     log_sum: Array  # (N,) log of the sum that z was divided by
     gamma: Array  # (N,) entropy weight of z_i
-    heard: Array  # (N,) z_i . votes_i
-    echo: Array  # (N,) z_i . votes_i of the z that went in, whose votes these are
-    counts: Array  # (K,) how many samples have each label
+    agreement: Array  # (N,) z_i . votes_i
+    before: Array  # (N,) z_i . votes_i of the z that went in, whose votes these are
 
 
-def e_step(
-    logits: Array | AnchorLogits,
-    z: Array,
-    votes_of: Affinity,
-    live: Array | slice = NO_COLUMNS,
-    values: Array | None = None,
-    out: Array | None = None,
-) -> Assignment:
-    """Eq. update-z: z_i = softmax(logits_i + votes_i), the votes those of the previous z.
+def e_step(logits: Array, votes: Array, z: Array, out: Array | None = None) -> Assignment:
+    """Eq. update-z: z_i = softmax(logits_i + votes_i), the votes those of the previous z; overwrites the logits.
 
-    Where `values` (N, L) are given, they stand for the columns `live` of the logits. On a CPU, z is written to `out`.
+    `out`: where the new z is written.
 
     >>> import numpy as np
-    >>> alone = Graph(np.zeros((1, 0), int), np.zeros((1, 0))).operator(symmetric=True)
-    >>> e_step(np.zeros((1, 2)), np.ones((1, 2)), alone).z
+    >>> e_step(np.zeros((1, 2)), np.zeros((1, 2)), np.ones((1, 2))).z
     array([[0.5, 0.5]])
     """
-    xp = namespace(z)
-    if fused(z):
-        whole = logits[:] if values is None else values  # (N, K)
-        if values is not None and not isinstance(live, slice):
-            whole = put_columns(logits[:], live, values)
-        return Assignment(*kernels.e_step(whole, z, (votes_of.pointer, votes_of.neighbour, votes_of.weight)))
-    new = xp.empty_like(z) if out is None else out  # (N, K)
-    if loops := loops_for(z):
-        return _e_step_in_loops(loops, logits, z, votes_of, live, values, new)
-
-    def block(part: tuple[slice, Any]) -> tuple[Array, ...]:
-        rows, matrix = part
-        votes = matrix @ z  # (b, K)
-        a = logits[rows] + votes  # (b, K)
-        if values is not None:
-            a[:, live] = values[rows, :] + columns(votes, live)
-        return softmax_rows(a, votes, z[rows, :], new[rows, :])[1:]
-
-    parts = in_threads(block, votes_of.blocks(z.shape[1]))
-    labels, log_sum, h, heard, echoed = (xp.concat(column) for column in zip(*parts, strict=True))
-    counts = xp.astype(class_counts(labels, z.shape[1]), z.dtype)  # (K,)
-    return Assignment(new, labels, log_sum, entropy_weights(h, z.shape[1]), heard, echoed, counts)
-
-
-def _e_step_in_loops(
-    loops: Any, logits: Any, z: Any, votes_of: Affinity, live: Any, values: Any, new: Any
-) -> Assignment:
-    n, k = z.shape
-    if not isinstance(logits, AnchorLogits):
-        logits = AnchorLogits(logits, np.ones_like(z, shape=k), np.zeros_like(z, shape=k))
-    if values is None:
-        live, values = np.zeros(0, np.int64), z[:, :0]
-    elif isinstance(live, slice):
-        live = np.arange(k)[live]
-    labels, (log_sum, gamma, heard, echoed) = np.empty(n, np.int64), np.empty((4, n), z.dtype)
-    edges = votes_of.pointer, votes_of.neighbour, votes_of.weight
-    rows = (labels, log_sum, gamma, heard, echoed, log_classes(k))
-
-    def block(part: slice) -> None:
-        loops.e_step(part.start, part.stop, *logits, live, values, *edges, z, new, *rows)
-
-    in_threads(block, row_blocks(n, n * k))
-    counts = np.bincount(labels, minlength=k).astype(z.dtype)  # (K,)
-    return Assignment(new, labels, log_sum, gamma, heard, echoed, counts)
-
-
-def softmax_rows(
-    a: Array, votes: Array, z: Array, out: Array | None = None
-) -> tuple[Array, Array, Array, Array, Array, Array]:
-    """Return softmax(a) of some rows, labels, log of the sums, entropies, and new and old z . votes; overwrites `a`.
-
-    `out`: where to write the softmax.
-
-    >>> import numpy as np
-    >>> softmax_rows(np.zeros((1, 2)), np.zeros((1, 2)), np.zeros((1, 2)))[0]
-    array([[0.5, 0.5]])
-    """
-    xp = namespace(a)
-    labels = xp.argmax(a, axis=1)  # (b,)
-    top = a[xp.arange(a.shape[0], device=device(a)), labels]  # (b,)
+    xp = namespace(logits)
+    a = logits
+    a += votes  # (N, K)
+    labels = xp.argmax(a, axis=1)  # (N,)
+    top = a[xp.arange(a.shape[0], device=device(a)), labels]  # (N,)
     a -= top[:, None]
-    p = xp.exp(a, out=out)  # (b, K)
-    total = row_sums(p)  # (b,)
+    p = xp.exp(a, out=out)  # (N, K)
+    total = row_sums(p)  # (N,)
     p /= total[:, None]
-    log_total = xp.log(total)  # (b,)
-    entropy = log_total - row_dots(p, a)  # (b,)
-    return p, labels, top + log_total, entropy, row_dots(p, votes), row_dots(z, votes)
+    log_total = xp.log(total)  # (N,)
+    gamma = entropy_weights(log_total - row_dots(p, a), a.shape[1])  # (N,)
+    return Assignment(p, labels, top + log_total, gamma, row_dots(p, votes), row_dots(z, votes))
 
 
-def echo(z: Array, votes_of: Affinity) -> Array:
-    """Return z_i . (M z)_i, the Laplacian term of each sample, (N,).
-
-    >>> import numpy as np
-    >>> echo(np.eye(2), Graph(np.asarray([[1], [0]]), np.ones((2, 1))).operator(symmetric=False))
-    array([0., 0.])
-    """
-    if fused(z):
-        return kernels.e_step(z, z, (votes_of.pointer, votes_of.neighbour, votes_of.weight))[5]
-    if loops := loops_for(z):
-        return loops.echo(votes_of.pointer, votes_of.neighbour, votes_of.weight, z)
-    return row_dots(z, votes_of(z))
-
-
-def fused(x: Array) -> bool:
-    """Tell whether the fused GPU kernel can take the rows of `x`, (N, K).
+def shrinkage(counts: Array, alpha: Array | float) -> Array:
+    """Eq. expfam-shrinkage: beta_k = n_k / (n_k + alpha_k), n_k = sum_i gamma_i z_ik, or counts of labels (app. A).
 
     >>> import numpy as np
-    >>> fused(np.zeros((1, 1)))
-    False
-    """
-    return x.dtype != namespace(x).float64 and x.shape[1] <= kernels.MAX_CLASSES and kernels.usable(x)
-
-
-def shrinkage(z: Array, gamma: Array, labels: Array, alpha: Array, beta: str, gamma_in_counts: bool) -> Array:
-    """Eq. update-m-real: beta_k = n_k / (n_k + alpha_k), n_k = sum_i gamma_i z_ik, or counts of labels (app. A).
-
-    >>> import numpy as np
-    >>> shrinkage(np.eye(2), np.ones(2), np.asarray([0, 0]), np.ones(2), "hard", False).round(3)
+    >>> shrinkage(np.asarray([2.0, 0.0]), np.ones(2)).round(3)
     array([0.667, 0.   ])
     """
-    xp = namespace(z)
-    if beta == "soft":
-        counts = gamma @ z  # (K,)
-    else:
-        counts = xp.astype(class_counts(labels, z.shape[1], gamma if gamma_in_counts else None), z.dtype)  # (K,)
-    return counts / (counts + alpha + EPS)
+    beta: Array = formulas.shrinkage(counts, alpha)
+    return beta
 
 
 def weighted_sums(z: Array, gamma: Array, f: Array) -> tuple[Array, Array]:
@@ -358,26 +223,13 @@ def weighted_sums(z: Array, gamma: Array, f: Array) -> tuple[Array, Array]:
     >>> weighted_sums(np.ones((2, 1)), np.ones(2), np.eye(2))
     (array([[1., 1.]]), array([2.]))
     """
-    if z.dtype != gamma.dtype:  # half precision on a GPU
-        gamma = gamma.to(z.dtype)
-        return kernels.half_product(z.T, f * gamma[:, None]), kernels.half_product(z.T, gamma[:, None])[:, 0]
     if z.shape[1] < f.shape[1]:
         return (z * gamma[:, None]).T @ f, gamma @ z
     return z.T @ (f * gamma[:, None]), gamma @ z
 
 
-def empirical_means(z: Array, gamma: Array, f: Array, epsilon: float) -> Array:
-    """Alg. 1: v_k = sum_i gamma_i z_ik f_i / sum_i gamma_i z_ik.
-
-    >>> import numpy as np
-    >>> empirical_means(np.ones((2, 1)), np.ones(2), np.eye(2), 0.0)
-    array([[0.5, 0.5]])
-    """
-    return means(*weighted_sums(z, gamma, f), epsilon)
-
-
 def means(sums: Array, counts: Array, epsilon: float) -> Array:
-    """Divide sufficient statistics: v_k = sums_k / counts_k, `epsilon` the released guard.
+    """Alg. 1: v_k = sum_i gamma_i z_ik f_i / sum_i gamma_i z_ik, from both sums; `epsilon` is the released guard.
 
     >>> import numpy as np
     >>> means(np.ones((1, 2)), np.asarray([2.0]), 0.0)
@@ -406,37 +258,37 @@ def anchor_kl(aligned: Array, anchor_kappa: Array, anchor_r: Array, kappa: Array
     >>> anchor_kl(one, one, one, one, 3, "accurate")
     array([0.])
     """
-    return log_c(d, anchor_kappa, form) - log_c(d, kappa, form) + anchor_r * (anchor_kappa - kappa * aligned)
+    found: Array = formulas.anchor_kl(
+        log_c(d, anchor_kappa, form), log_c(d, kappa, form), anchor_r, anchor_kappa, kappa, aligned
+    )
+    return found
 
 
-def objective(gamma: Array, heard: Array, log_sum: Array, log_evidence: Array, echo: Array, alpha: Array, kl: Array,
-              temper: float) -> Array:  # fmt: skip
-    """Eq. ple-ours after an E-step: gamma_i (KL(z_i || y_i) - z_i . log p_i) - echo_i / 2, and the anchors' KL.
+def free_energy(gamma: Array, agreement: Array, log_sum: Array, log_evidence: Array) -> Array:
+    """Eq. ple-ours of each sample after an E-step, without its Laplacian: gamma_i (KL(z_i || y_i) - z_i . log p_i).
 
-    With z = softmax(a), sum_k z_k (log z_k - a_k) = -log_sum, so that a sample's first terms are heard - log_sum, and
-    `log_evidence` is the row constant left out of a. `echo` is the Laplacian term gamma_i z_i . (M z)_i of the new z.
-    No N x K x d work is needed, and leading axes (iterations) are kept: (..., N) and (..., K) give (...).
-
-    >>> import numpy as np
-    >>> one, zero = np.ones(1), np.zeros(1)
-    >>> float(objective(one, zero, one, zero, zero, one, zero, 1.0))
-    -1.0
-    """
-    xp = namespace(gamma)
-    per_sample = gamma * (heard - log_sum + log_evidence) - echo / 2  # (..., N)
-    return xp.sum(per_sample, axis=-1) + xp.sum(alpha * kl, axis=-1) / temper
-
-
-def neighbour_votes(graph: Graph, symmetric: bool, mean: bool, weight: float) -> Affinity:
-    """Eq. ple-ours, Laplacian: the map z -> weight x (W z), or (W + W') z, divided by the number of votes where `mean`.
+    With z = softmax(a), sum_k z_k (log z_k - a_k) = -log_sum, so that this is gamma_i (agreement_i - log_sum_i), plus
+    `log_evidence`, the row constant that was left out of a. No N x K x d work is needed.
 
     >>> import numpy as np
-    >>> neighbour_votes(Graph(np.asarray([[1], [0]]), np.ones((2, 1))), True, True, 1.0)(np.eye(2))
-    array([[0., 1.],
-           [1., 0.]])
+    >>> free_energy(np.ones(1), np.zeros(1), np.ones(1), np.zeros(1))
+    array([-1.])
     """
-    share = weight / (max(graph.m, 1) * (1 + symmetric)) if mean else weight
-    return Graph(graph.neighbours, graph.weights * share).operator(symmetric)
+    return gamma * (agreement - log_sum + log_evidence)
+
+
+def objective(free: Array, laplacian: Array, alpha: Array, kl: Array, temper: float) -> Array:
+    """Eq. ple-ours after an E-step: the samples' terms, their Laplacian halved, and the anchors' KL.
+
+    `free` are the `free_energy` of the samples and `laplacian` is gamma_i z_i . (M z)_i of the new z, (..., N), or sums
+    of these over some of the samples; kl is (..., K). Leading axes (iterations) are kept.
+
+    >>> import numpy as np
+    >>> float(objective(np.ones(1), np.zeros(1), np.ones(1), np.zeros(1), 1.0))
+    1.0
+    """
+    xp = namespace(free)
+    return xp.sum(free - laplacian / 2, axis=-1) + xp.sum(alpha * kl, axis=-1) / temper
 
 
 def soft_count(total: Array, epsilon: float) -> Array:

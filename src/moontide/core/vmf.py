@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from moontide.core import formulas
 from moontide.core.arrays import Array, as_matrix, clip, is_torch_array, like, namespace, to_numpy, unit_rows
 from moontide.core.bessel import bessel, widen
 from moontide.errors import InputError, OptionError
@@ -44,7 +45,8 @@ def log_normaliser_asymptotic(d: int, kappa: Any) -> Array:
         kappa = np.asarray(kappa)
         kappa = kappa if kappa.dtype.kind == "f" else kappa.astype(np.float64)
     xp, kappa = namespace(kappa), clip(kappa, 1e-6)
-    return (d - 1) / 2 * xp.log(kappa) - kappa
+    found: Array = formulas.log_c(d, kappa, xp.log(kappa))
+    return found
 
 
 def kl(d: int, mu_p: Array, kappa_p: Any, mu_q: Array, kappa_q: Any) -> Array:

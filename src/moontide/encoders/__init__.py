@@ -11,6 +11,7 @@ import inspect
 import pkgutil
 from functools import cache
 from importlib.metadata import entry_points
+from pathlib import Path
 from typing import Any
 
 from moontide.encoders.base import DEFAULT, Encoder
@@ -50,8 +51,12 @@ def encoder_type(name: str) -> type[Encoder]:
     return _builtin()[name]
 
 
-def encoder(spec: str = DEFAULT, device: str = "cpu", autocast: bool = False) -> Encoder:
+def encoder(spec: str = DEFAULT, device: str = "cpu", precision: str = "auto") -> Encoder:
     """Make the encoder that `spec` names: KIND, KIND:MODEL, or a hub id or folder, which is for the kind `hf`.
+
+    precision: that images are embedded in, "auto", "float32", "float16" or "bfloat16". "auto" is half precision on a
+    GPU, and bfloat16 on a CPU that multiplies in it, where vectors of photographs have a cosine of 0.9999 or more to
+    those of float32; and float32 elsewhere.
 
     >>> encoder("hff:some/model")
     Traceback (most recent call last):
@@ -62,5 +67,19 @@ def encoder(spec: str = DEFAULT, device: str = "cpu", autocast: bool = False) ->
     if not colon and kind not in encoder_names():
         kind, model = "hf", spec
     make: Any = encoder_type(kind)
-    made: Encoder = make(model, device, autocast)
+    made: Encoder = make(model, device, precision)
+    made.spec, made.typed = f"{kind}:{_absolute(model)}" if model else kind, spec
     return made
+
+
+def _absolute(model: str) -> str:
+    """Return a model as it is called from any folder: a path, or the path after ARCH/, in full.
+
+    >>> _absolute("openai/clip-vit-base-patch16")
+    'openai/clip-vit-base-patch16'
+    """
+    architecture, slash, rest = model.partition("/")
+    for start, path in (("", model), (architecture + slash, rest)):
+        if path and Path(path).expanduser().exists():
+            return start + str(Path(path).expanduser().resolve())
+    return model

@@ -1,9 +1,14 @@
 """What an encoder is: images and prompts in, unit vectors of one space out, with the logit scale of the model.
 
 An encoder is a subclass of `Encoder` in a file of this folder (its name is the file's), or one that a package registers
-under the entry point group `moontide.encoders`; it is made from (model, device, autocast), the model what follows the
-colon in KIND:MODEL. `prepare` runs in worker threads, one image at a time, so that no more
-full-size images are in memory than there are threads; the other calls come from one thread.
+under the entry point group `moontide.encoders`; it is made from (model, device, precision), the model what follows the
+colon in KIND:MODEL. An encoder whose preprocessing is `steps` gets images that other processes decoded, resized and
+cropped, or that they decoded for it to resize on its device. Any other has `prepare`, which runs in threads.
+
+    what `encode_prepared` and `launch` take of each image, by its key:
+    pixels   8 bits (height, width, 3), resized and cropped
+    image    8 bits (H, W, 3), as decoded
+    others   what `prepare` of the encoder returned
 
 Methods that adapt the image tower (TENT) use a `TorchEncoder`: `prepare` and `tensors` make its input, and
 `image_features` runs `visual` on it, differentiably. They must leave the weights of `visual` as they found them.
@@ -11,16 +16,21 @@ Methods that adapt the image tower (TENT) use a `TorchEncoder`: `prepare` and `t
 
 from __future__ import annotations
 
+import copy
+import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from moontide.core.arrays import to_numpy, unit_rows
-from moontide.errors import InputError
+from moontide.encoders import nvjpeg
+from moontide.errors import InputError, OptionError
 
 if TYPE_CHECKING:
     import torch
@@ -32,7 +42,9 @@ FloatArray: TypeAlias = npt.NDArray[np.float32]
 Prepared: TypeAlias = Mapping[str, npt.NDArray[Any]]  # what a model reads of one image, by the name of its input
 
 DEFAULT = "openai/clip-vit-base-patch16"
-BATCH = 64  # images or prompts that go through a model together
+BATCH = 64  # images or prompts that go through a model together, where the device does not say otherwise
+PRECISIONS = ("auto", "float32", "float16", "bfloat16")
+CLOSE = 0.99995  # cosine in half precision to float32, at least, over some photographs: others then stay above 0.9999
 
 
 class Encoder(ABC):
@@ -57,11 +69,18 @@ class Encoder(ABC):
     logit_scale: float
     logit_bias: float = 0.0  # SigLIP's; it is the same for every class, so it cancels in a softmax over classes
     preprocessing: str  # what `prepare` does, in words that change when it does; stored with the features
+    steps: Steps | None = None  # what `prepare` does where it is no more than resize, crop and scale
+    device: str = "cpu"
+    precision: str = "float32"  # that images are embedded in
+    spec: str = ""  # what `moontide.encoders.encoder` makes it of again, from any folder
+    typed: str = ""  # the same as the user wrote it
     templates: ClassVar[tuple[str, ...]] = ("a photo of a {}.",)  # of prompts, where the user gives none
 
-    @abstractmethod
     def prepare(self, image: Image) -> Prepared:
         """Turn an RGB image of any size into the model's input."""
+        if self.steps is None:
+            raise NotImplementedError(f"{type(self).__name__} must have 'steps' or 'prepare'")
+        return {"pixels": self.steps.pixels(image)}
 
     @abstractmethod
     def _images(self, batch: Sequence[Prepared]) -> npt.NDArray[Any]:
@@ -81,8 +100,40 @@ class Encoder(ABC):
         return self._unit([self._images([self.prepare(image) for image in part]) for part in parts], "images")
 
     def encode_text(self, prompts: Sequence[str]) -> FloatArray:
-        """Embed prompts, (n, d), unit rows."""
-        return self._unit([self._text(part) for part in batches(prompts)], "prompts")
+        """Embed prompts, (n, d), unit rows; those of like length go through the model together."""
+        order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
+        rows = self._unit([self._text([prompts[i] for i in part]) for part in batches(order)], "prompts")
+        back = np.empty_like(rows)
+        back[order] = rows
+        return back
+
+    @property
+    def batch_size(self) -> int:
+        """How many images go through the model together where the user does not say."""
+        return BATCH
+
+    @property
+    def resizes(self) -> bool:
+        """Whether it takes images as they were decoded and resizes them on its device."""
+        return False
+
+    @property
+    def decodes_jpeg(self) -> bool:
+        """Whether it takes JPEG files as they are and decodes them on its device."""
+        return False
+
+    def decoded(self, batch: Sequence[Prepared]) -> list[Prepared | str]:
+        """Decode the JPEG files among prepared images on the device; of one that is damaged, return the reason."""
+        return list(batch)
+
+    def pinned(self, memory: npt.NDArray[np.uint8]) -> AbstractContextManager[Any]:
+        """Let the device copy from memory that images lie in, inside this context, without the help of the CPU."""
+        return nullcontext()
+
+    def launch(self, batch: Sequence[Prepared]) -> Callable[[], FloatArray]:
+        """Begin to embed prepared images; the function that it returns waits for their unit vectors, (n, d)."""
+        rows = self.encode_prepared(batch)
+        return lambda: rows
 
     def doubts(self, names: Sequence[str]) -> list[str]:
         """Say in sentences which class names this encoder is not made for."""
@@ -102,41 +153,185 @@ class Encoder(ABC):
 class TorchEncoder(Encoder):
     """An encoder whose image tower is a torch module."""
 
-    device: str
-    autocast: bool
+    asked: str  # the precision that the user wants, or "auto"
     visual: torch.nn.Module  # the image tower
+    model: torch.nn.Module  # that `visual` is a part of, or the same
 
     @abstractmethod
+    def embed_images(self, model: torch.nn.Module, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """Run `model`, or a copy of it in another precision, on inputs: (n, d), of any length."""
+
     def image_features(self, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """Embed what `tensors` returned, (n, d), of any length, differentiably."""
+        """Embed what `tensors` returned, (n, d), of any length, differentiably, in float32."""
+        return self.embed_images(self.model, inputs)
 
     def tensors(self, batch: Sequence[Prepared]) -> dict[str, torch.Tensor]:
-        """Put prepared images together on the device."""
+        """Put prepared images together on the device, as floats."""
         import torch
 
-        return {name: torch.from_numpy(np.stack([one[name] for one in batch])).to(self.device) for name in batch[0]}
+        if self.steps is None:
+            return {name: self._stacked([one[name] for one in batch]) for name in batch[0]}
+        groups: dict[tuple[str, tuple[int, ...]], list[int]] = {}
+        for i, one in enumerate(batch):
+            groups.setdefault(next((name, tuple(array.shape)) for name, array in one.items()), []).append(i)
+        parts = []
+        for (name, _), rows in groups.items():
+            some = self._stacked([batch[i][name] for i in rows])
+            parts.append(some if name == "pixels" else self.steps.on_device(some))
+        pixels = torch.cat(parts)  # (n, height, width, 3), one group after the other
+        if len(groups) > 1:
+            back = torch.empty(len(batch), dtype=torch.int64, pin_memory=self.device != "cpu")
+            back[[i for rows in groups.values() for i in rows]] = torch.arange(len(batch))
+            pixels = pixels[back.to(self.device, non_blocking=True)]
+        return {"pixel_values": self.steps.scaled(pixels)}
 
-    def precision(self) -> AbstractContextManager[Any]:
-        """Return the context in which the towers run: half precision where autocast is on."""
+    def _stacked(self, arrays: Sequence[Any]) -> torch.Tensor:
+        """Put arrays of one shape together on the device; from memory that is pinned the copies run by themselves."""
         import torch
 
+        parts = [x if isinstance(x, torch.Tensor) else torch.from_numpy(np.asarray(x)) for x in arrays]
+        if self.device == "cpu":
+            return torch.stack(parts)
+        here = torch.cuda.current_stream()
+        with torch.cuda.stream(self._copying):  # beside what the GPU computes
+            parts = [x.to(self.device, non_blocking=True) for x in parts]
+        here.wait_stream(self._copying)
+        for part in parts:
+            part.record_stream(here)
+        return torch.stack(parts)
+
+    @cached_property
+    def _copying(self) -> Any:
+        import torch
+
+        return torch.cuda.Stream()
+
+    @property
+    def resizes(self) -> bool:
+        """Whether it takes images as they were decoded and resizes them on its device: on a GPU."""
+        from moontide.encoders.steps import FILTERS
+
+        return self.device != "cpu" and self.steps is not None and self.steps.resample in FILTERS
+
+    @cached_property
+    def decodes_jpeg(self) -> bool:
+        """Whether torchvision can decode JPEG files on this GPU."""
+        return self.resizes and nvjpeg.works(self.device)
+
+    def decoded(self, batch: Sequence[Prepared]) -> list[Prepared | str]:
+        """Decode the JPEG files among prepared images on the GPU; of one that is damaged, return the reason."""
+        done: list[Prepared | str] = list(batch)
+        files = [i for i, one in enumerate(batch) if "jpeg" in one]
+        for i, found in zip(files, nvjpeg.decode([batch[i]["jpeg"] for i in files], self.device), strict=True):
+            done[i] = found if isinstance(found, str) else {"image": found}
+        return done
+
+    @contextmanager
+    def pinned(self, memory: npt.NDArray[np.uint8]) -> Iterator[None]:
+        """Pin memory for copies to the GPU."""
+        if self.device == "cpu":
+            yield
+            return
+        import torch
+
+        runtime = torch.cuda.cudart()
+        done = int(runtime.cudaHostRegister(memory.ctypes.data, memory.nbytes, 0)) == 0  # else copies take longer
+        try:
+            yield
+        finally:
+            if done:
+                torch.cuda.synchronize()
+                runtime.cudaHostUnregister(memory.ctypes.data)
+
+    @cached_property
+    def precision(self) -> str:  # type: ignore[override]
+        """The precision that images are embedded in: of those that are fast here, the first close to float32."""
+        if self.asked != "auto":
+            return self.asked
+        halves = ("float16", "bfloat16") if self.device != "cpu" else ("bfloat16",) if _fast_bfloat16() else ()
+        return next((name for name in halves if self.closeness(name) >= CLOSE), "float32")
+
+    def closeness(self, precision: str) -> float:
+        """Return the smallest cosine to float32 over some photographs, or 0 where a vector is not finite."""
+        from moontide.encoders.steps import photographs
+
+        batch = [self.prepare(image) for image in photographs()]
+        rows, exact = (self._embedded(batch, name) for name in (precision, "float32"))
+        cosines = (rows * exact).sum(axis=1) / np.linalg.norm(rows, axis=1) / np.linalg.norm(exact, axis=1)
+        return float(np.nan_to_num(cosines, posinf=0.0).min())
+
+    @cached_property
+    def _half(self) -> torch.nn.Module:
+        """A copy of the model in float16; `model` itself stays in float32, which is what methods may adapt."""
+        return copy.deepcopy(self.model).half()
+
+    def _run(self, batch: Sequence[Prepared], precision: str) -> torch.Tensor:
+        """Begin to embed prepared images in a precision, (n, d) of float32 on the device.
+
+        In bfloat16 only products are rounded so: its few digits are too few for sums over many layers.
+        """
+        import torch
+
+        inputs = self.tensors(batch)
+        if precision == "float16":
+            inputs = {name: x.half() if x.is_floating_point() else x for name, x in inputs.items()}
+            return self.embed_images(self._half, inputs).float()
         kind = torch.device(self.device).type
-        half: AbstractContextManager[Any] = torch.autocast(
-            kind, torch.float16 if kind == "cuda" else torch.bfloat16, enabled=self.autocast
-        )
-        return half
+        with torch.autocast(kind, torch.bfloat16, enabled=precision == "bfloat16"):
+            return self.embed_images(self.model, inputs).float()
+
+    def _embedded(self, batch: Sequence[Prepared], precision: str) -> npt.NDArray[Any]:
+        """Embed prepared images in a precision, (n, d).
+
+        On a CPU each thread embeds a part of the batch. Threads that share every single operation wait for each other
+        at its end, which takes most of the time as soon as another program wants a core.
+        """
+        import torch
+
+        def run(part: Sequence[Prepared]) -> npt.NDArray[Any]:
+            torch.set_num_threads(1)
+            with torch.inference_mode():
+                return to_numpy(self._run(part, precision))
+
+        threads = torch.get_num_threads()
+        if self.device != "cpu" or threads == 1 or len(batch) == 1:
+            with torch.inference_mode():
+                return to_numpy(self._run(batch, precision))
+        if precision == "float16":
+            self._half  # noqa: B018  (is made once, before the threads)
+        each = -(-len(batch) // threads)
+        try:
+            with ThreadPoolExecutor(threads, "encode") as pool:
+                return np.concatenate(list(pool.map(run, [batch[i : i + each] for i in range(0, len(batch), each)])))
+        finally:
+            torch.set_num_threads(threads)
 
     def _images(self, batch: Sequence[Prepared]) -> npt.NDArray[Any]:
+        return self._embedded(batch, self.precision)
+
+    def launch(self, batch: Sequence[Prepared]) -> Callable[[], FloatArray]:
+        """Begin to embed prepared images; on a GPU this returns before that is done."""
         import torch
 
-        with torch.inference_mode(), self.precision():
-            return to_numpy(self.image_features(self.tensors(batch)).float())
+        if self.device == "cpu":
+            return super().launch(batch)
+        with torch.inference_mode():
+            rows = self._run(batch, self.precision)
+        return lambda: self._unit([to_numpy(rows)], "images")
+
+    @property
+    def batch_size(self) -> int:
+        """How many images go through the model together: on a GPU by its memory."""
+        import torch
+
+        if self.device == "cpu":
+            return 32
+        gigabytes = torch.cuda.get_device_properties(self.device).total_memory / 2**30
+        return 256 if gigabytes > 30 else 128 if gigabytes > 14 else 64 if gigabytes > 7 else 32
 
 
 class TwoTowers(TorchEncoder):
     """A torch encoder with a text tower too, as CLIP has; `moontide export` can write it as ONNX."""
-
-    model: torch.nn.Module  # with both towers
 
     @abstractmethod
     def tokens(self, prompts: Sequence[str]) -> dict[str, torch.Tensor]:
@@ -147,17 +342,13 @@ class TwoTowers(TorchEncoder):
         """Embed what `tokens` returned, (n, d), of any length."""
 
     @abstractmethod
-    def steps(self) -> Steps | None:
-        """Return what `prepare` does as plain steps, or None where it is more than that."""
-
-    @abstractmethod
     def fast_tokenizer(self) -> Any:
         """Return the tokenizer as one of the tokenizers library that pads to full length, or None."""
 
     def _text(self, prompts: Sequence[str]) -> npt.NDArray[Any]:
         import torch
 
-        with torch.inference_mode(), self.precision():
+        with torch.inference_mode():
             return to_numpy(self.text_features(self.tokens(prompts)).float())
 
 
@@ -168,3 +359,33 @@ def batches(items: Sequence[Any]) -> Iterator[Sequence[Any]]:
     [64, 36]
     """
     return (items[start : start + BATCH] for start in range(0, len(items), BATCH))
+
+
+def check_precision(precision: str) -> str:
+    """Refuse a precision that there is not.
+
+    >>> check_precision("half")
+    Traceback (most recent call last):
+        ...
+    moontide.errors.OptionError: 'precision' must be one of auto, float32, float16, bfloat16. Got 'half' instead.
+    """
+    if precision not in PRECISIONS:
+        raise OptionError(f"'precision' must be one of {', '.join(PRECISIONS)}. Got {precision!r} instead.")
+    return precision
+
+
+def _fast_bfloat16() -> bool:
+    """Tell whether this CPU multiplies in bfloat16 by itself."""
+    import torch
+
+    checks = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
+    return any(getattr(torch.cpu, name, lambda: False)() for name in checks)
+
+
+def cores() -> int:
+    """Return how many cores this process may use.
+
+    >>> cores() >= 1
+    True
+    """
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -13,9 +13,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from moontide.encoders.base import DEFAULT, Prepared, TwoTowers
+from moontide.encoders.base import DEFAULT, Prepared, TwoTowers, check_precision
 from moontide.encoders.loading import ask_hub, saying
-from moontide.encoders.steps import Steps
+from moontide.encoders.steps import FILTERS, TOLERANCE, Steps
 from moontide.errors import FileError, MissingExtraError, missing_extra
 from moontide.store.files import check_device
 
@@ -38,7 +38,7 @@ class HF(TwoTowers):
     moontide.errors.FileError: There is no folder ./no-such-folder, and no model of the hub is called so.
     """
 
-    def __init__(self, model: str = "", device: str = "cpu", autocast: bool = False) -> None:
+    def __init__(self, model: str = "", device: str = "cpu", precision: str = "auto") -> None:
         name = model or DEFAULT
         check_device(device)
         folder = Path(name).expanduser()
@@ -51,7 +51,7 @@ class HF(TwoTowers):
             parts = _load(transformers, name, folder.is_dir())
         self.config, self.processor, self.tokenizer, self.model = parts
         self.id = folder.resolve().name if folder.is_dir() else name
-        self.device, self.autocast = device, autocast
+        self.device, self.asked = device, check_precision(precision)
         self.model.eval().requires_grad_(False).to(device)
         self.visual = self.model.vision_model
         self.logit_scale = float(self.model.logit_scale.detach().exp())
@@ -59,19 +59,24 @@ class HF(TwoTowers):
             self.logit_bias = float(self.model.logit_bias.detach())
         steps = self.processor.to_dict()
         self.preprocessing = json.dumps({key: steps[key] for key in STEPS if steps.get(key) is not None})
+        plain = self._steps()
+        if plain is not None and plain.equals(lambda image: self._library(image)["pixel_values"], TOLERANCE):
+            self.steps = plain
         self.dim = self._check()
 
     def prepare(self, image: Image) -> Prepared:
         """Resize, crop and scale as the model's own files say."""
+        return self._library(image) if self.steps is None else super().prepare(image)
+
+    def _library(self, image: Image) -> Prepared:
         inputs = self.processor(images=[image], return_tensors="np", input_data_format="channels_last")
         return {name: array[0] for name, array in inputs.items()}
 
     def tokens(self, prompts: Sequence[str]) -> dict[str, torch.Tensor]:
-        """Cut prompts into the model's tokens."""
+        """Cut prompts into the model's tokens, as many as the longest has where nothing after a token counts (CLIP)."""
         length = self.config.text_config.max_position_embeddings
-        found = self.tokenizer(
-            list(prompts), padding="max_length", truncation=True, max_length=length, return_tensors="pt"
-        )
+        padding = "longest" if self.config.model_type == "clip" else "max_length"  # SigLIP is trained with full length
+        found = self.tokenizer(list(prompts), padding=padding, truncation=True, max_length=length, return_tensors="pt")
         if int(found["input_ids"].max()) >= self.config.text_config.vocab_size:
             raise FileError(
                 f"The tokenizer of {self.id} knows words that its model does not; take both from one model."
@@ -79,18 +84,20 @@ class HF(TwoTowers):
         names = ("input_ids",) if self.config.model_type.startswith("siglip") else ("input_ids", "attention_mask")
         return {name: found[name].to(self.device) for name in names}  # SigLIP is trained without the mask
 
-    def image_features(self, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    def embed_images(self, model: torch.nn.Module, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """Run the image tower."""
-        return _pooled(self.model.get_image_features(**inputs))
+        return _pooled(model.get_image_features(**inputs))
 
     def text_features(self, tokens: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """Run the text tower."""
         return _pooled(self.model.get_text_features(**tokens))
 
-    def steps(self) -> Steps | None:
-        """Return the preprocessing as steps, or None where it is more than that."""
+    def _steps(self) -> Steps | None:
+        """Return the preprocessing as the steps that its configuration says, or None where it is more than that."""
         found = self.processor.to_dict()
         size, crop = found.get("size") or {}, found.get("crop_size") if found.get("do_center_crop") else None
+        if found.get("resample") not in FILTERS or not found.get("do_resize"):
+            return None
         if "shortest_edge" in size and crop:
             return Steps(size["shortest_edge"], (crop["height"], crop["width"]), *_scaling(found))
         if "height" in size and not crop:
@@ -103,7 +110,8 @@ class HF(TwoTowers):
 
         if not self.tokenizer.is_fast:
             return None
-        self.tokens(["a"])  # sets length and padding
+        length = self.config.text_config.max_position_embeddings
+        self.tokenizer(["a"], padding="max_length", truncation=True, max_length=length)  # sets length and padding
         return Tokenizer.from_str(self.tokenizer.backend_tokenizer.to_str())
 
     def _check(self) -> int:

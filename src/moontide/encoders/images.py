@@ -7,12 +7,15 @@
     16 bits and more     scaled to 8: by 65535 for 16-bit files, by the range that holds the values (1, 255, 65535 or
                          their maximum) for 32-bit ones
 
+A JPEG that is much larger than what a model wants of it is decoded at a half, a quarter or an eighth of its size.
+
 Only the decoders in `FORMATS` are tried, never those that run other programs. Anything that cannot be decoded is an
 `ImageError` that says why: no image, damaged, cut short, too large, too elongated.
 """
 
 from __future__ import annotations
 
+import io
 import re
 from functools import cache
 from pathlib import Path
@@ -26,16 +29,18 @@ from moontide.errors import ImageError, missing_extra
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+    from moontide.encoders.steps import Steps
+
 FORMATS = ("JPEG", "MPO", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF")
 MAX_PIXELS = 89_478_485  # Pillow's own limit: 256 MiB of RGB
 MAX_RATIO = 100  # of the sides: resizing a line to a square crop would make a giant of it
 MAX_BYTES = 2**29  # of a file
+ORIENTATION = 0x0112  # the EXIF tag
 
 
-def decode(file: BinaryIO | Path) -> Image:
-    """Decode an image to upright RGB.
+def decode(file: BinaryIO | Path | bytes, steps: Steps | None = None) -> Image:
+    """Decode an image to upright RGB; where `steps` follow, a large JPEG comes out smaller.
 
-    >>> import io
     >>> decode(io.BytesIO(b"not an image"))
     Traceback (most recent call last):
         ...
@@ -46,8 +51,10 @@ def decode(file: BinaryIO | Path) -> Image:
     except ImportError:
         raise missing_extra("pillow", "hf", "Reading images") from None
     try:
-        with Image.open(file, formats=_formats()) as image:
+        with Image.open(io.BytesIO(file) if isinstance(file, bytes) else file, formats=_formats()) as image:
             _check_size(*image.size)
+            if steps is not None and image.format == "JPEG" and (halved := steps.least(*image.size)):
+                image.draft(None, (image.width >> halved, image.height >> halved))
             image.load()
             return _rgb(_upright(image))
     except ImageError:
@@ -110,3 +117,33 @@ def _eight_bits(values: npt.NDArray[Any], mode: str) -> npt.NDArray[np.uint8]:
         ranges = (1.0, 255.0, 65535.0) if mode == "F" else (255.0, 65535.0)
         top = next((top for top in ranges if largest <= top), largest)
     return np.clip(np.rint(255 * values / top), 0, 255).astype(np.uint8)
+
+
+def upright_rgb(image: Image) -> Image:
+    """Turn an image that is decoded already upright, and to RGB.
+
+    >>> from PIL import Image
+    >>> upright_rgb(Image.new("L", (3, 2))).mode
+    'RGB'
+    """
+    _check_size(*image.size)
+    return _rgb(_upright(image))
+
+
+def is_plain_jpeg(data: bytes) -> bool:
+    """Tell whether a file is a whole JPEG in colour or grey that needs no turning, which a GPU can decode.
+
+    >>> is_plain_jpeg(b"GIF89a")
+    False
+    """
+    from PIL import Image
+
+    if not data.startswith(b"\xff\xd8\xff") or b"\xff\xd9" not in data[-16:]:
+        return False
+    try:
+        with Image.open(io.BytesIO(data), formats=["JPEG"]) as image:
+            _check_size(*image.size)
+            plain = image.mode in ("RGB", "L") and not image.info.get("progressive")
+            return plain and image.getexif().get(ORIENTATION, 1) == 1
+    except Exception:  # the full decoder says what is wrong with it
+        return False

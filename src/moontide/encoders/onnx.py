@@ -1,6 +1,7 @@
 """A pair of towers as ONNX files, which run without torch: `moontide export` writes the folder, `onnx:FOLDER` reads it.
 
-    moontide.json   id, dimension, logit scale and bias, the preprocessing as steps, the other files with their SHA-256
+    moontide.json   id, dimension, logit scale and bias, the preprocessing as steps, the precision and the smallest
+                    cosine to the model on photographs, the other files with their SHA-256
     image.onnx      pixel_values (n, 3, height, width) -> (n, d)
     text.onnx       input_ids (n, length), and attention_mask where the model has one -> (n, d)
     tokenizer.json  of the tokenizers library
@@ -12,28 +13,27 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import shutil
+import tempfile
+import time
 import warnings
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from moontide.encoders.base import Encoder, Prepared, TwoTowers
 from moontide.encoders.loading import onnx_runtime, saying
-from moontide.encoders.steps import Steps, probes
+from moontide.encoders.steps import TOLERANCE, Steps, photographs, probes
 from moontide.errors import FileError, InputError, OptionError, ResourceError, missing_extra
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
 
 FORMAT = 1
 MANIFEST, IMAGE, TEXT, TOKENIZER = "moontide.json", "image.onnx", "text.onnx", "tokenizer.json"
-TOLERANCE = 1e-4  # of the vectors of an export, and of its preprocessed pixels
 PROBES = ("a photo of a cat.", "two dogs, 1930's style & more", "Übergröße", "a very " * 50 + "long name", "")
 
 
@@ -47,18 +47,22 @@ class ONNX(Encoder):
 ([Errno 2] No such file or directory: 'no-such-folder/moontide.json').
     """
 
-    def __init__(self, model: str = "", device: str = "cpu", autocast: bool = False) -> None:
+    steps: Steps
+
+    def __init__(self, model: str = "", device: str = "cpu", precision: str = "auto") -> None:
         folder = Path(model).expanduser()
-        if autocast:
-            raise OptionError("'autocast' has no effect on the encoder onnx; leave it out.")
+        if precision not in ("auto", "float32"):
+            raise OptionError(
+                f"'precision' of the encoder onnx is that of its export. Got {precision!r}; leave it out."
+            )
         with saying(f"{model} is not the folder of an export: {MANIFEST} is missing or damaged"):
             held = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
             if held["format"] != FORMAT:
                 raise FileError(f"{folder} has the format {held['format']}, and this Moontide reads {FORMAT}.")
             self.id, self.dim, self.preprocessing = str(held["id"]), int(held["dim"]), str(held["preprocessing"])
             self.logit_scale, self.logit_bias = float(held["logit_scale"]), float(held["logit_bias"])
-            steps: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in held["steps"].items()}
-            self.steps = Steps(**steps)
+            self.steps = Steps.parse(held["steps"])
+            self.precision = str(held.get("precision", "float32"))
             files = {Path(name).name: digest for name, digest in held["files"].items()}
         try:
             import PIL  # noqa: F401
@@ -74,8 +78,10 @@ class ONNX(Encoder):
             if not (folder / name).is_file() or _digest(folder / name) != digest:
                 raise FileError(f"{folder / name} is missing or not what was exported (by its SHA-256); export again.")
         with saying(f"The towers or the tokenizer of {model} cannot be loaded; export again"):
+            options = onnxruntime.SessionOptions()
+            options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # leave the cores to the decoders
             self.image, self.text = (
-                onnxruntime.InferenceSession(folder / n, providers=[provider]) for n in (IMAGE, TEXT)
+                onnxruntime.InferenceSession(folder / n, options, providers=[provider]) for n in (IMAGE, TEXT)
             )
             self.tokenizer = Tokenizer.from_file(str(folder / TOKENIZER))
             wanted = tuple(self.image.get_inputs()[0].shape[2:])
@@ -84,12 +90,12 @@ class ONNX(Encoder):
                 f"The preprocessing of {model} makes images of {self.steps.crop}, and its tower takes {wanted}."
             )
 
-    def prepare(self, image: Image) -> Prepared:
-        """Resize, crop and scale as the exported model did."""
-        return {"pixel_values": self.steps(image)}
-
     def _images(self, batch: Sequence[Prepared]) -> npt.NDArray[Any]:
-        pixels = np.stack([one["pixel_values"] for one in batch])
+        mean, std = (np.asarray(values, dtype=np.float32) for values in (self.steps.mean, self.steps.std))
+        pixels: npt.NDArray[Any] = (
+            np.stack([one["pixels"] for one in batch]).astype(np.float32) / np.float32(255) - mean
+        ) / std
+        pixels = np.ascontiguousarray(pixels.transpose(0, 3, 1, 2))  # (n, 3, height, width)
         features: npt.NDArray[Any] = self.image.run(None, {"pixel_values": pixels})[0]
         return features
 
@@ -101,11 +107,32 @@ class ONNX(Encoder):
         return features
 
 
-def export(encoder: Encoder, folder: str | Path) -> ONNX:
-    """Write the towers of an encoder of the kind hf or openclip to a new folder, and return the encoder made of it."""
+class Exported(NamedTuple):
+    """An export, and what was measured of it on this machine, on photographs."""
+
+    encoder: ONNX
+    cosine: float  # the smallest one of its vectors to those of the model in float32
+    images_per_second: float
+    torch_images_per_second: float  # of the model that was exported
+
+    def __str__(self) -> str:
+        """Say it in a sentence."""
+        speed, other = self.images_per_second, self.torch_images_per_second
+        faster = "onnxruntime" if speed >= other else "torch"
+        return (
+            f"{self.encoder.id}, {self.encoder.dim} dimensions; cosine {self.cosine:.5f} or more to the model; "
+            f"{speed:.1f} images/s, and {other:.1f} in torch, so {faster} is the faster one here"
+        )
+
+
+def export(encoder: Encoder, folder: str | Path, int8: bool = False) -> Exported:
+    """Write the towers of an encoder of the kind hf or openclip to a new folder, and return the encoder made of it.
+
+    int8: multiply in 8 bits in the image tower; the loss is part of what is returned, and of `moontide.json`.
+    """
     folder = Path(folder)
-    if not isinstance(encoder, TwoTowers) or encoder.device != "cpu" or encoder.autocast:
-        raise InputError(f"Only hf and openclip encoders on the CPU without autocast are exported. Got {encoder.id}.")
+    if not isinstance(encoder, TwoTowers) or encoder.device != "cpu":
+        raise InputError(f"Only hf and openclip encoders on the CPU are exported. Got {encoder.id}.")
     if folder.exists():
         raise FileError(f"{folder} is there already; give the export a new folder.")
     steps, tokenizer = _steps(encoder), _tokenizer(encoder)
@@ -114,17 +141,25 @@ def export(encoder: Encoder, folder: str | Path) -> ONNX:
         temporary.mkdir(parents=True)
         images = encoder.tensors([encoder.prepare(image) for image in probes()])
         _export(encoder.model, encoder.image_features, images, temporary / IMAGE)
+        if int8:
+            _quantise(temporary)
         _export(encoder.model, encoder.text_features, encoder.tokens(PROBES), temporary / TEXT)
         tokenizer.save(str(temporary / TOKENIZER))
         held = {
-            "format": FORMAT, "id": f"{encoder.id} (onnx)", "dim": encoder.dim, "logit_scale": encoder.logit_scale,
-            "logit_bias": encoder.logit_bias, "preprocessing": encoder.preprocessing, "steps": asdict(steps),
+            "format": FORMAT, "id": f"{encoder.id} (onnx{' int8' if int8 else ''})", "dim": encoder.dim,
+            "logit_scale": encoder.logit_scale, "logit_bias": encoder.logit_bias,
+            "preprocessing": encoder.preprocessing, "steps": asdict(steps),
+            "precision": "int8" if int8 else "float32",
             "files": {path.name: _digest(path) for path in sorted(temporary.iterdir())},
         }  # fmt: skip
         (temporary / MANIFEST).write_text(json.dumps(held, indent=1), encoding="utf-8")
         made = ONNX(str(temporary))
-        _compare(made.encode_images(probes()), encoder.encode_images(probes()), "image vectors")
         _compare(made.encode_text(PROBES), encoder.encode_text(PROBES), "text vectors")
+        found = _measured(made, encoder)
+        if not int8:
+            batch = [encoder.prepare(image) for image in probes()]
+            _compare(made.encode_prepared(batch), _unit(encoder, batch), "image vectors")
+        (temporary / MANIFEST).write_text(json.dumps({**held, "cosine": found.cosine}, indent=1), encoding="utf-8")
         os.rename(temporary, folder)
     except OSError as error:
         if isinstance(error, FileError):
@@ -132,7 +167,47 @@ def export(encoder: Encoder, folder: str | Path) -> ONNX:
         raise FileError(f"{folder} cannot be written: {error.strerror}.") from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-    return made
+    return found
+
+
+def _unit(encoder: TwoTowers, batch: Sequence[Prepared]) -> npt.NDArray[Any]:
+    return encoder._unit([encoder._embedded(batch, "float32")], "images")
+
+
+def _measured(made: ONNX, encoder: TwoTowers) -> Exported:
+    """Compare an export with its model on photographs, and time both."""
+    batch = [encoder.prepare(image) for image in photographs()]
+    cosine = float((made.encode_prepared(batch) * _unit(encoder, batch)).sum(axis=1).min())
+    encoder.encode_prepared(batch)
+    speeds = []
+    for one in (made, encoder):
+        start = time.perf_counter()
+        one.encode_prepared(batch)
+        speeds.append(len(batch) / (time.perf_counter() - start))
+    return Exported(made, cosine, *speeds)
+
+
+def _quantise(folder: Path) -> None:
+    """Write the weights of the image tower in 8 bits; activations are brought to 8 bits as they come."""
+    try:
+        import onnx
+        from onnxruntime.quantization import QuantType, quantize_dynamic
+    except ImportError as error:
+        raise missing_extra(str(error.name), "onnx", "moontide export --int8") from None
+    model = onnx.load(folder / IMAGE)
+    del model.graph.value_info[:]  # the exporter's shapes do not survive onnxruntime's own inference of them
+    for path in folder.iterdir():
+        path.unlink()
+    with tempfile.TemporaryDirectory() as place:
+        onnx.save(model, f"{place}/image.onnx", save_as_external_data=model.ByteSize() > 2**30)
+        logging.disable(logging.WARNING)  # of steps that do not help here
+        try:
+            quantize_dynamic(
+                f"{place}/image.onnx", folder / IMAGE, weight_type=QuantType.QInt8,
+                op_types_to_quantize=["MatMul", "Gemm"], extra_options={"MatMulConstBOnly": True},
+            )  # fmt: skip
+        finally:
+            logging.disable(logging.NOTSET)
 
 
 def _export(model: Any, function: Any, inputs: dict[str, Any], path: Path) -> None:
@@ -158,12 +233,9 @@ def _export(model: Any, function: Any, inputs: dict[str, Any], path: Path) -> No
 
 
 def _steps(encoder: TwoTowers) -> Steps:
-    steps = encoder.steps()
-    if steps is None:
+    if encoder.steps is None:
         raise InputError(f"The preprocessing of {encoder.id} is more than resize, crop and scale; it is not exported.")
-    if not steps.equals(lambda image: encoder.prepare(image)["pixel_values"], TOLERANCE):
-        raise InputError(f"The preprocessing of {encoder.id} is not what its configuration says; it is not exported.")
-    return steps
+    return encoder.steps
 
 
 def _tokenizer(encoder: TwoTowers) -> Any:

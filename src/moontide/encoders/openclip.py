@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from moontide.core.arrays import to_numpy
-from moontide.encoders.base import Prepared, TwoTowers
+from moontide.encoders.base import FloatArray, Prepared, TwoTowers, check_precision
 from moontide.encoders.loading import ask_hub, saying
-from moontide.encoders.steps import Steps
+from moontide.encoders.steps import TOLERANCE, Steps
 from moontide.errors import FileError, MissingExtraError, OptionError, missing_extra
 from moontide.store.files import check_device
 
@@ -36,7 +36,7 @@ class OpenCLIP(TwoTowers):
     moontide.errors.OptionError: The encoder openclip must be ARCH/TAG, ARCH/CHECKPOINT or a folder. Got '' instead.
     """
 
-    def __init__(self, model: str = "", device: str = "cpu", autocast: bool = False) -> None:
+    def __init__(self, model: str = "", device: str = "cpu", precision: str = "auto") -> None:
         check_device(device)
         if not model:
             raise OptionError(
@@ -51,7 +51,7 @@ class OpenCLIP(TwoTowers):
             )
         with saying(f"The tokenizer of openclip:{model} is missing or damaged; put its files beside the weights"):
             self.tokenizer = open_clip.get_tokenizer(name)
-        self.device, self.autocast = device, autocast
+        self.device, self.asked = device, check_precision(precision)
         self.model.eval().requires_grad_(False)
         self.visual = self.model.visual
         self.logit_scale = float(self.model.logit_scale.detach().exp())
@@ -61,20 +61,27 @@ class OpenCLIP(TwoTowers):
         self.preprocessing = json.dumps(self.config)
         given = {key: value for key, value in self.config.items() if key not in ("size", "mode")}
         self.transform = open_clip.image_transform(self.config["size"], is_train=False, **given)
+        plain = self._steps()
+        if plain is not None and plain.equals(self._library, TOLERANCE):
+            self.steps = plain
         with saying(f"The tokenizer of openclip:{model} does not fit its model"):
             self.dim = int(self._text(["a"]).shape[1])
 
     def prepare(self, image: Image) -> Prepared:
         """Resize, crop and scale as the model's configuration says."""
-        return {"pixel_values": to_numpy(self.transform(image))}
+        return {"pixel_values": self._library(image)} if self.steps is None else super().prepare(image)
+
+    def _library(self, image: Image) -> FloatArray:
+        pixels: FloatArray = to_numpy(self.transform(image))
+        return pixels
 
     def tokens(self, prompts: Sequence[str]) -> dict[str, torch.Tensor]:
         """Cut prompts into the model's tokens."""
         return {"input_ids": self.tokenizer(list(prompts)).to(self.device)}
 
-    def image_features(self, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    def embed_images(self, model: torch.nn.Module, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """Run the image tower."""
-        features: torch.Tensor = self.model.encode_image(inputs["pixel_values"])
+        features: torch.Tensor = model.encode_image(inputs["pixel_values"])
         return features
 
     def text_features(self, tokens: Mapping[str, torch.Tensor]) -> torch.Tensor:
@@ -82,8 +89,8 @@ class OpenCLIP(TwoTowers):
         features: torch.Tensor = self.model.encode_text(tokens["input_ids"])
         return features
 
-    def steps(self) -> Steps | None:
-        """Return the preprocessing as steps, or None where it is more than that."""
+    def _steps(self) -> Steps | None:
+        """Return the preprocessing as the steps that its configuration says, or None where it is more than that."""
         from PIL.Image import Resampling
 
         size = self.config["size"]

@@ -1,44 +1,85 @@
-"""Many images through an encoder: decoded in worker threads, encoded in batches, kept in a store that can go on.
+"""Many images through an encoder: decoded in other processes, encoded in batches, kept in a store that can go on.
 
-A store is written shard by shard; whoever runs the same command again goes on after the last whole shard.
+A store is written shard by shard; whoever runs the same command again goes on after the last whole shard. A shard is a
+whole number of batches, and a batch is made of images that could be decoded, so that the vectors of a store do not
+depend, to the bit, on where a run was stopped.
 """
 
 from __future__ import annotations
 
-import os
-import warnings
-from collections import deque
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from functools import partial
-from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from moontide.encoders.base import BATCH, Encoder, FloatArray, Prepared
+from moontide.encoders.base import Encoder, FloatArray, Prepared, cores
+from moontide.encoders.places import ImageFile, Skip
+from moontide.encoders.pool import Decoders, Found
 from moontide.encoders.prompts import Classes
-from moontide.encoders.sources import ImageFile, Skip
-from moontide.errors import ImageError
+from moontide.errors import missing_extra
 from moontide.store.features import FeatureStore, Origin
 
 SHARD = 1024  # images in a file of a store: what is encoded again after a stop, at most
-AHEAD = 2  # batches that are decoded while one is encoded
+NICE = 5  # how far decoders stand back where the encoder runs on the same cores
 
 
 class Encoded(NamedTuple):
-    """Some images with their vectors, and those among them that could not be decoded."""
+    """Some images with their vectors, and those before them that could not be decoded."""
 
     images: list[ImageFile]
     features: FloatArray  # (n, d) unit rows, one for each of `images`
     skipped: list[Skip]
 
 
+@dataclass
+class Seconds:
+    """Where the time of a pass goes; reading, decoding and resizing are summed over all decoding processes."""
+
+    read: float = 0.0
+    decode: float = 0.0
+    resize: float = 0.0
+    wait: float = 0.0  # of the encoder for decoders
+    copy: float = 0.0  # batches to the device, and their resizing there
+    model: float = 0.0
+    arrivals: list[tuple[float, int]] = field(default_factory=list)  # when, and how many images had come out
+
+    def steady(self) -> float:
+        """Return images per second after the first tenth, which has the start in it."""
+        if len(self.arrivals) < 2:
+            return 0.0
+        first = next(i for i, (_, n) in enumerate(self.arrivals) if n >= self.arrivals[-1][1] / 10)
+        first = min(first, len(self.arrivals) - 2)
+        (start, before), (end, after) = self.arrivals[first], self.arrivals[-1]
+        return (after - before) / (end - start)
+
+
+def default_workers(device: str) -> int:
+    """Return how many processes decode: one a core beside a GPU, half of that beside a model on the same cores.
+
+    >>> default_workers("cpu") >= 1
+    True
+    """
+    return max(1, cores() // 2 if device == "cpu" else cores())
+
+
 def encode_files(
-    encoder: Encoder, images: Iterable[ImageFile], *, batch_size: int = BATCH, workers: int | None = None
+    encoder: Encoder,
+    images: Iterable[ImageFile],
+    *,
+    batch_size: int | None = None,
+    workers: int | None = None,
+    fast: bool = False,
+    seconds: Seconds | None = None,
 ) -> Iterator[Encoded]:
-    """Encode images batch by batch, in their order; `workers` threads decode them (None: one a core).
+    """Encode images batch by batch, in their order; `workers` processes decode them.
+
+    batch_size, workers: None is what suits the device. fast: let a GPU decode JPEG files, with small differences.
+    seconds: is told where the time goes.
 
     >>> from moontide.encoders.base import Encoder
     >>> class Size(Encoder):
@@ -49,28 +90,97 @@ def encode_files(
     >>> list(encode_files(Size(), [ImageFile("no.jpg", Path("no.jpg"))]))[0].skipped
     [Skip(id='no.jpg', reason='it cannot be read (No such file or directory)')]
     """
-
-    def prepare(image: ImageFile) -> Prepared | Skip:
-        try:
-            return encoder.prepare(image.read())
-        except ImageError as error:
-            return Skip(image.id, str(error))
-
-    rest = iter(images)
-    pending: deque[list[tuple[ImageFile, Future[Prepared | Skip]]]] = deque()
-    pool = ThreadPoolExecutor(workers or os.cpu_count() or 1, "decode")
     try:
-        while True:
-            while len(pending) < AHEAD and (batch := list(islice(rest, batch_size))):
-                pending.append([(image, pool.submit(prepare, image)) for image in batch])
-            if not pending:
-                return
-            done = [(image, future.result()) for image, future in pending.popleft()]
-            good = [(image, found) for image, found in done if not isinstance(found, Skip)]
-            bad = [found for _, found in done if isinstance(found, Skip)]
-            yield Encoded([image for image, _ in good], encoder.encode_prepared([found for _, found in good]), bad)
-    finally:
-        pool.shutdown(cancel_futures=True)
+        import PIL  # noqa: F401
+    except ImportError:
+        raise missing_extra("pillow", "hf", "Reading images") from None
+    told = Seconds() if seconds is None else seconds
+    batch, on_cpu = batch_size or encoder.batch_size, encoder.device == "cpu"
+    workers = workers or default_workers(encoder.device)
+    pool = Decoders(
+        encoder.steps, workers=workers, batch=batch, resize=on_cpu or not encoder.resizes,
+        jpeg=_gpu_share(workers) if fast and encoder.decodes_jpeg else 0.0, nice=NICE if on_cpu else 0,
+    )  # fmt: skip
+    encoder.precision  # noqa: B018  (is settled once, before the first image)
+    with pool, encoder.pinned(pool.array), ThreadPoolExecutor(workers, "prepare") as threads:
+        pending: _Batch | None = None
+        for part in _batches(pool.decode(images), batch, told):
+            started = _launch(encoder, part, threads, told)
+            if pending is not None:
+                yield _finish(pending, pool, told)
+            pending = started
+        if pending is not None:
+            yield _finish(pending, pool, told)
+
+
+def _gpu_share(workers: int) -> float:
+    """Return which share of JPEG files a GPU decodes beside `workers` processes.
+
+    It decodes about as fast as 20 cores (an H200), and has the model to run besides.
+    """
+    return max(0.25, 1 - workers / 20)
+
+
+class _Batch(NamedTuple):
+    taken: int  # out of the ring
+    images: list[ImageFile]
+    skipped: list[Skip]
+    wait: Callable[[], FloatArray]
+
+
+def _batches(found: Iterator[Found], size: int, told: Seconds) -> Iterator[list[Found]]:
+    """Put `size` decoded images together, with those between them that could not be."""
+    part: list[Found] = []
+    good = 0
+    start = time.perf_counter()
+    for one in found:
+        part.append(one)
+        good += one.kind != "skip"
+        told.read, told.decode, told.resize = (
+            a + b for a, b in zip((told.read, told.decode, told.resize), one.seconds, strict=True)
+        )
+        if good == size:
+            told.wait += time.perf_counter() - start
+            yield part
+            part, good, start = [], 0, time.perf_counter()
+    if part:
+        yield part
+
+
+def _launch(encoder: Encoder, part: list[Found], threads: ThreadPoolExecutor, told: Seconds) -> _Batch:
+    start = time.perf_counter()
+    good = [one for one in part if one.kind != "skip"]
+    skipped = [Skip(one.image.id, str(one.data)) for one in part if one.kind == "skip"]
+    prepared: list[Prepared | str]
+    if encoder.steps is None:
+        prepared = list(threads.map(partial(_prepare, encoder), good))
+    else:
+        prepared = encoder.decoded([{one.kind: np.asarray(one.data)} for one in good])
+    pairs = list(zip(good, prepared, strict=True))
+    skipped += [Skip(one.image.id, found) for one, found in pairs if isinstance(found, str)]
+    batch = [found for found in prepared if not isinstance(found, str)]
+    told.copy += time.perf_counter() - start
+    start = time.perf_counter()
+    wait = encoder.launch(batch) if batch else lambda: np.zeros((0, encoder.dim), dtype=np.float32)
+    told.model += time.perf_counter() - start
+    images = [one.image for one, found in pairs if not isinstance(found, str)]
+    return _Batch(len(part), images, skipped, wait)
+
+
+def _prepare(encoder: Encoder, found: Found) -> Prepared:
+    from PIL import Image
+
+    return encoder.prepare(Image.fromarray(np.asarray(found.data)))
+
+
+def _finish(batch: _Batch, pool: Decoders, told: Seconds) -> Encoded:
+    start = time.perf_counter()
+    features = batch.wait()
+    now = time.perf_counter()
+    told.model += now - start
+    pool.release(batch.taken)
+    told.arrivals.append((now, batch.taken + (told.arrivals[-1][1] if told.arrivals else 0)))
+    return Encoded(batch.images, features, batch.skipped)
 
 
 def encode_to_store(
@@ -79,9 +189,10 @@ def encode_to_store(
     images: Sequence[ImageFile],
     classes: Classes | None = None,
     *,
-    batch_size: int = BATCH,
+    batch_size: int | None = None,
     workers: int | None = None,
     shard_size: int = SHARD,
+    fast: bool = False,
     labels: Mapping[str, int] | None = None,
     dataset: str | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
@@ -90,35 +201,70 @@ def encode_to_store(
     """Encode the images that a store does not hold yet; return the store and the images that could not be decoded.
 
     The folder must be new, or a store that the same encoder, preprocessing, templates and classes made. `labels` are
-    the class numbers of the images by id, and `dataset` its name, both only for scoring. `through` encodes images
-    elsewhere, in their order, else they go through `encoder` here.
+    the class numbers of the images by id, and `dataset` its name, both only for scoring. A shard has `shard_size`
+    images, or as many more as fill its last batch. `through` encodes images elsewhere, in their order, else they go
+    through `encoder` here.
     """
-    names, text, templates = ((), None, ()) if classes is None else (classes.names, classes.text, classes.templates)
-    origin = Origin(encoder.id, encoder.preprocessing, templates, encoder.logit_scale, dataset)
-    store = FeatureStore.create(folder, origin, names, text)
+    store = FeatureStore.create(folder, origin_of(encoder, classes, dataset, fast), *_text(classes))
+    return add_to_store(
+        store, encoder, images, batch_size=batch_size, workers=workers, shard_size=shard_size, fast=fast,
+        labels=labels, progress=progress, through=through,
+    )  # fmt: skip
+
+
+def origin_of(
+    encoder: Encoder, classes: Classes | None = None, dataset: str | None = None, fast: bool = False
+) -> Origin:
+    """Return what a store says of the encoder that makes it."""
+    return Origin(
+        encoder.id, encoder.preprocessing, () if classes is None else classes.templates, encoder.logit_scale, dataset,
+        spec=encoder.spec, typed=encoder.typed, precision=encoder.precision, decoding="fast" if fast else "exact",
+    )  # fmt: skip
+
+
+def _text(classes: Classes | None) -> tuple[Any, ...]:
+    return () if classes is None else (classes.names, classes.text)
+
+
+def add_to_store(
+    store: FeatureStore,
+    encoder: Encoder,
+    images: Sequence[ImageFile],
+    *,
+    batch_size: int | None = None,
+    workers: int | None = None,
+    shard_size: int = SHARD,
+    fast: bool = False,
+    labels: Mapping[str, int] | None = None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+    through: Callable[[Sequence[ImageFile]], Iterable[Encoded]] | None = None,
+) -> tuple[FeatureStore, list[Skip]]:
+    """Encode the images that a store does not hold yet, with the encoder that made it; as `encode_to_store`."""
     held = set(store.ids)
     rest = [image for image in images if image.id not in held]
+    batch = batch_size or encoder.batch_size
+    whole = -(-shard_size // batch) * batch  # images of a shard
     skipped: list[Skip] = []
-    waiting: list[Encoded] = []
+    waiting: list[tuple[str, FloatArray]] = []  # ids and rows
     done = len(images) - len(rest)
     progress(done, len(images))
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", module=r"PIL\.")  # of odd metadata; here, since filters are not thread-safe
-        here = partial(encode_files, encoder, batch_size=batch_size, workers=workers)
-        for encoded in (through or here)(rest):
-            skipped += encoded.skipped
-            waiting.append(encoded)
-            done += len(encoded.images) + len(encoded.skipped)
-            if sum(len(one.images) for one in waiting) >= shard_size:
-                store, waiting = _flush(store, waiting, labels), []
-            progress(done, len(images))
-        store = _flush(store, waiting, labels)
-    return store, skipped
+    here = partial(encode_files, encoder, batch_size=batch_size, workers=workers, fast=fast)
+    for encoded in (through or here)(rest) if rest else ():
+        skipped += encoded.skipped
+        waiting += zip((image.id for image in encoded.images), encoded.features, strict=True)
+        done += len(encoded.images) + len(encoded.skipped)
+        while len(waiting) >= whole:
+            store, waiting = _flush(store, waiting[:whole], labels), waiting[whole:]
+        progress(done, len(images))
+    return _flush(store, waiting, labels), skipped
 
 
-def _flush(store: FeatureStore, waiting: Sequence[Encoded], labels: Mapping[str, int] | None) -> FeatureStore:
-    ids = [image.id for one in waiting for image in one.images]
-    if not ids:
+def _flush(
+    store: FeatureStore, waiting: Sequence[tuple[str, FloatArray]], labels: Mapping[str, int] | None
+) -> FeatureStore:
+    if not waiting:
         return store
-    features = np.concatenate([one.features for one in waiting])
-    return store.append(ids, features, None if labels is None else [labels[i] for i in ids])
+    ids = [name for name, _ in waiting]
+    return store.append(
+        ids, np.stack([row for _, row in waiting]), None if labels is None else [labels[i] for i in ids]
+    )

@@ -1,16 +1,19 @@
-"""Which images there are: folders, patterns, single files, lists of paths (.txt, .csv, .parquet) and .tar archives.
+"""Which images there are: folders, patterns, files, lists, archives, tables, videos, and what a program has in memory.
 
     folder          all images in it and below, sorted. Hidden files and folders, and files that are not named like an
                     image, are left out. A link to a file is followed if it stays in the folder, one to a folder never
     pattern         "photos/**/*.jpg": every match, a folder as above
     .txt            one path a line; empty lines and lines that start with # are left out
     .csv, .parquet  the column `path`
+    .parquet, .arrow  with a column of images (`moontide.encoders.tables`), and folders that `datasets` saved
+    .mp4, .mov, ...  frames, `frame_step` seconds apart
     .tar            (webdataset) its members that are named like an image, read where they lie, never unpacked;
                     links are not followed
 
-Paths in a list are relative to the folder of the list, or to `root`, and must stay in it; so must the members of an
-archive. What is an image by its name and cannot be used is named as skipped, with the reason. An image is known by its
-path, that of the folder as it was given with the rest after it; one that is named twice is taken once.
+A line of a list may be an http or https address where `allow_urls` says so. Paths in a list are relative to the folder
+of the list, or to `root`, and must stay in it; so must the members of an archive. What is an image by its name and
+cannot be used is named as skipped, with the reason. An image is known by its path, that of the folder as it was given
+with the rest after it; one that is named twice is taken once.
 """
 
 from __future__ import annotations
@@ -19,68 +22,25 @@ import csv
 import glob
 import io
 import os
-import stat
 import tarfile
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Any, NamedTuple
 
-from moontide.encoders.images import MAX_BYTES, decode
-from moontide.errors import FileError, ImageError
+import numpy as np
+
+from moontide.encoders import tables, video, web
+from moontide.encoders.images import decode
+from moontide.encoders.places import HeldImage, ImageFile, Skip, UrlImage, path_id
+from moontide.errors import FileError, InputError
 from moontide.store.files import read_parquet_column, reading
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
 
 READABLE = (
     ".jpg", ".jpeg", ".jpe", ".jfif", ".mpo", ".png", ".apng", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".ppm", ".pgm",
     ".pbm", ".jp2", ".avif",
 )  # fmt: skip
 NAMED_LIKE_IMAGES = (*READABLE, ".heic", ".heif", ".jxl", ".psd", ".svg", ".eps")  # the others are tried, and skipped
-
-
-class Skip(NamedTuple):
-    """An image that was left out, and why."""
-
-    id: str
-    reason: str
-
-
-@dataclass(frozen=True)
-class ImageFile:
-    """Where an image lies: a file, or some bytes of an archive.
-
-    >>> ImageFile("no.jpg", Path("no.jpg")).read()
-    Traceback (most recent call last):
-        ...
-    moontide.errors.ImageError: it cannot be read (No such file or directory)
-    """
-
-    id: str  # the name in every output: the path, or archive/member
-    path: Path
-    offset: int | None = None  # in an archive
-    size: int = 0
-
-    def read(self) -> Image:
-        """Read and decode it to upright RGB."""
-        try:
-            status = os.stat(self.path)
-            if not stat.S_ISREG(status.st_mode):
-                raise ImageError("it is no regular file")
-            size = status.st_size if self.offset is None else self.size
-            if size > MAX_BYTES:
-                raise ImageError(f"it has {size / 2**20:.0f} MiB, more than the {MAX_BYTES // 2**20} that are allowed")
-            with open(self.path, "rb") as handle:
-                if self.offset is None:
-                    return decode(handle)
-                handle.seek(self.offset)
-                return decode(io.BytesIO(handle.read(size)))
-        except ImageError:
-            raise
-        except OSError as error:
-            raise ImageError(f"it cannot be read ({error.strerror})") from error
 
 
 class Listing(NamedTuple):
@@ -90,8 +50,16 @@ class Listing(NamedTuple):
     skipped: list[Skip]
 
 
-def list_images(paths: Iterable[str | Path], root: str | Path | None = None) -> Listing:
+def list_images(
+    paths: Iterable[str | Path],
+    root: str | Path | None = None,
+    *,
+    allow_urls: bool = False,
+    frame_step: float = 1.0,
+) -> Listing:
     """Find all images that the user's paths name; `root` is the folder that paths in lists start from and stay in.
+
+    allow_urls: whether addresses in lists are downloaded. frame_step: seconds between the frames of a video.
 
     >>> list_images(["no-such-folder"])
     Traceback (most recent call last):
@@ -101,7 +69,7 @@ def list_images(paths: Iterable[str | Path], root: str | Path | None = None) -> 
     images: dict[str, ImageFile] = {}
     skipped: dict[str, Skip] = {}
     for given in paths:
-        for found in _found(str(given), root):
+        for found in _found(str(given), root, allow_urls, frame_step):
             if isinstance(found, Skip):
                 skipped.setdefault(found.id, found)
             else:
@@ -111,7 +79,45 @@ def list_images(paths: Iterable[str | Path], root: str | Path | None = None) -> 
     return Listing(list(images.values()), list(skipped.values()))
 
 
-def _found(given: str, root: str | Path | None) -> Iterator[ImageFile | Skip]:
+def as_listing(images: Iterable[Any]) -> Listing:
+    """Return Pillow images, arrays of 8 bits (H, W, 3) or (H, W), and paths as a listing; ids are numbers.
+
+    >>> import numpy as np
+    >>> [image.id for image in as_listing([np.zeros((4, 5, 3), dtype=np.uint8)]).images]
+    ['0']
+    """
+    from PIL import Image
+
+    found: list[ImageFile] = []
+    for number, one in enumerate(images):
+        if isinstance(one, ImageFile):
+            found.append(one)
+        elif isinstance(one, str | Path):
+            found.append(ImageFile(path_id(Path(one)), Path(one)))
+        elif isinstance(one, Image.Image):
+            found.append(HeldImage(str(number), Path(str(number)), image=one))
+        elif isinstance(one, dict) and isinstance(one.get("bytes"), bytes):  # an undecoded row of `datasets`
+            found.append(HeldImage(str(number), Path(str(number)), image=decode(one["bytes"])))
+        else:
+            found.append(HeldImage(str(number), Path(str(number)), image=_from_array(one, number)))
+    if not found:
+        raise InputError("'images' must have at least one image. Got none.")
+    return Listing(found, [])
+
+
+def _from_array(one: Any, number: int) -> Any:
+    from PIL import Image
+
+    array = np.asarray(one)
+    if array.dtype != np.uint8 or array.ndim not in (2, 3) or (array.ndim == 3 and array.shape[2] not in (1, 3, 4)):
+        raise InputError(
+            f"Image {number} must be a Pillow image, a path, or an array of uint8 of the shape (H, W), (H, W, 3) or "
+            f"(H, W, 4). Got {type(one).__name__} of {array.dtype} and shape {array.shape} instead."
+        )
+    return Image.fromarray(array[:, :, 0] if array.ndim == 3 and array.shape[2] == 1 else array)
+
+
+def _found(given: str, root: str | Path | None, urls: bool, step: float) -> Iterator[ImageFile | Skip]:
     path = Path(given)
     kind = path.suffix.lower()
     if not path.exists() and glob.has_magic(given):
@@ -124,12 +130,18 @@ def _found(given: str, root: str | Path | None) -> Iterator[ImageFile | Skip]:
                 yield from _folder(match)
             elif match.suffix.lower() in NAMED_LIKE_IMAGES:
                 yield _file(match, named)
+            elif match.suffix.lower() in (*_LISTS, ".tar", *tables.KINDS, *video.KINDS):
+                yield from _found(str(match), root, urls, step)
     elif path.is_dir():
-        yield from _folder(path)
+        yield from tables.saved_dataset(path) if tables.is_dataset(path) else _folder(path)
     elif not path.exists():
         raise FileError(f"There is no file or folder {given}.")
+    elif kind in tables.KINDS and (rows := tables.rows_of(path)) is not None:
+        yield from rows
     elif kind in _LISTS:
-        yield from _listed(path, [row[0] for row in _LISTS[kind](path, ("path",))], Path(root or path.parent))
+        yield from _listed(path, [row[0] for row in _LISTS[kind](path, ("path",))], Path(root or path.parent), urls)
+    elif kind in video.KINDS:
+        yield from video.frames_of(path, step)
     elif kind == ".tar":
         yield from _archive(path)
     elif path.name.lower().endswith((".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst", ".zip")):
@@ -162,10 +174,12 @@ def _inside(path: Path, folder: Path) -> bool:
     return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))
 
 
-def _listed(file: Path, lines: Iterable[str], root: Path) -> Iterator[ImageFile | Skip]:
+def _listed(file: Path, lines: Iterable[str], root: Path, urls: bool) -> Iterator[ImageFile | Skip]:
     for line in lines:
         path = root / line
-        if "\0" in line:
+        if web.is_url(line):
+            yield UrlImage(line, Path()) if urls else Skip(line, "it is an address; add --allow-urls to download it")
+        elif "\0" in line:
             yield Skip(repr(line), f"it is no path (in {file})")
         elif _inside(path, root):
             yield ImageFile(path_id(path), path)
@@ -271,12 +285,3 @@ def _text(file: Path) -> str:
 def _no_column(file: Path, column: str, names: Sequence[str]) -> FileError:
     has = ", ".join(map(repr, names)) or "none"
     return FileError(f"{file} must have a column {column!r}. It has {has}; rename one.")
-
-
-def path_id(path: Path) -> str:
-    """Write a path as text that every output can hold: normalised, with slashes, odd bytes as \\xNN.
-
-    >>> path_id(Path("photos/./a.jpg"))
-    'photos/a.jpg'
-    """
-    return os.fsencode(os.path.normpath(path)).decode("utf-8", "backslashreplace").replace(os.sep, "/")

@@ -32,7 +32,7 @@ import numpy as np
 import numpy.typing as npt
 
 from moontide.core.arrays import unit_rows
-from moontide.encoders.base import FloatArray, Prepared, TorchEncoder
+from moontide.encoders.base import FloatArray, TorchEncoder, check_precision
 from moontide.encoders.loading import TINY, onnx_runtime
 from moontide.encoders.steps import Steps
 from moontide.errors import FileError, OptionError, missing_extra
@@ -40,7 +40,6 @@ from moontide.store.files import check_device, replacing
 
 if TYPE_CHECKING:
     import torch
-    from PIL.Image import Image
 
 RIDGE, WIDTH = 0.3, 0.3
 FAR = 0.45  # a tenth of the ImageNet names are less like any other than this cosine
@@ -64,8 +63,9 @@ class Tiny(TorchEncoder):
     id = "tiny (not CLIP but an ImageNet classifier with a name matcher)"
     dim = 1280
     preprocessing = STEPS.describe()
+    steps = STEPS
 
-    def __init__(self, model: str = "", device: str = "cpu", autocast: bool = False) -> None:
+    def __init__(self, model: str = "", device: str = "cpu", precision: str = "auto") -> None:
         if model:
             raise OptionError(f"The encoder tiny is one model and takes no other ({TINY}). Got {model!r}.")
         check_device(device)
@@ -79,10 +79,12 @@ class Tiny(TorchEncoder):
         except ImportError as error:
             raise missing_extra(str(error.name), "tiny", f"The encoder tiny ({TINY})") from None
         files = {part: _checked(*FILES[part]) for part in FILES}
-        self.device, self.autocast = device, autocast
+        check_precision(precision)
+        self.device = device
+        self.asked = "float32" if (precision, device) == ("auto", "cpu") else precision  # bfloat16 is too coarse for it
         self.visual = EfficientNet.from_name("efficientnet-lite2")
         self.visual.load_state_dict(torch.load(files["image"], weights_only=True))
-        self.visual.eval().requires_grad_(False).to(device)
+        self.model = self.visual.eval().requires_grad_(False).to(device, memory_format=torch.channels_last)
         self.tokenizer = Tokenizer.from_file(str(files["tokenizer"]))
         self.tokenizer.enable_padding()
         options = onnxruntime.SessionOptions()
@@ -93,17 +95,13 @@ class Tiny(TorchEncoder):
         self.table = _cached(lambda: fit(self.embed, [names[str(k)] for k in range(len(rows))], rows))
         self.logit_scale = 1 / self.table.temperature
 
-    def prepare(self, image: Image) -> Prepared:
-        """Squash the image to 260 x 260 and scale it."""
-        return {"pixel_values": STEPS(image)}
-
-    def image_features(self, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    def embed_images(self, model: Any, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """Return the pooled features before the classifier."""
         import torch
 
         pixels = inputs["pixel_values"].contiguous(memory_format=torch.channels_last)
-        few = 4 if pixels.device.type == "cpu" else len(pixels)  # so few stay in the cache of a CPU: twice as fast
-        return torch.cat([self.visual.extract_features(part).mean((2, 3)) for part in pixels.split(few)])
+        few = 4 if pixels.device.type == "cpu" else max(1, len(pixels))  # so few stay in the cache of a CPU
+        return torch.cat([model.extract_features(part).mean((2, 3)) for part in pixels.split(few)])
 
     def _text(self, prompts: Sequence[str]) -> npt.NDArray[Any]:
         return kernel(self.embed(prompts), self.table.known) @ self.table.weights

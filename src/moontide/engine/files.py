@@ -32,6 +32,7 @@ except ImportError:  # the extra is named when something is read
     fsspec = None
 
 KINDS = (".parquet", ".npy", ".safetensors")
+NO_SHARDS = ("text.safetensors", "negatives.safetensors")  # of a store: embeddings of names
 DTYPES = {"F16": "<f2", "F32": "<f4", "F64": "<f8", "I64": "<i8", "I32": "<i4", "U16": "<u2", "U8": "|u1"}
 
 MOST_HEADER = 100_000_000  # bytes, as the library of the format allows
@@ -71,7 +72,7 @@ def expand(pattern: str) -> list[str]:
     fs, path = filesystem(pattern)
     path = path.rstrip("/")
     found = fs.glob(f"{path}/*" if fs.isdir(path) else path)
-    found = [p for p in found if suffix(p) in KINDS and PurePosixPath(p).name != "text.safetensors"]  # a store's text
+    found = [p for p in found if suffix(p) in KINDS and PurePosixPath(p).name not in NO_SHARDS]
     shards = sorted(fs.unstrip_protocol(p) if "://" in pattern else p for p in found)
     if not shards:
         raise FileError(f"{pattern} names no {', '.join(KINDS)} file.")

@@ -1,8 +1,9 @@
 """The image pass of `moontide encode` on Ray Data: the batches of one process, through many encoders, in their order.
 
-A row of the dataset is a piece of the list of images, a whole number of batches. Each worker, an actor, has an encoder
-and puts the batches of a piece through it as one process would; what comes back, in the order of the images, goes into
-the store in this process. So the store is the same, it goes on after a stop in the same way, and no more vectors are in
+A row of the dataset is a piece of the list of images, a whole number of batches. Each worker, an actor, is one unit of
+an encoder, a GPU where there is one, and its share of the CPUs for the processes that decode images. It puts the
+batches of a piece through the encoder as one process would; what comes back, in the order of the images, goes into the
+store in this process. So the store is the same, it goes on after a stop in the same way, and no more vectors are in
 memory than Ray Data lets wait. A worker that dies is replaced, and its pieces are encoded again.
 """
 
@@ -11,17 +12,15 @@ from __future__ import annotations
 import json
 import logging
 import os
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from moontide.encoders import encoder
 from moontide.encoders.pipeline import Encoded, encode_files
-from moontide.encoders.sources import ImageFile, Skip
+from moontide.encoders.places import ImageFile, Skip, image_from
 from moontide.engine.ray import places, resources
 from moontide.errors import InputError, MoontideError
 
@@ -35,9 +34,10 @@ class EncoderSpec:
 
     name: str
     device: str
-    autocast: bool
+    precision: str
     batch_size: int
-    threads: int  # that decode images
+    decoders: int  # processes that decode images
+    fast: bool
     folder: str  # that relative paths of models start from
 
 
@@ -47,16 +47,20 @@ class Piecewise:
     def __init__(self, spec: EncoderSpec) -> None:
         if os.path.isdir(spec.folder):  # a machine of the cluster may not have it
             os.chdir(spec.folder)
-        self.spec, self.encoder = spec, encoder(spec.name, spec.device, spec.autocast)
-        warnings.filterwarnings("ignore", module=r"PIL\.")  # of odd metadata
+        self.spec, self.encoder = spec, encoder(spec.name, spec.device, spec.precision)
 
     def __call__(self, rows: Mapping[str, Sequence[str]]) -> Iterator[dict[str, list[Any]]]:
         """Encode the images of some pieces; each batch is a row: who is in it, who is not and why, and the vectors."""
-        images = [ImageFile(i, Path(path), *place) for piece in rows["piece"] for i, path, *place in json.loads(piece)]
+        images = [image_from(one) for piece in rows["piece"] for one in json.loads(piece)]
+        told: dict[str, Any] = {
+            "batch_size": self.spec.batch_size,
+            "workers": self.spec.decoders,
+            "fast": self.spec.fast,
+        }
         try:
-            for found in encode_files(self.encoder, images, batch_size=self.spec.batch_size, workers=self.spec.threads):
-                told = {"images": [image.id for image in found.images], "skipped": found.skipped}
-                yield {"told": [json.dumps(told)], "features": [found.features.tobytes()]}
+            for found in encode_files(self.encoder, images, **told):
+                who = {"images": [image.id for image in found.images], "skipped": found.skipped}
+                yield {"told": [json.dumps(who)], "features": [found.features.tobytes()]}
         except MoontideError as error:  # Ray would wrap it
             yield {"told": [json.dumps({"error": str(error)})], "features": [b""]}
 
@@ -66,17 +70,19 @@ def encode_on_ray(
     dim: int,
     name: str,
     device: str = "cpu",
-    autocast: bool = False,
+    precision: str = "auto",
     *,
     batch_size: int,
     workers: int | None = None,
+    fast: bool = False,
 ) -> Iterator[Encoded]:
     """Encode images batch by batch, in their order, on the cluster that `engine.ray.connect` joined."""
     import ray.data
 
     count = places(workers, device)
     cpus = max(1, int(resources()["CPU"]) // count)
-    spec = EncoderSpec(name, device, autocast, batch_size, cpus, os.getcwd())
+    decoders = cpus if device == "cuda" else max(1, cpus // 2)
+    spec = EncoderSpec(name, device, precision, batch_size, decoders, fast, os.getcwd())
     by_id = {image.id: image for image in images}
     each = max(1, min(PIECE, len(images) // (PIECES * count * batch_size))) * batch_size
     pieces = [{"piece": _piece(images[i : i + each])} for i in range(0, len(images), each)]
@@ -101,4 +107,4 @@ def encode_on_ray(
 
 
 def _piece(images: Sequence[ImageFile]) -> str:
-    return json.dumps([[x.id, os.path.abspath(x.path), x.offset, x.size] for x in images])
+    return json.dumps([image.describe() for image in images])

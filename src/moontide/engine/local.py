@@ -30,7 +30,7 @@ class Local:
     ...     np.save(handle, np.eye(3))
     >>> job = Job(method("zero_shot"), np.eye(3, dtype=np.float32), 100.0, (look("memory://local/a.npy"),), (),
     ...           "memory://local/checkpoint")
-    >>> Local(job, resident=True).run(1, "first_pass")
+    >>> Local(job, resident=True).run(1, "first")
     Counted(n=3)
     """
 

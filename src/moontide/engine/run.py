@@ -20,7 +20,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moontide.core.arrays import as_real, to_numpy, unit_rows
+from moontide.core.driver import solve
 from moontide.core.memory import available_bytes, human
+from moontide.core.rows import LARGE
+from moontide.core.sums import unpack
 from moontide.engine.files import (
     Source,
     exists,
@@ -35,15 +38,13 @@ from moontide.engine.files import (
 )
 from moontide.engine.local import Engine, Local
 from moontide.engine.partition import quantiser, recall
-from moontide.engine.solvers import solver
-from moontide.engine.sums import unpack
 from moontide.engine.worker import Job
-from moontide.errors import FileError, MoontideError, ResourceError, without_credentials
-from moontide.protocols import Method
+from moontide.errors import FileError, MoontideError, OptionError, ResourceError, without_credentials
+from moontide.protocols import Method, Plan
+from moontide.registry import method_names, method_type
 from moontide.store.remote import check_remote
 from moontide.types import check_class_names, check_class_prior, check_negatives
 
-LARGE = 2**27  # N x K above which assignments are in 16 bits
 SHARE = 0.7  # of the available memory that workers may take
 SHOWN = 20  # bad shards named in an error
 CHECKPOINT = "checkpoint"
@@ -88,7 +89,7 @@ class Journal:
             self.engine.close()
         self.engine = engine
 
-    def __call__(self, name: str, *given: Any) -> Any:
+    def __call__(self, verb: str, *given: Any) -> Any:
         """Call a method of all shards and add up."""
         self.number += 1
         path = f"{self.folder}/call-{self.number:04d}.safetensors"
@@ -97,10 +98,10 @@ class Journal:
         if known:
             said = unpack(read_tensors(path))
         else:
-            said = self.engine.run(self.number, name, *given)  # type: ignore[union-attr]
+            said = self.engine.run(self.number, verb, *given)  # type: ignore[union-attr]
             write_tensors(path, said.pack())
         self.ticks = self.number * self.parts
-        if name == "step":
+        if verb == "step":
             self._report_step(said.changed, None if known else time.perf_counter() - start)
         return said
 
@@ -151,8 +152,7 @@ def adapt_shards(
     ...     adapt_shards(f"{folder}/*.npy", np.eye(3), method("moon"), f"{folder}/out").counts
     array([2., 2., 2.])
     """
-    solve = solver(method.name).solve
-    plan = solver(method.name).plan(method)
+    plan = _plan(method)
     for path in (out, *([pattern] if isinstance(pattern, str) else pattern)):
         check_remote(path, allow_remote)
     paths = expand(pattern) if isinstance(pattern, str) else list(pattern)
@@ -190,7 +190,7 @@ def adapt_shards(
         found = recall(journal, checked.rows)
         if found is not None:
             report(f"graph: {graph}, {100 * found:.1f} % of the true nearest neighbours among all rows (on a sample)")
-        converged = bool(solve(method, journal, anchors, logit_scale, **given).converged)
+        converged = bool(solve(method.mixture(anchors, logit_scale, **given), journal).converged)
         journal.calls = journal.number + 1 + bool(groups)  # it may have taken fewer than planned
         written = journal("write")
         if groups:
@@ -199,6 +199,14 @@ def adapt_shards(
     remove(job.folder)
     replaced = journal.replaced
     return Outcome(written.n, checked.skipped, written.changed, written.counts, found, converged, replaced, job.outputs)
+
+
+def _plan(method: Method) -> Plan:
+    """Tell how long a run of the method is, or refuse one that does not run on shards."""
+    if method.rows_type is None:
+        names = [name for name in method_names() if method_type(name).rows_type]
+        raise OptionError(f"Only {', '.join(names[:-1])} and {names[-1]} run on shards. Got {method.name!r}.")
+    return method.plan()
 
 
 def _look_at(paths: Sequence[str], d: int) -> tuple[Source, ...]:

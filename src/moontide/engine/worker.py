@@ -25,6 +25,8 @@ from numpy.typing import NDArray
 from moontide.core.ann import nearest_lists
 from moontide.core.arrays import to_numpy, unit_rows
 from moontide.core.graph import Graph
+from moontide.core.rows import BLOCK_ENTRIES, Rows, Sample, draw
+from moontide.core.sums import TOGETHER, Doubles, Sums, unpack
 from moontide.engine.files import (
     Source,
     exists,
@@ -35,9 +37,6 @@ from moontide.engine.files import (
     write_tensors,
     writing,
 )
-from moontide.engine.rows import BLOCK_ENTRIES, Rows, Sample, draw
-from moontide.engine.solvers import solver
-from moontide.engine.sums import TOGETHER, Doubles, Sums, unpack
 from moontide.errors import InputError, MoontideError
 from moontide.protocols import Method
 from moontide.store import parquet
@@ -45,6 +44,7 @@ from moontide.store.files import place
 from moontide.store.predictions import rounded
 
 SHOWN = 8
+OWN = ("check", "sketch", "scatter", "write", "gather")  # calls that a worker answers; the others are its shards'
 PROCESS = 2**27  # bytes of an interpreter with numpy, scipy and pyarrow
 
 
@@ -63,6 +63,11 @@ class Job:
     groups: tuple[int, ...] = ()  # none: a shard is a source; else the groups that the rows of all sources went to
     half: bool = False  # assignments in 16 bits
     device: str = "cpu"
+
+    @property
+    def rows_type(self) -> type[Rows]:
+        """What holds the samples of the method."""
+        return self.method.rows_type or Rows
 
     @property
     def parts(self) -> int:
@@ -90,7 +95,7 @@ class Job:
         16000
         """
         k, d = map(int, self.text.shape)
-        scores = 4 * n * k * solver(self.method.name).Shard.SCORES
+        scores = 4 * n * k * self.rows_type.SCORES
         return max(8 * n * d, scores) + 8 * 4 * BLOCK_ENTRIES + 40 * k * d + PROCESS
 
 
@@ -138,7 +143,7 @@ class Worker:
         """Call a method of every shard, or of this worker for every shard, and add up."""
         total, self.done = None, (number, 0)
         for count, i in enumerate(self.mine, start=1):
-            part = getattr(self, name)(i, *given) if hasattr(self, name) else self._ask(i, number, name, given)
+            part = getattr(self, name)(i, *given) if name in OWN else self._ask(i, number, name, given)
             total = part if total is None else total + part
             self.done = number, count
             self.tick()
@@ -197,7 +202,7 @@ class Worker:
 
     def gather(self, i: int, groups: tuple[int, ...]) -> Written:
         """Write the predictions of a source, whose rows are in many groups."""
-        names = solver(self.job.method.name).Shard.COLUMNS
+        names = self.job.rows_type.COLUMNS
         parts: dict[str, list[NDArray[Any]]] = {name: [] for name in ("rows", *names)}
         for shard, g in enumerate(groups):
             rows = read_tensors(self._path("piece", i), f"rows-{g}").get(f"rows-{g}")
@@ -232,7 +237,7 @@ class Worker:
         """Return a shard as it was after its last change."""
         if i in self.shards:
             return self.shards[i]
-        job, kind = self.job, solver(self.job.method.name).Shard
+        job, kind = self.job, self.job.rows_type
         rows, kept = self._read(i)
         features = place(rows, None, job.device)
         path, graph = self._path("graph", i), None

@@ -23,53 +23,25 @@ holds with `votes="gamma"`, where a neighbour's vote counts by its own gamma too
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
-from moontide.core.arrays import (
-    Array,
-    affine,
-    buffers,
-    class_counts,
-    clip,
-    columns,
-    device_type,
-    last,
-    namespace,
-    put,
-    stack,
-)
+import numpy as np
+
+from moontide.core.arrays import Array, clip, device_type, like, namespace, stack
+from moontide.core.backends import choose, plain
+from moontide.core.driver import Run, solve
 from moontide.core.graph import Graph
-from moontide.core.mixture import Anchors, MStep
-from moontide.core.ple import (
-    NO_COLUMNS,
-    Assignment,
-    Moments,
-    anchor_weights,
-    at_anchor,
-    concentration,
-    e_step,
-    echo,
-    join_confidence,
-    objective,
-    resultant_of,
-    sample_weights,
-    weighted_sums,
-    zero_shot_moments,
-)
-from moontide.core.progress import track
-from moontide.core.replay import replay
-from moontide.core.smoothing import NEIGHBOURS, products_of_samples, smoother
-from moontide.core.sparse import COARSE, NEGLIGIBLE, Resting, worthwhile
+from moontide.core.mixture import VMF, Anchors, Classes, Step
+from moontide.core.ple import anchor_weights, class_confidence, concentration, initial_resultant, objective
+from moontide.core.rows import LARGE, NEIGHBOURS, Rows, check_graph
 from moontide.errors import OptionError
 from moontide.options import option
-from moontide.protocols import Method
+from moontide.protocols import Method, Plan
 from moontide.types import Result, Task
 
 STILL = 4  # roundings: assignments that move by less no longer change
-HALF = 2**23  # N x K above which precision "half" stores assignments in 16 bits: below, nothing is gained
-LARGE = 2**27  # N x K above which a CPU works in blocks of rows, with assignments in 16 bits
 
 
 @dataclass(frozen=True)
@@ -110,7 +82,7 @@ class MOON(Method):
     kappa_cap: float = option(500.0, "largest re-estimated kappa (inf: none)", above=0, high=math.inf)
     r_cap: float = option(0.999, "largest mean resultant length (1: none)", above=0, high=1)
     neighbours: int = option(NEIGHBOURS, "m, neighbours of a sample in the graph", low=1)
-    graph: str = option("symmetric", "a sample hears its neighbours and those it is neighbour of, or only the first",
+    graph: str = option("symmetric", "votes from the neighbours of a sample and those it is neighbour of, or the first",
                         choices=("symmetric", "one-sided"))  # fmt: skip
     laplacian: str = option("mean", "neighbours' votes are averaged or summed", choices=("mean", "sum"))
     laplacian_weight: float = option(1.0, "weight of the neighbours' votes", low=0)
@@ -121,8 +93,6 @@ class MOON(Method):
                           choices=("banerjee", "newton"))  # fmt: skip
     precision: str = option("full", "products on a GPU: float32, or rounded to 10 bits with float32 sums, faster; half "
                             "also stores z in 16 bits", choices=("full", "tf32", "half"))  # fmt: skip
-    exact: bool = option(True, "False: on a CPU, votes that add less than 6e-5 to a probability may be left out; "
-                         "details['dropped'] of the result bounds what that changes")  # fmt: skip
     iterations: int = option(10, "T, rounds of E-step and M-step", low=1)
     final_assignment: bool = option(True, "one more E-step after the last M-step")
     count_epsilon: float = option(1e-10, "added to soft counts where they divide", low=0)
@@ -136,7 +106,7 @@ class MOON(Method):
         if self.gamma == "off":
             yield ("gamma_in_counts", "votes"), "with gamma='off'"
         if self.laplacian_weight == 0:
-            yield ("neighbours", "graph", "laplacian", "votes", "exact"), "with laplacian_weight=0"
+            yield ("neighbours", "graph", "laplacian", "votes"), "with laplacian_weight=0"
         if not self.update_kappa:
             yield ("kappa_cap",), "with update_kappa=False"
         if self.m_steps == 0 or not (self.update_mu or self.update_kappa):
@@ -148,160 +118,125 @@ class MOON(Method):
             yield ("update_mu", "update_kappa", "kappa_cap"), "without an M-step"
 
     def _fit(self, task: Task) -> Result:
-        if self.precision != "full" and device_type(task.features) == "cpu":
+        check_graph(task.graph, self.name, self.neighbours)
+        on_cpu = device_type(task.features) == "cpu"
+        if self.precision != "full" and on_cpu:
             raise OptionError(
                 f"The 'precision' option of moon has no effect on a CPU. Got {self.precision!r}; leave it at 'full'."
             )
-        if task.n * task.k > LARGE and device_type(task.features) == "cpu":
-            return self._fit_in_blocks(task)
-        plain = (
-            self.inverse == "banerjee" and self.log_normaliser == "asymptotic"
-        )  # the others take constants from the host
-        out = replay(self._solve, task, self.precision, capture=plain)
-        *energy, same = out.pop("energy").tolist()
-        graph = Graph(out.pop("neighbours"), out.pop("weights"), float(out.pop("recall")) if "recall" in out else 1.0)
-        z, y, kappa, beta = (out.pop(name) for name in ("z", "y", "kappa", "beta"))
-        return Result(z, y, None, energy, len(energy) - 1, bool(same), kappa, beta, {**out, "graph": graph})
+        large = on_cpu and task.n * task.k > LARGE  # in blocks, with probabilities in 16 bits
+        backend: Any = plain if large else choose(task.features, task.k)
 
-    def _fit_in_blocks(self, task: Task) -> Result:
-        """Solve a task whose N x K arrays are too many for memory as one shard; probabilities come in 16 bits."""
-        from moontide.engine.solvers import one_shard
+        def together(features: Array, text: Array) -> tuple[Any, ...]:
+            rows = backend.Rows(self, features, text, task.logit_scale, task.graph, half=large, alone=not large)
+            found = solve(VMFMixture(self, text, task.logit_scale, backend.m_step), rows.call)
+            labels = rows.labels if large else None  # before rounding to 16 bits
+            graph = rows.graph
+            return *found, *rows.unpack(), labels, rows.gamma, graph.neighbours, graph.weights, graph.recall
 
-        shard, found = one_shard(self, task)
+        *found, z, y, labels, gamma, neighbours, weights, recall = backend.run(together, self, task)
+        of = Solution(*found)
+        energy = of.energy.tolist()
         details = {
-            "mu": found.mu, "alpha": found.alpha, "gamma": shard.gamma, "anchor_kappa": found.anchor_kappa,
-            "graph": shard.graph,
+            "mu": of.mu, "alpha": of.alpha, "gamma": gamma, "anchor_kappa": of.anchor_kappa,
+            "graph": Graph(neighbours, weights, recall),
         }  # fmt: skip
-        z, y = shard.unpack()  # (N, K) each
-        result = Result(z, y, None, found.energy, self.m_steps, found.converged, found.kappa, found.beta, details)
-        result.__dict__["labels"] = shard.labels  # as computed, before rounding to 16 bits
-        return result
+        return Result(z, y, None, energy, len(energy) - 1, of.converged, of.kappa, of.beta, details, decided=labels)
 
     def peak_bytes(self, n: int, k: int, d: int, itemsize: int) -> int:
         """Estimate the memory beyond the inputs: six N x K arrays, or three of 2-byte numbers for large N."""
         assignments = 6 * n * k if n * k > LARGE else 6 * n * k * itemsize
         return assignments + itemsize * (2 * n * d + 8 * k * d)
 
-    def _solve(self, task: Task) -> dict[str, Array]:
-        """Alternate E-steps and M-steps. Nothing here waits for a GPU, so that the whole run can be replayed there."""
-        xp = namespace(task.features)
-        f, text, d, m_step = task.features, task.text, task.d, self.m_step(task.logit_scale)
-        spare = buffers(f, 4, (task.n, task.k))  # in numpy, the (N, K) arrays of the whole run
-        cosine = xp.matmul(f, text.T, out=last(spare))  # (N, K)
-        y, log_evidence, moments = zero_shot_moments(cosine, task.logit_scale, last(spare))  # (N, K), (N,)
-        r = clip(resultant_of(moments.total, moments.along, self.count_epsilon), 0, self.r_cap)  # (K,)
-        anchors = Anchors(text, concentration(r, d, self.inverse, self.r_cap), r, self.alpha_k(moments, task.n))
-        symmetric, mean = self.graph == "symmetric", self.laplacian == "mean"
-        gram = products_of_samples(task)  # (N, N)
-        graph, votes_of = smoother(
-            task, self.name, self.neighbours, self.laplacian_weight, symmetric, mean, self.precision, gram
-        )
+    rows_type: ClassVar[type[Rows]] = plain.Rows
 
-        # A class without samples is at its anchor: what it scores there, `rest`, is computed once, and the products of
-        # an iteration are made for the L `live` classes only (on a GPU for all: counting them would make it wait).
-        none = xp.zeros_like(r)  # (K,)
-        rest_kappa, rest_kl = m_step.at_rest(anchors)  # (K,), (K,)
-        on_cpu = device_type(f) == "cpu"
-        rest, logits = (  # (N, K), (N, K)
-            at_anchor(cosine, kappa, d, self.log_normaliser, m_step.scale, self.temper)
-            for kappa in (rest_kappa, anchors.kappa)
-        )
-        live: Any = NO_COLUMNS
-        values: Array = None
-        beta, mu, kappa, kl = none, text, anchors.kappa, none  # (K,), (K, d), (K,), (K,)
-        labels = None if self.m_steps else xp.argmax(y, axis=1)  # (N,)
-        early = self.gamma == "zero_shot" or self.votes == "gamma"  # whether gamma is asked for before the first E-step
-        gamma = sample_weights(y) if early else xp.ones_like(log_evidence)  # (N,)
-        z, low = y, f  # (N, K), (N, d)
-        if self.precision == "half" and task.n * task.k > HALF:
-            z, low = y.half(), f.half()
-        few: Resting | None = None  # z, where few classes are live
-        limit, dropped = NEGLIGIBLE if self.exact else COARSE, 0.0
-        still = STILL * float(xp.finfo(f.dtype).eps)
-        trace: list[tuple[Array, ...]] = []  # what L_PLE after each E-step is made of
-        for it in track(range(self.m_steps + 1), "iterations"):
-            step = few.e_step(values, self.voice(gamma)) if few else None
-            if step is None:
-                old, few, out = few.dense() if few else z, None, last(spare)
-                step = e_step(logits, self.said(old, gamma), votes_of, live, values, out)
-                z = step.z  # (N, K)
-                if out is not None and old is not y:
-                    spare.append(old)
-            elif few and not self.exact:
-                dropped = max(dropped, few.dropped)
-            before, labels = labels, step.labels  # (N,), (N,)
-            if self.gamma == "assignments":
-                gamma = step.gamma  # (N,)
-            weight = xp.ones_like(gamma) if self.votes == "gamma" else gamma  # what was said has gamma in it already
-            trace.append((gamma, step.heard, step.log_sum, step.echo, weight, kl))
-            if it == self.m_steps:
-                break
-            if on_cpu and it and bool((labels == before).all()):
-                moved = few.moved if few else float(xp.max(xp.abs(z - old)))
-                if moved < still:
-                    break  # further iterations would repeat this one
-            counts = self.counts(step, gamma)  # (K,)
-            if few and not few.covers(counts):
-                z, few = few.dense(), None
-            if few is None:
-                live = xp.nonzero(counts)[0] if on_cpu else slice(None)  # (L,)
-                held, near = anchors.rows(live), None if gram is None else columns(cosine, live)  # near: (N, L)
-                if it and worthwhile(z, live):
-                    few = Resting(rest, z, step.log_sum, live, votes_of, last(spare), limit)
-            part = few.z if few else columns(z, live)  # (N, L)
-            span = None if gram is None else m_step.in_span(part, gamma, counts[live], held, near, gram)
-            classes: Any = span or m_step(*weighted_sums(part, gamma, low), counts[live], held)
-            values = span.values if span else affine(f, classes.prototypes, classes.offset)  # (N, L)
-            logits, kl = rest, put(rest_kl, live, classes.kl)  # (N, K), (K,)
-        if self.m_steps:
-            directions = m_step.means_of(span, f, held.text) if span else classes.mu  # (L, d)
-            beta, mu = put(none, live, classes.beta), put(text, live, directions)
-            kappa = put(rest_kappa, live, classes.kappa)
-        gammas, heard, log_sum, echoes, weights, kl = map(stack, zip(*trace, strict=True))
-        final = few.echo(self.voice(gamma)) if few else echo(self.said(z, gamma), votes_of)  # (N,)
-        echoes = xp.concat([echoes[1:, :], final[None, :]])  # known one E-step later
-        z = few.dense() if few else z
-        log_evidence *= self.text_weight
-        same = xp.astype(xp.all(labels == before), f.dtype)  # travels with the energies
-        energy = objective(gammas, heard, log_sum, log_evidence, weights * echoes, anchors.alpha, kl, self.temper)
-        return {
-            "z": xp.astype(z, f.dtype), "y": y, "energy": xp.concat([energy, same[None]]),
-            "beta": beta, "kappa": kappa, "mu": mu, "alpha": anchors.alpha, "gamma": gamma,
-            "anchor_kappa": anchors.kappa, "neighbours": graph.neighbours, "weights": graph.weights,
-            **({"recall": xp.asarray(graph.recall)} if graph.recall < 1 else {}),
-            **({} if self.exact else {"dropped": xp.asarray(dropped)}),
-        }  # fmt: skip
+    def mixture(self, text: Array, logit_scale: float) -> VMFMixture:  # type: ignore[override]
+        """Return what `driver.solve` needs on shards."""
+        return VMFMixture(self, text, logit_scale)
 
-    def voice(self, gamma: Array) -> Array:
-        """Return what the vote of each sample counts, (N,)."""
-        return gamma if self.votes == "gamma" else namespace(gamma).ones_like(gamma)
+    def plan(self) -> Plan:
+        """First pass, an E-step before and after each M-step, and the last terms of the objective.
 
-    def said(self, z: Array, gamma: Array) -> Array:
-        """Return the votes that samples cast, (N, K)."""
-        return z * gamma[:, None] if self.votes == "gamma" else z
-
-    def counts(self, step: Assignment, gamma: Array) -> Array:
-        """Return the n_k that beta_k is made of: soft, hard, or hard and gamma-weighted, (K,)."""
-        if self.beta == "soft":
-            xp = namespace(gamma)
-            return xp.astype(xp.astype(gamma, step.z.dtype) @ step.z, gamma.dtype)
-        return class_counts(step.labels, step.counts.shape[0], gamma) if self.gamma_in_counts else step.counts
-
-    def m_step(self, logit_scale: float) -> MStep:
-        """Return the M-step with these options."""
-        return MStep(
-            self.update, self.update_mu, self.update_kappa, self.inverse, self.log_normaliser, self.r_cap,
-            self.kappa_cap, self.count_epsilon, self.temper, self.text_weight * logit_scale,
-        )  # fmt: skip
+        >>> MOON().plan()
+        Plan(calls=13, steps=11)
+        """
+        if self.precision != "full":
+            raise OptionError(f"The 'precision' option of moon must be 'full' on shards. Got {self.precision!r}.")
+        return Plan(self.m_steps + 3, self.m_steps + 1)
 
     @property
     def m_steps(self) -> int:
         """The number of M-steps: T where a final E-step follows, else T - 1."""
         return self.iterations - (not self.final_assignment)
 
-    def alpha_k(self, of: Moments, n: int) -> Array:
-        """Return the anchor weight of each class, (K,)."""
-        if isinstance(self.alpha, str):
-            confidence = join_confidence(of.total / n, of.largest, self.confidence, self.normalise_confidence)
-            return anchor_weights(confidence, self.alpha)
-        return namespace(of.total).full_like(of.total, self.alpha)
+
+class Solution(NamedTuple):
+    """What is known of the classes at the end; the assignments are with the samples."""
+
+    energy: Array  # (T + 1,) L_PLE after each E-step
+    changed: Array  # labels that the last E-step changed
+    beta: Array  # (K,)
+    kappa: Array  # (K,)
+    mu: Array  # (K, d)
+    alpha: Array  # (K,)
+    anchor_kappa: Array  # (K,)
+
+    @property
+    def converged(self) -> bool:
+        """Whether the last E-step changed no label."""
+        return int(self.changed) == 0
+
+
+class VMFMixture:
+    """Algorithm 1 for `driver.solve`: what MOON makes of the sums over its samples, line by line."""
+
+    def __init__(
+        self, options: MOON, text: Array, logit_scale: float, m_step: Callable[[VMF, Any], Classes] = plain.m_step
+    ) -> None:
+        self.options, self.text, self.scale, self.m_step = options, text, options.text_weight * logit_scale, m_step
+        self.m_steps = options.m_steps
+        self.tolerance = STILL * float(namespace(text).finfo(text.dtype).eps)
+
+    def begin(self, run: Run) -> Classes:
+        """Initialisation: zero-shot predictions, anchors, graph (made with the rows), class-level weights."""
+        o, d, first = self.options, self.text.shape[1], run("first")  # Eq. zero-shot; z = y
+        r = like(initial_resultant(first.total, first.along, o.count_epsilon), self.text)  # Eq. init, (K,)
+        r = clip(r, 0, o.r_cap)
+        kappa = concentration(r, d, o.inverse, o.r_cap)  # Eq. banerjee, (K,)
+        alpha: Array = o.alpha
+        if isinstance(o.alpha, str):
+            confidence = class_confidence(first.total / first.n, first.largest, o.confidence, o.normalise_confidence)
+            alpha = anchor_weights(confidence, o.alpha)  # Eqs. as-lambda and as-alpha, (K,)
+        self.vmf = VMF(o, Anchors(self.text, kappa, r, like(alpha, self.text) + 0 * r), self.scale)
+        return self.vmf.begin()
+
+    def shown(self, classes: Classes) -> tuple[Any, ...]:
+        """Return what the E-step (Eqs. likelihood, update-z and pl) needs: the logits of each class."""
+        return (classes.scores,)
+
+    def still(self, step: Step) -> bool:
+        """Tell whether no label changed and no assignment moved by more than rounding."""
+        return step.moved < self.tolerance and not step.changed
+
+    def update(self, classes: Classes, step: Step) -> Classes:
+        """M-step: shrinkage beta_k, means v_k, mu_k and kappa_k (Eqs. update-m, update-m-real and banerjee)."""
+        return self.m_step(self.vmf, step)
+
+    def terms(self, classes: Classes, step: Step) -> tuple[Array, Array, Array]:
+        """Return the terms of L_PLE: of the samples, their Laplacian one E-step earlier, of the classes."""
+        return step.free, step.laplacian, self.vmf.kl(classes)
+
+    def finish(self, run: Run, classes: Classes, step: Step, trace: list[tuple[Array, Array, Array]]) -> Solution:
+        """Return the classes, and Eq. ple-ours after each E-step."""
+        free, laplacian, kl = zip(*trace, strict=True)
+        laplacian = (*laplacian[1:], run("finish").value)  # known one E-step later
+        free, laplacian = (_rows(x) for x in (free, laplacian))
+        alpha = self.vmf.anchors.alpha
+        energy = objective(free, laplacian, alpha, stack(kl), self.options.temper)  # (T + 1,)
+        beta, kappa, mu = self.vmf.whole(classes)
+        return Solution(energy, step.changed, beta, kappa, mu, alpha, self.vmf.anchors.kappa)
+
+
+def _rows(parts: Sequence[Any]) -> Array:
+    """Put terms of the samples (N,), or sums of them, below each other: (T + 1, N) or (T + 1, 1)."""
+    return np.asarray(parts)[:, None] if isinstance(parts[0], float) else stack(parts)

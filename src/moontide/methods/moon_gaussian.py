@@ -21,9 +21,10 @@ from typing import ClassVar
 from moontide.core.arrays import Array, namespace, unit_rows
 from moontide.core.gaussian import anchored_variance, class_weights, log_density, pooled_variance
 from moontide.core.ple import EPS, anchor_weights, class_confidence, sample_weights, shrink, shrinkage
+from moontide.core.rows import NEIGHBOURS
 from moontide.core.simplex import log_softmax
-from moontide.core.smoothing import NEIGHBOURS, smoother
-from moontide.methods.stata import Mixture, alternate
+from moontide.core.smoothing import smoother
+from moontide.methods.stata import Mixture, alternate, counted
 from moontide.options import option
 from moontide.protocols import Method
 from moontide.types import Result, Task
@@ -59,12 +60,12 @@ class MOONGaussian(Method):
         log_y = log_softmax(task.logit_scale * (f @ text.T))  # (N, K)
         y = xp.exp(log_y)  # (N, K)
         anchor = pooled_variance(y, f, text, faithful=False)  # (1, d)
-        alpha = anchor_weights(class_confidence(y))  # (K,)
+        alpha = anchor_weights(class_confidence(xp.mean(y, axis=0), xp.max(y, axis=0)))  # (K,)
 
         def m_step(log_z: Array) -> Mixture:
             z = xp.exp(log_z)  # (N, K)
             gamma = sample_weights(z)  # (N,)
-            beta = shrinkage(z, gamma, xp.argmax(z, axis=1), alpha, self.beta, False)  # (K,)
+            beta = shrinkage(counted(z, gamma, self.beta), alpha)  # (K,)
             weights = class_weights(log_z + xp.log(gamma + EPS)[:, None])  # (K, N)
             v = weights @ f  # v_k = sum_i gamma_i z_ik f_i / sum_i gamma_i z_ik, (K, d)
             mu = unit_rows(shrink(v, beta, text))  # mu_k = beta_k v_k + (1 - beta_k) t_k, (K, d)

@@ -21,16 +21,128 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
-from moontide.core.arrays import Array, namespace, unit_rows
-from moontide.core.gaussian import anchored_variance, class_weights, log_density, pooled_variance
-from moontide.core.ple import shrink, shrinkage
+from moontide.core.arrays import Array, affine, class_counts, like, namespace, row_dots, unit_rows
+from moontide.core.driver import Run, solve
+from moontide.core.gaussian import FLOOR, row_weights
+from moontide.core.ple import means, shrink, shrinkage
+from moontide.core.rows import NEIGHBOURS, Rows, check_graph
 from moontide.core.simplex import log_softmax, softmax, softmax_evidence_
-from moontide.core.smoothing import NEIGHBOURS, smoother
+from moontide.core.sums import Doubles, Sums
+from moontide.errors import OptionError
 from moontide.options import option
-from moontide.protocols import Method
+from moontide.protocols import Method, Plan
 from moontide.types import Result, Task
+
+TINY = 1e-20  # probabilities below count for nothing, and products of them take a hundred times as long
+
+
+@dataclass
+class Centre(Sums):
+    """The sum of the features."""
+
+    n: int
+    sums: Doubles  # (d,)
+
+
+@dataclass
+class Moments(Sums):
+    """What the samples add up, f around their mean."""
+
+    n: int
+    sums: Doubles  # (K, d) sum_i z_ik f_i
+    squares: Doubles  # (K, d) sum_i z_ik f_i^2; of zero-shot predictions (1, d) sum_i f_i^2
+    soft: Doubles  # (K,) sum_i z_ik
+    counts: Doubles  # (K,) labels of each class
+    changed: Any  # labels that differ from the z before
+
+
+class StatARows(Rows):
+    """The samples of StatA: scores are quadratic in f, which is taken around the mean of all samples.
+
+    >>> import numpy as np
+    >>> rows = StatARows(StatA(), np.eye(3, dtype=np.float32), np.eye(3, dtype=np.float32), 100.0)
+    >>> rows.mean().sums
+    array([1., 1., 1.])
+    """
+
+    SCORES: ClassVar[int] = 1
+
+    around: tuple[Array, Array] | None = None
+
+    def mean(self) -> Centre:
+        """Add up the features."""
+        found: Centre = self._add_up(lambda at: Centre(at.stop - at.start, self.f[at].sum(0)), "mean")
+        return found
+
+    def first(self, centre: Array) -> Moments:  # type: ignore[override]
+        """Make the zero-shot predictions and what the anchor variance needs of them."""
+        centre = like(centre, self.f)
+        weight = len(self.f) * row_weights(self.f, self.method.faithful)  # (n,) of 1, but for `faithful`
+
+        def block(at: slice) -> Moments:
+            y, _, _ = self._zero_shot(at)
+            f, w = self.f[at] - centre, weight[at]  # (b, d), (b,)
+            return Moments(len(y), y.T @ (w[:, None] * f), (w @ f**2)[None, :], w @ y, 0 * y[0], 0)
+
+        found: Moments = self._add_up(block, "zero-shot")
+        if self.keep and self.z.dtype == self.f.dtype:
+            self.y, self.z = self.z, 1 * self.z
+        return found
+
+    def step(self, centre: Array, linear: Array, quadratic: Array, offset: Array) -> Moments:
+        """E-step with scores f linear' - f^2 quadratic' + offset, repeated; then the sums for the next M-step."""
+        centre, linear, quadratic, offset = (like(x, self.f) for x in (centre, linear, quadratic, offset))
+        xp, k, before = namespace(self.f), len(self.text), self.labels
+        scores = self._empty(len(self.f), k)  # (n, K)
+        for at in self.blocks:
+            f, square = self._centred(at, centre)  # (b, d), (b, d)
+            scores[at] = affine(f, linear, offset)
+            scores[at] -= square @ quadratic.T  # (b, K) or (b, 1)
+        new = self._empty(len(self.f), k, dtype=self.z.dtype)
+        for _ in range(self.method.inner_iterations - 1):
+            for at in self.blocks:
+                self._assign(at, scores, new)
+            self.z, new = new, self.z
+        labels = xp.empty_like(before)
+
+        def block(at: slice) -> Moments:
+            (f, square), p = self._centred(at, centre), self._assign(at, scores, new)  # (b, d), (b, d), (b, K)
+            p *= p >= TINY
+            labels[at] = xp.argmax(p, axis=1)
+            counts = xp.astype(class_counts(labels[at], k), self.f.dtype)
+            return Moments(len(p), p.T @ f, p.T @ square, p.sum(0), counts, (labels[at] != before[at]).sum())
+
+        found: Moments = self._add_up(block, "iteration")
+        self.z, self.labels = new, labels
+        return found
+
+    def _centred(self, rows: slice, centre: Array) -> tuple[Array, Array]:
+        """Return some features around the mean, and their squares, (b, d) each; in memory they are kept."""
+        if not self.alone:
+            f = self.f[rows] - centre
+            return f, f**2
+        if self.around is None:
+            f = self.f - centre
+            self.around = f, f**2
+        return self.around
+
+    def _assign(self, rows: slice, scores: Array, new: Array) -> Array:
+        """Eq. update-z of some rows, written to `new`: softmax(scores + votes), (b, K)."""
+        wide = new.dtype == self.f.dtype
+        p = new[rows] if wide else self._empty(rows.stop - rows.start, len(self.text))  # (b, K)
+
+        def part(at: slice) -> tuple[Any, ...]:
+            logits = self._votes(at)
+            logits += scores[at]
+            p[at.start - rows.start : at.stop - rows.start] = softmax_evidence_(logits)[0]
+            return ()
+
+        self._in_parts(part, rows)
+        if not wide:
+            new[rows] = self._narrow(p)
+        return p
 
 
 @dataclass(frozen=True)
@@ -62,30 +174,27 @@ class StatA(Method):
             yield ("neighbours", "inner_iterations"), "with laplacian_weight=0"
 
     def _fit(self, task: Task) -> Result:
-        xp = namespace(task.features)
-        f, text = task.features, task.text
-        log_y = log_softmax(task.logit_scale * (f @ text.T))  # (N, K)
-        anchor = pooled_variance(xp.exp(log_y), f, text, self.faithful)  # (1, d)
-        ones = xp.ones_like(log_y[:, 0])  # (N,)
+        check_graph(task.graph, self.name, self.neighbours)
+        rows = StatARows(self, task.features, task.text, task.logit_scale, task.graph, alone=True)
+        found = solve(self.mixture(task.text, task.logit_scale), rows.call)
+        details = {"mu": found.mu, "spread": found.spread}
+        return Result(*rows.unpack(), None, (), self.iterations, found.converged, None, found.beta, details)
 
-        def m_step(log_z: Array) -> Mixture:
-            beta = shrinkage(xp.exp(log_z), ones, xp.argmax(log_z, axis=1), self.alpha, self.beta, False)  # (K,)
-            weights = class_weights(log_z)  # (K, N)
-            v = weights @ f  # v_k = sum_i z_ik f_i / sum_i z_ik, (K, d)
-            mu = unit_rows(shrink(unit_rows(v), beta, text))  # mu_k = beta_k v_k + (1 - beta_k) t_k, (K, d)
-            return Mixture(mu, anchored_variance(weights, f, v, mu, beta, text, anchor), beta)
+    rows_type: ClassVar[type[Rows]] = StatARows
 
-        return alternate(
-            log_y,
-            Mixture(text, anchor, xp.zeros_like(text[:, 0])),
-            lambda mixture: log_density(f, mixture.mu, mixture.spread),
-            m_step,
-            smoother(task, self.name, self.neighbours, self.laplacian_weight)[1],
-            text_weight=self.text_weight,
-            temper=self.temper,
-            iterations=self.iterations,
-            inner_iterations=self.inner_iterations,
-        )
+    def mixture(self, text: Array, logit_scale: float) -> GaussianMixture:  # type: ignore[override]
+        """Return what `driver.solve` needs."""
+        return GaussianMixture(self, text, logit_scale)
+
+    def plan(self) -> Plan:
+        """Mean, first pass, and an E-step before and after each M-step.
+
+        >>> StatA().plan()
+        Plan(calls=13, steps=11)
+        """
+        if self.faithful:
+            raise OptionError("The 'faithful' option of stata depends on the order of rows; leave it out on shards.")
+        return Plan(self.iterations + 3, self.iterations + 1)
 
 
 class Mixture(NamedTuple):
@@ -98,6 +207,69 @@ class Mixture(NamedTuple):
     mu: Array  # (K, d)
     spread: Array  # variances (K, d), or (1, d) for all classes; in a von Mises-Fisher mixture concentrations (K,)
     beta: Array  # (K,) share of the batch in each mean
+
+
+class Solution(NamedTuple):
+    """What is known of the classes at the end; the assignments are with the samples."""
+
+    converged: bool
+    beta: Array  # (K,)
+    mu: Array  # (K, d)
+    spread: Array  # (K, d)
+
+
+class GaussianMixture:
+    """StatA for `driver.solve`: what it makes of the sums over its samples."""
+
+    def __init__(self, options: StatA, text: Array, logit_scale: float) -> None:
+        self.options, self.text, self.scale = options, text, options.text_weight * logit_scale
+        self.m_steps = options.iterations
+
+    def begin(self, run: Run) -> Mixture:
+        """App. "Revisiting StatA": Sigma'_j = sum_ik y_ik (f_ij - t_kj)^2 / N, the square expanded."""
+        mean = run("mean")
+        self.centre = mean.sums / mean.n  # (d,)
+        first = run("first", self.centre)
+        self.t = like(self.text, self.centre)
+        self.scaled_text = self.scale * self.t
+        far = self.t - self.centre  # (K, d)
+        anchor = (first.squares + first.soft @ far**2 - 2 * (far * first.sums).sum(0)) / first.n  # (1, d)
+        self.anchor = namespace(anchor).clip(anchor, min=FLOOR / self.text.shape[1])
+        return Mixture(self.t, self.anchor, 0 * self.t[:, 0])
+
+    def shown(self, classes: Mixture) -> tuple[Array, ...]:
+        """Fold zero-shot logits and the tempered Gaussian likelihood into f linear' - f^2 quadratic' + offset."""
+        temper, away, spread = self.options.temper, classes.mu - self.centre, classes.spread
+        scaled = away / spread  # (K, d)
+        inside = row_dots(away, scaled) + namespace(spread).log(spread).sum(1)  # (K,)
+        offset = self.scale * (self.t @ self.centre) - inside / (2 * temper)  # (K,)
+        scaled /= temper
+        scaled += self.scaled_text
+        return self.centre, scaled, (0.5 / temper) / spread, offset
+
+    def still(self, step: Moments) -> bool:
+        """Run all iterations, as the published program does."""
+        return False
+
+    def update(self, classes: Mixture, step: Moments) -> Mixture:
+        """Eq. stata-shrinkage: means and variances of the classes from their statistics."""
+        o, t, xp = self.options, self.t, namespace(self.t)
+        beta = shrinkage(step.soft if o.beta == "soft" else step.counts, o.alpha)  # (K,)
+        v = means(step.sums, step.soft, 0.0)  # v_k around the centre, (K, d)
+        mean = v + self.centre
+        mu = unit_rows(shrink(unit_rows(mean), beta, t))  # mu_k = beta_k v_k + (1 - beta_k) t_k, (K, d)
+        within = means(step.squares, step.soft, 0.0) - v**2  # (K, d)
+        variance = xp.clip(within, min=0.0) + (mean - mu) ** 2  # T_k, (K, d)
+        spread = shrink(variance, beta, self.anchor + (t - mu) ** 2)  # Sigma_k, (K, d)
+        return Mixture(mu, xp.clip(spread, min=FLOOR / t.shape[1]), beta)
+
+    def terms(self, classes: Mixture, step: Moments) -> None:
+        """Keep nothing: StatA has no objective here."""
+
+    def finish(self, run: Run, classes: Mixture, step: Moments, trace: list[None]) -> Solution:
+        """Return the classes."""
+        mu, spread, beta = (like(x, self.text) for x in classes)
+        return Solution(int(step.changed) == 0, beta, mu, spread)
 
 
 def alternate(
@@ -123,27 +295,58 @@ def alternate(
     >>> result.probs.round(3)
     array([[0.269, 0.731]])
     """
-    xp = namespace(log_y)
+    xp, log_z = namespace(log_y), log_y
 
-    def e_step(log_z: Array) -> Array:
+    def e_step(verb: str, mixture: Mixture) -> Array:
+        nonlocal log_z
         scores = log_likelihood(mixture)  # (N, K)
         scores /= temper
         scores += text_weight * log_y
-        return assignments(scores, votes_of, log_z, inner_iterations)
+        log_z = assignments(scores, votes_of, log_z, inner_iterations)
+        return log_z
 
-    log_z = e_step(log_y)  # (N, K)
-    for _ in range(iterations):
-        before = xp.argmax(log_z, axis=1)  # (N,)
-        mixture = m_step(log_z)
-        log_z = e_step(log_z)
+    found, (before, labels) = solve(Alternation(mixture, m_step, iterations), e_step)
     return Result(
         probs=softmax(log_z),
         zero_shot=xp.exp(log_y),
         n_iter=iterations,
-        converged=bool(xp.all(before == xp.argmax(log_z, axis=1))),
-        beta=mixture.beta,
-        details={"mu": mixture.mu, "spread": mixture.spread},
+        converged=bool(xp.all(before == labels)),
+        beta=found.beta,
+        details={"mu": found.mu, "spread": found.spread},
     )
+
+
+@dataclass
+class Alternation:
+    """A mixture for `driver.solve` whose M-step looks at all assignments, log z (N, K), in memory."""
+
+    start: Mixture
+    m_step: Callable[[Array], Mixture]
+    m_steps: int
+
+    def begin(self, run: Run) -> Mixture:
+        """Return the classes before the first E-step."""
+        return self.start
+
+    def shown(self, classes: Mixture) -> tuple[Mixture]:
+        """Return all of them."""
+        return (classes,)
+
+    def still(self, step: Array) -> bool:
+        """Run all iterations, as the published programs do."""
+        return False
+
+    def update(self, classes: Mixture, step: Array) -> Mixture:
+        """Return the classes that follow from log z."""
+        return self.m_step(step)
+
+    def terms(self, classes: Mixture, step: Array) -> Array:
+        """Keep the labels, (N,)."""
+        return namespace(step).argmax(step, axis=1)
+
+    def finish(self, run: Run, classes: Mixture, step: Array, trace: list[Array]) -> tuple[Mixture, list[Array]]:
+        """Return the classes, and the labels of the last two E-steps."""
+        return classes, trace[-2:]
 
 
 def assignments(scores: Array, votes_of: Callable[[Array], Array], log_z: Array, inner_iterations: int) -> Array:
@@ -159,3 +362,16 @@ def assignments(scores: Array, votes_of: Callable[[Array], Array], log_z: Array,
         logits = votes_of(z)
         logits += scores
     return log_softmax(logits)
+
+
+def counted(z: Array, gamma: Array, beta: str) -> Array:
+    """Return the n_k that beta_k is made of, (K,): soft, sum_i gamma_i z_ik, or counts of labels, which gamma leaves.
+
+    >>> import numpy as np
+    >>> counted(np.asarray([[0.2, 0.8]]), np.ones(1), "hard")
+    array([0., 1.])
+    """
+    xp = namespace(z)
+    if beta == "soft":
+        return gamma @ z
+    return xp.astype(class_counts(xp.argmax(z, axis=1), z.shape[1]), z.dtype)

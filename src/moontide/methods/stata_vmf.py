@@ -19,10 +19,20 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from moontide.core.arrays import Array, namespace, unit_rows
-from moontide.core.ple import concentration, empirical_means, initial_resultant, log_c, shrink, shrinkage
+from moontide.core.ple import (
+    concentration,
+    initial_resultant,
+    log_c,
+    means,
+    shrink,
+    shrinkage,
+    weighted_sums,
+    zero_shot_moments,
+)
+from moontide.core.rows import NEIGHBOURS
 from moontide.core.simplex import log_softmax
-from moontide.core.smoothing import NEIGHBOURS, smoother
-from moontide.methods.stata import Mixture, alternate
+from moontide.core.smoothing import smoother
+from moontide.methods.stata import Mixture, alternate, counted
 from moontide.options import option
 from moontide.protocols import Method
 from moontide.types import Result, Task
@@ -63,7 +73,8 @@ class StatAvMF(Method):
         f, text, d = task.features, task.text, task.d
         cosine = f @ text.T  # (N, K)
         log_y = log_softmax(task.logit_scale * cosine)  # (N, K)
-        anchor_r = initial_resultant(xp.exp(log_y), cosine, COUNT_EPSILON)  # (K,)
+        y = zero_shot_moments(xp.exp(log_y), cosine)
+        anchor_r = initial_resultant(y.total, y.along, COUNT_EPSILON)  # (K,)
         ones = xp.ones_like(log_y[:, 0])  # (N,)
         anchor_kappa = concentration(anchor_r, d, "banerjee", self.r_cap)  # (K,)
 
@@ -73,8 +84,8 @@ class StatAvMF(Method):
 
         def m_step(log_z: Array) -> Mixture:
             z = xp.exp(log_z)  # (N, K)
-            beta = shrinkage(z, ones, xp.argmax(z, axis=1), self.alpha, self.beta, False)  # (K,)
-            resultant = shrink(empirical_means(z, ones, f, COUNT_EPSILON), beta, text)  # (K, d)
+            beta = shrinkage(counted(z, ones, self.beta), self.alpha)  # (K,)
+            resultant = shrink(means(*weighted_sums(z, ones, f), COUNT_EPSILON), beta, text)  # (K, d)
             r = xp.linalg.vector_norm(resultant, axis=1)  # (K,)
             kappa = xp.clip(concentration(r, d, "banerjee", self.r_cap), max=self.kappa_cap)  # (K,)
             return Mixture(unit_rows(resultant), kappa, beta)

@@ -42,30 +42,34 @@ from moontide.core.arrays import (
     is_torch_array,
     like,
     namespace,
+    put,
     row_dots,
     row_norms,
     row_sums,
+    to_numpy,
     unit_rows,
 )
-from moontide.core.graph import Graph, nearest_neighbours
+from moontide.core.driver import Run, solve
+from moontide.core.graph import Graph
 from moontide.core.memory import require_memory
-from moontide.core.ple import EPS, neighbour_votes
-from moontide.core.progress import track
-from moontide.core.simplex import log_softmax, one_hot
-from moontide.core.smoothing import NEIGHBOURS, check_graph
+from moontide.core.ple import EPS, weighted_sums
+from moontide.core.rows import LARGE, NEIGHBOURS, Counted, Rows, check_graph
+from moontide.core.simplex import log_softmax, one_hot, softmax_evidence_
+from moontide.core.sums import LARGER, SAME, Sums
+from moontide.core.threads import in_threads
 from moontide.options import option
-from moontide.protocols import GivenState, OnlineMethod, State, copy_array, given_inputs, given_shares, per_class
+from moontide.protocols import GivenState, OnlineMethod, Plan, State, copy_array, given_inputs, given_shares, per_class
 from moontide.types import Result, Task
 
+ALL = slice(None)
 LARGEST = 1e3  # of the pseudo-count: at 1000 the prior is flat for any batch
-LARGE = 2**27  # N x K above which a CPU works in blocks of rows, with assignments in 16 bits
 NEWTON = 12  # steps of Newton's method for the calibration
 STILL = 1e-4  # assignments that move by less no longer change
-REST = 0.01  # a class rests whose largest z_ik is below this share of n_k + a*, and of 0.1
-SAME = 1e-6  # how far features may differ and still be those of one sample
+IDLE = 0.01  # a class is left alone whose largest z_ik is below this share of n_k + a*, and of 0.1
+SAME_SAMPLE = 1e-6  # how far features may differ and still be those of one sample
 TRUSTS = (1.0, 0.7, 0.5, 0.35, 0.25, 0.18)  # weights of the text, tried on known labels
-SHARPER = (1.0, 1.4, 2.0, 2.8)  # factors of the sharpness, tried on known labels
-RELUCTANCE = (2.0, 16.0)  # nats that a factor of e of either costs: a handful of labels changes little
+TEMPERS = (1.0, 0.7, 0.5, 0.35)  # factors of all logits at which those weights are compared
+RELUCTANCE = (2.0, 8.0)  # nats that a factor of e of either costs: a handful of labels changes little
 
 
 @dataclass(frozen=True)
@@ -120,25 +124,8 @@ class TIDE(OnlineMethod):
         )
 
     def _fit(self, task: Task) -> Result:
-        check_graph(task, self.name, self.neighbours)
-        if task.n * task.k > LARGE:
-            if device_type(task.features) == "cpu" and task.known is None:
-                return self._fit_in_blocks(task)
-            whole = 12 * task.n * task.k * task.features.dtype.itemsize
-            require_memory(whole, f"{self.name} on {task.n} x {task.k} at once", task.features)
+        check_graph(task.graph, self.name, self.neighbours)
         return self.solve(self.start(task), task.features, task.known, task.graph)
-
-    def _fit_in_blocks(self, task: Task) -> Result:
-        """Solve a task whose N x K arrays are too many for memory as one shard; probabilities come in 16 bits."""
-        from moontide.engine.solvers import one_shard
-
-        shard, found = one_shard(self, task)
-        of = namespace(task.features).asarray  # the shard's arrays are numpy's
-        z, y, beta, unknown, labels = map(of, (*shard.unpack(), found.beta, shard.unknown, shard.labels))
-        details = {**found.crowd._asdict(), "anchor_weight": found.alpha, "sharpness": found.sharpness}
-        result = Result(z, y, None, (), found.steps, found.converged, None, beta, details, unknown)
-        result.__dict__["labels"] = labels  # as computed, before rounding to 16 bits
-        return result
 
     def _step(self, state: TIDEState, x: Array, known: Array | None = None) -> tuple[TIDEState, Result]:  # type: ignore[override]
         """Label the samples together with the recent ones, so many of those that they are `memory` samples in all."""
@@ -161,7 +148,7 @@ class TIDE(OnlineMethod):
         xp, recent = namespace(x), state.recent_known
         past = []
         for i in range(x.shape[0]):
-            same = xp.all(xp.abs(state.recent - x[i, :]) <= SAME, axis=1)  # (M,)
+            same = xp.all(xp.abs(state.recent - x[i, :]) <= SAME_SAMPLE, axis=1)  # (M,)
             recent = xp.where(same, known[i], recent)
             past += [i] if not bool(xp.any(same)) else []
         past = [i for i in past if int(known[i]) != int(before[i])]
@@ -171,45 +158,34 @@ class TIDE(OnlineMethod):
         return replace(state, recent_known=recent)
 
     def solve(self, state: TIDEState, f: Array, known: Array | None, graph: Graph | None) -> Result:
-        """Label samples together: zero-shot, how many classes are there, then M-steps and E-steps in turn."""
-        xp, (n, k), raw = namespace(f), (f.shape[0], state.text.shape[0]), f
-        cosine = f @ state.text.T  # (N, K)
-        log_y = log_softmax(state.logit_scale * cosine)  # (N, K)
-        y = xp.exp(log_y)
-        graph = graph or nearest_neighbours(f, self.neighbours)
-        votes_of = neighbour_votes(graph, True, True, 1.0)
-        labels, shares = Labels.of(known, state, y), given_shares(state.class_prior)
-        assigned = labels.clamp(y)  # (N, K)
-        votes = votes_of(y)  # (N, K)
-        if shares is None:
-            near, most = agreement_by_class(y, votes, votes_of(xp.ones_like(y[:, :1])))  # (K,), (K,)
-            crowd, there = crowding(y, near, most, graph.m), presence(near, most, xp.sum(y, axis=0))  # (K,)
-            log_y -= bias_weight(crowd.pseudo_count) * text_bias(y, (n - 1) / k, there)
-        else:
-            crowd = Crowd.of_shares(shares)
-            log_y -= text_bias(y, (n - 1) * shares, xp.ones_like(shares))
-        w = crowd.density
-        p, first = xp.mean(y, axis=0), xp.argmax(assigned, axis=1)  # (K,), (N,)
-        anchor = anchors(f, state.text, y, cosine, p)  # (K, d)
-        scale = metric(f, Groups.of(f, first, k))  # (d,)
-        f, anchor = f / scale, unit_rows(anchor / scale)
-        lengths = row_norms(f)[:, None]  # (N, 1)
-        f = f / lengths
-        labels = labels._replace(sums=labels.sums / (scale * xp.mean(lengths)))
-        alpha = anchor_weight(f, anchor, Groups.of(f, first, k))
-        sharp = self.sharpness * sharpening(w, n / k, alpha)
-        left_out = xp.full_like(lengths, 1 - w * w) if labels.mask is None else (1 - w * w) * like(~labels.mask, f)
-        prior = None if shares is None else xp.log(shares + EPS)  # (K,)
-        at_anchor = f @ anchor.T  # (N, K)
-        model = Model(f, anchor, at_anchor, log_y, alpha, sharp, left_out, 2 - w, crowd.smoothing, prior, labels)
-        logits = log_y + sharp * at_anchor  # (N, K)
-        logits += (2 - w) * (votes if labels.mask is None else votes_of(assigned))
-        logits += xp.log(n * p + crowd.smoothing) if prior is None else prior
-        z, beta, steps, same = iterate(model, logits, votes_of, self.iterations)
-        probs = labels.clamp(calibrated(z, y, w, labels))
-        unknown = unknown_score(cosine, raw, state, votes_of)
-        details = {**crowd._asdict(), "anchor_weight": alpha, "sharpness": sharp}
-        return Result(probs, y, None, (), steps, same, None, beta, details, unknown)
+        """Label samples together: in memory, or, where there are too many, in blocks with probabilities in 16 bits."""
+        (n, k), of, text = (f.shape[0], state.text.shape[0]), namespace(f).asarray, state.text
+        labels = Labels.of(known, state, k)
+        large = n * k > LARGE and device_type(f) == "cpu" and not labels.any
+        if large:
+            f, text, labels = to_numpy(f), to_numpy(text), NO_LABELS
+        elif n * k > LARGE:
+            require_memory(12 * n * k * f.dtype.itemsize, f"{self.name} on {n} x {k} at once", f)
+        rows = TIDERows(self, f, text, state.logit_scale, graph, half=large, alone=not large, known=labels)
+        given = {"class_prior": given_shares(state.class_prior), "negatives": state.negatives}
+        found = solve(self.mixture(text, state.logit_scale, **given, known=labels), rows.call)
+        z, y = map(of, rows.unpack())
+        details = {**found.crowd._asdict(), "anchor_weight": found.alpha, "sharpness": found.sharpness}
+        decided = of(rows.labels) if large else None
+        beta, unknown = of(found.beta), of(rows.unknown)
+        return Result(z, y, None, (), found.steps, found.converged, None, beta, details, unknown, decided)
+
+    def mixture(self, text: Array, logit_scale: float, **given: Any) -> TIDEMixture:
+        """Return what `driver.solve` needs."""
+        return TIDEMixture(self, text, **given)
+
+    def plan(self) -> Plan:
+        """First pass, comparison, an E-step before and after each M-step, the calibration.
+
+        >>> TIDE().plan()
+        Plan(calls=27, steps=11)
+        """
+        return Plan(self.iterations + NEWTON + 5, self.iterations + 1)
 
 
 class Crowd(NamedTuple):
@@ -244,21 +220,6 @@ class Crowd(NamedTuple):
         """Return the same for class shares (K,) that the user knows: v = K sum_k share_k^2 - 1."""
         v = shares.shape[0] * float(namespace(shares).sum(shares**2)) - 1
         return cls.of(max(v, 1 / LARGEST), 1.0, 1.0, 0.0)
-
-
-def crowding(y: Array, near: Array, most: Array, m: int) -> Crowd:
-    """Measure the concentration of the classes from y (N, K) and its `agreement_by_class` (K,) in a graph.
-
-    >>> import numpy as np
-    >>> crowding(np.eye(4), np.zeros(4), np.zeros(4), 3).density > 0.99
-    True
-    """
-    xp, (n, k) = namespace(y), y.shape
-    own = row_dots(y, y)  # (N,)
-    agree = agreements(y, xp.sum(y, axis=0), own, n)  # (N,)
-    mean, deviation, sure = (float(x) for x in (xp.mean(agree), xp.std(agree), xp.mean(own)))
-    confidence = float(xp.mean(xp.max(y, axis=1)))
-    return crowd_of(mean, deviation, sure, confidence, float(xp.sum(near)), float(xp.sum(most)), n, k, m)
 
 
 def agreement_by_class(y: Array, votes: Array, degree: Array) -> tuple[Array, Array]:
@@ -339,29 +300,15 @@ def corroboration(rho: float, company: float, m: int) -> float:
     return min(1.0, rho / min(max(company / m, 1e-6), 1.0))
 
 
-def anchors(f: Array, text: Array, y: Array, cosine: Array, p: Array) -> Array:
-    """Eq. 4: mu'_k = mean image + slope (t_k - mean text), unit rows (K, d).
+def anchors(text: Array, p: Array, centre: Array, along: float, square: float, scale: Array | float = 1.0) -> Array:
+    """Eq. 4: mu'_k = mean image + slope (t_k - mean text), unit rows (K, d), in the metric `scale` (d,).
 
     The slope is that of least squares of images on their expected text, both centred, held in [0, 1]: text and images
-    lie apart, and images follow their text only in part.
+    lie apart, and images follow their text only in part. From means over the samples: p of y_i (K,), `centre` of f_i
+    (d,); with the expected text x_i = sum_k y_ik t_k, `along` is the mean of f_i . x_i and `square` that of |x_i|^2.
 
     >>> import numpy as np
-    >>> anchors(np.eye(2), np.eye(2), np.eye(2), np.eye(2), np.asarray([0.5, 0.5]))
-    array([[1., 0.],
-           [0., 1.]])
-    """
-    xp, expected = namespace(f), y @ text  # (N, d)
-    along, square = xp.mean(row_dots(y, cosine)), xp.mean(row_dots(expected, expected))
-    return anchors_of(text, p, xp.mean(f, axis=0), float(along), float(square))
-
-
-def anchors_of(text: Array, p: Array, centre: Array, along: float, square: float) -> Array:
-    """Eq. 4 from means over the samples: p of y_i (K,), `centre` of f_i (d,), `along` and `square`.
-
-    With the expected text x_i = sum_k y_ik t_k, `along` is the mean of f_i . x_i and `square` that of |x_i|^2.
-
-    >>> import numpy as np
-    >>> anchors_of(np.eye(2), np.asarray([0.5, 0.5]), np.asarray([0.5, 0.5]), 1.0, 1.0)
+    >>> anchors(np.eye(2), np.asarray([0.5, 0.5]), np.asarray([0.5, 0.5]), 1.0, 1.0)
     array([[1., 0.],
            [0., 1.]])
     """
@@ -369,7 +316,9 @@ def anchors_of(text: Array, p: Array, centre: Array, along: float, square: float
     along -= float(xp.sum(centre * text_centre))
     square -= float(xp.sum(text_centre * text_centre))
     slope = min(max(along / square, 0.0), 1.0) if square > 1e-6 else 0.0
-    return unit_rows(centre + slope * (text - text_centre))
+    found = text * (slope / scale)  # (K, d)
+    found += (centre - slope * text_centre) / scale
+    return unit_rows(found)
 
 
 def presence(near: Array, most: Array, total: Array) -> Array:
@@ -401,26 +350,15 @@ def bias_weight(pseudo_count: float) -> float:
     return pseudo_count / (pseudo_count + 0.5)
 
 
-def text_bias(y: Array, expected: Array | float, presence: Array) -> Array:
+def text_bias(y: Array, total: Array, expected: Array | float, presence: Array) -> Array:
     """Eq. 5: b_ik = log((sum_j y_jk - y_ik + 1) / (expected_k + 1)), (N, K): how much more often a class is predicted.
 
-    `expected` is (N - 1) / K, or (N - 1) times the known share of the class. The other samples alone are counted, with
-    one pseudo-sample, so that a sample does not speak against itself. Where a class is predicted too seldom, b is
-    multiplied by pi_k^2 (`presence`): a class that is absent is not to be helped.
+    `total` (K,) is sum_j y_j over all samples; `expected` is (N - 1) / K, or (N - 1) times the known share of a class.
+    The other samples alone are counted, with one pseudo-sample, so that a sample does not count against itself. Where a
+    class is predicted too seldom, b is multiplied by pi_k^2 (`presence`): a class that is absent is not to be helped.
 
     >>> import numpy as np
-    >>> text_bias(np.asarray([[1.0, 0.0], [1.0, 0.0]]), 0.5, np.ones(2)).round(2)
-    array([[ 0.29, -0.41],
-           [ 0.29, -0.41]])
-    """
-    return bias_of(y, namespace(y).sum(y, axis=0), expected, presence)
-
-
-def bias_of(y: Array, total: Array, expected: Array | float, presence: Array) -> Array:
-    """Eq. 5 of some of the samples, (b, K), from sum_j y_j over all of them, (K,).
-
-    >>> import numpy as np
-    >>> bias_of(np.asarray([[1.0, 0.0]]), np.asarray([2.0, 0.0]), 0.5, np.asarray([1.0, 0.5])).round(2)
+    >>> text_bias(np.asarray([[1.0, 0.0]]), np.asarray([2.0, 0.0]), 0.5, np.asarray([1.0, 0.5])).round(2)
     array([[ 0.29, -0.1 ]])
     """
     xp = namespace(y)
@@ -446,24 +384,14 @@ class Groups(NamedTuple):
         return cls(sums / clip(count, 1)[:, None], count, n - int(namespace(sums).sum(count > 0)))
 
 
-def metric(f: Array, groups: Groups) -> Array:
+def metric(square: Array, groups: Groups, n: int) -> Array:
     """Eq. 6: the standard deviation of each dimension within classes, shrunk to their mean by d pseudo-samples, (d,).
 
     Dividing by it makes the classes round, as a von Mises-Fisher distribution wants them. Relative to the mean: a scale
-    does not matter to a cosine.
+    does not matter to a cosine. `square` is the mean of f_i^2 over the n samples, (d,).
 
     >>> import numpy as np
-    >>> metric(np.eye(2), Groups.of(np.eye(2), np.asarray([0, 1]), 2))
-    array([1., 1.])
-    """
-    return metric_of(namespace(f).mean(f * f, axis=0), groups, f.shape[0])
-
-
-def metric_of(square: Array, groups: Groups, n: int) -> Array:
-    """Eq. 6 from the mean of f_i^2 over the n samples, (d,).
-
-    >>> import numpy as np
-    >>> metric_of(np.full(2, 0.5), Groups.of(np.eye(2), np.asarray([0, 1]), 2), 2)
+    >>> metric(np.full(2, 0.5), Groups.of(np.eye(2), np.asarray([0, 1]), 2), 2)
     array([1., 1.])
     """
     xp, d = namespace(square), square.shape[0]
@@ -473,24 +401,15 @@ def metric_of(square: Array, groups: Groups, n: int) -> Array:
     return xp.sqrt((groups.freedom * variance / average + d) / (groups.freedom + d))
 
 
-def anchor_weight(f: Array, anchor: Array, groups: Groups) -> float:
+def anchor_weight(anchor: Array, groups: Groups, n: int) -> float:
     """Eq. 7: alpha = sigma^2 / tau^2, held in [0.3, 30]: the empirical Bayes weight of an anchor in a class mean.
 
     sigma^2 is the variance within classes and tau^2 that of the class means about their anchors, both by an analysis of
-    variance of the zero-shot labels. Where every sample has a class of its own, there is none and alpha is 1.
+    variance of the zero-shot labels of n unit rows. Where every sample has a class of its own, there is none and alpha
+    is 1. Only classes with samples count, so that the others may be left out of both.
 
     >>> import numpy as np
-    >>> anchor_weight(np.eye(2), np.eye(2), Groups.of(np.eye(2), np.asarray([0, 1]), 2))
-    1.0
-    """
-    return anchor_weight_of(anchor, groups, f.shape[0])
-
-
-def anchor_weight_of(anchor: Array, groups: Groups, n: int) -> float:
-    """Eq. 7 from the groups of all n samples.
-
-    >>> import numpy as np
-    >>> anchor_weight_of(np.eye(2), Groups(np.eye(2), np.ones(2), 0), 2)
+    >>> anchor_weight(np.eye(2), Groups(np.eye(2), np.ones(2), 0), 2)
     1.0
     """
     xp = namespace(anchor)
@@ -506,19 +425,19 @@ def anchor_weight_of(anchor: Array, groups: Groups, n: int) -> float:
 class Labels(NamedTuple):
     """Known labels of the samples at hand, and sums of labelled samples of the past."""
 
-    known: Array | None  # (N,) class numbers, -1 where not known
-    mask: Array | None  # (N, 1)
-    hot: Array | None  # (N, K)
+    known: Any  # (N,) class numbers, -1 where not known; None: none of these is
+    mask: Any  # (N, 1)
+    hot: Any  # (N, K)
     sums: Array  # (K, d)
     counts: Array  # (K,)
 
     @classmethod
-    def of(cls, known: Array | None, state: TIDEState, y: Array) -> Labels:
-        """Collect what is known of samples with predictions y (N, K)."""
+    def of(cls, known: Array | None, state: TIDEState, k: int) -> Labels:
+        """Collect what is known of samples of k classes."""
         past = (state.known_sums, state.known_counts)
         if known is None or not bool(namespace(known).any(known >= 0)):
             return cls(None, None, None, *past)
-        return cls(known, (known >= 0)[:, None], one_hot(known, y.shape[1], y), *past)
+        return cls(known, (known >= 0)[:, None], one_hot(known, k, state.text), *past)
 
     def clamp(self, z: Array) -> Array:
         """Return assignments with the known ones in their place."""
@@ -530,8 +449,11 @@ class Labels(NamedTuple):
         return self.known is not None or bool(namespace(self.counts).any(self.counts > 0))
 
 
+NO_LABELS = Labels(None, None, None, None, None)
+
+
 class Model(NamedTuple):
-    """What stays the same while z is estimated."""
+    """What stays the same while z is estimated, of some samples."""
 
     f: Array  # (N, d) in the metric
     anchor: Array  # (K, d) in the metric
@@ -543,18 +465,6 @@ class Model(NamedTuple):
     vote_weight: float
     smoothing: float
     prior: Array | None  # (K,) log shares of the classes, where known
-    labels: Labels
-
-    def of_classes(self, some: Array) -> Model:
-        """Return the model of some of the classes, (L,)."""
-        known = self.labels._replace(sums=rows(self.labels.sums, some), counts=self.labels.counts[some])
-        return self._replace(
-            anchor=rows(self.anchor, some),
-            at_anchor=columns(self.at_anchor, some),
-            log_y=columns(self.log_y, some),
-            prior=None if self.prior is None else self.prior[some],
-            labels=known,
-        )
 
 
 class Means(NamedTuple):
@@ -568,22 +478,6 @@ class Means(NamedTuple):
     own: Array  # (N,) what a sample adds to the hard count of its label
 
 
-def m_step(model: Model, z: Array, gamma: Array, labels: Array, reliability: float) -> tuple[Any, Means]:
-    """Eq. 8, its sums: S_k = sum_i gamma_i z_ik f_i, s_k = sum_i gamma_i z_ik and hard counts c_k; and the H classes.
-
-    A sample without a known label counts `reliability` times as much as one with it.
-    """
-    xp, known, one = namespace(z), model.labels, namespace(z).ones_like(gamma)
-    trusted = reliability * one if known.mask is None else xp.where(known.mask[:, 0], one, reliability * one)  # (N,)
-    hard = like(class_counts(labels, z.shape[1], trusted), z) + known.counts  # (L,)
-    some: Any = slice(None) if is_torch_array(z) else xp.nonzero(hard)[0]  # (H,)
-    weight = columns(z, some) * (gamma * trusted)[:, None]  # (N, H)
-    sums = weight.T @ model.f + rows(known.sums, some)  # (H, d)
-    soft = xp.sum(weight, axis=0) + known.counts[some]
-    places = labels if isinstance(some, slice) else xp.searchsorted(some, labels)
-    return some, Means(weight, sums, soft, hard[some], places, trusted)
-
-
 def cosine_to_means(model: Model, means: Means, some: Any, left_out: Array, dots: Array | None = None) -> Array:
     """Eqs. 8 and 9: cos(f_i, R_ik), R_ik = beta_ik S_k / s_k + (1 - beta_ik) mu'_k, beta = c / (c + alpha), (N, H).
 
@@ -591,7 +485,7 @@ def cosine_to_means(model: Model, means: Means, some: Any, left_out: Array, dots
     N x H x d work, as |S_k - u f_i|^2 = |S_k|^2 - 2 u f_i . S_k + u^2; it is `dots` (N, H) where it is at hand.
     """
     xp, f = namespace(model.f), model.f
-    anchor, at_anchor = rows(model.anchor, some), columns(model.at_anchor, some)  # (H, d), (N, H)
+    anchor, at_anchor = rows_at(model.anchor, some), columns(model.at_anchor, some)  # (H, d), (N, H)
     mine = left_out * means.weight  # (N, H)
     each = xp.arange(f.shape[0], device=device(f))
     hard = xp.zeros_like(mine) + means.hard  # (N, H)
@@ -632,162 +526,118 @@ def reliability(right: int, known: int, per_class: float) -> float:
     return 1 / (1 + per_class * (1 - r) ** 2)
 
 
-def trust(base: Array, cosine: Array, known: Array, sharpness: float) -> tuple[float, float]:
-    """Eq. 13: the weight of the text and the prior, and the sharpness, under which known labels are likeliest.
+def trust(base: Array, cosine: Array, known: Array, sharpness: float) -> float:
+    """Eq. 13: the weight of text, votes and prior, against that of class means, under which known labels are likeliest.
 
-    Of each labelled sample, `base` and `cosine` (n, K) are as they would be without it. Round factors are tried, with a
-    penalty on leaving 1, so that few labels change little.
+    Of each labelled sample, `base` and `cosine` (n, K) are as they would be without it. Round weights are tried, with a
+    penalty on leaving 1, so that few labels change little. Each is judged at the best of a few temperatures of the sum,
+    with a penalty as well: predictions that are only too sure would gain by any smaller weight.
 
     >>> import numpy as np
-    >>> trust(np.asarray([[0.0, 9.0]]), np.asarray([[1.0, 0.0]]), np.asarray([0]), 1.0)[0] < 1
+    >>> trust(np.asarray([[0.0, 9.0]]), np.asarray([[5.0, 0.0]]), np.asarray([0]), 1.0) < 1
     True
     """
-    xp, best = namespace(base), (-math.inf, 1.0, sharpness)
+    xp, best = namespace(base), (-math.inf, 1.0)
     for text in TRUSTS:
-        for factor in SHARPER:
-            logits = log_softmax(text * base + factor * sharpness * cosine)  # (n, K)
-            fit = float(xp.sum(xp.take_along_axis(logits, known[:, None], axis=1)))
-            fit -= RELUCTANCE[0] * math.log(text) ** 2 + RELUCTANCE[1] * math.log(factor) ** 2
-            best = max(best, (fit, text, factor * sharpness))
-    return best[1:]
+        logits = text * base + sharpness * cosine  # (n, K)
+        for temper in TEMPERS:
+            fit = float(xp.sum(xp.take_along_axis(log_softmax(temper * logits), known[:, None], axis=1)))
+            fit -= RELUCTANCE[0] * math.log(text) ** 2 + RELUCTANCE[1] * math.log(temper) ** 2
+            best = max(best, (fit, text))
+    return best[1]
 
 
-class Rest(NamedTuple):
-    """The R classes that rest: without labels and with next to no assignments, all that changes is their prior.
+class Absent(NamedTuple):
+    """The R classes without labels and with next to no assignments: all that changes is their prior.
 
     Their logits are c_ik + log(n_k + a*) with c_ik that never change. What an iteration needs of them, sums over
     classes or samples, is products of matrices by vectors; their part in votes and leave-one-out is neglected.
     """
 
     classes: Array  # (R,) numbers
-    top: Array  # (N, 1) max_k c_ik
+    top: Array  # (N,) max_k c_ik
     shares: Array  # (N, R) e_ik = exp(c_ik - top_i)
     logs: Array  # (N, R) e_ik (c_ik - top_i)
-    pull: Array  # (R,) n_k + a*
 
     @classmethod
-    def of(cls, classes: Array, logits: Array, pull: Array) -> Rest:
-        """Let classes rest whose logits without the prior are (N, R)."""
+    def of(cls, classes: Array, logits: Array) -> Absent:
+        """Leave classes alone whose logits without the prior are (N, R)."""
         xp = namespace(logits)
-        top = xp.max(logits, axis=1, keepdims=True)
-        logits = logits - top
+        top = xp.max(logits, axis=1)
+        logits = logits - top[:, None]
         shares = xp.exp(logits)
-        return cls(classes, top, shares, shares * logits, pull)
+        return cls(classes, top, shares, shares * logits)
 
-    def log_sum(self) -> tuple[Array, Array]:
-        """Return log sum_k exp(logits_ik) over the resting classes and the entropy of their distribution, (N,) each."""
-        xp = namespace(self.pull)
-        total = self.shares @ self.pull  # (N,)
+    def log_sum(self, pull: Array, rows: slice) -> tuple[Array, Array]:
+        """Return log sum_k exp(logits_ik) over these classes and the entropy of their distribution, of some samples.
+
+        `pull` (R,) is n_k + a*.
+        """
+        xp, shares = namespace(pull), self.shares[rows]
+        total = shares @ pull  # (b,)
         log_total = xp.log(total)
-        entropy = log_total - (self.logs @ self.pull + self.shares @ (self.pull * xp.log(self.pull))) / total
-        return self.top[:, 0] + log_total, entropy
+        entropy = log_total - (self.logs[rows] @ pull + shares @ (pull * xp.log(pull))) / total
+        return self.top[rows] + log_total, entropy
 
-    def counted(self, log_total: Array, smoothing: float) -> Rest:
-        """Return them with the counts n_k that follow from log sum_k exp(logits_ik) over all classes, (N,)."""
-        counts = self.pull * (self.shares.T @ namespace(log_total).exp(self.top[:, 0] - log_total))  # (R,)
-        return self._replace(pull=counts + smoothing)
+    def counts(self, pull: Array, log_total: Array) -> Array:
+        """Return the n_k that follow from log sum_k exp(logits_ik) over all classes, (N,): (R,)."""
+        return pull * (self.shares.T @ namespace(log_total).exp(self.top - log_total))
 
 
-def resting(z: Array, labels: Array, smoothing: float) -> Array | None:
-    """Return a mask of the classes of z (N, L) that may rest, (L,), where they are many; None otherwise.
+def idle_classes(z: Array, labels: Array, smoothing: float) -> Array | None:
+    """Return a mask of the classes of z (N, K) that may be left alone, (K,), where they are many; None otherwise.
 
     Only numpy gains by it: a GPU is quicker with all classes than with waiting for their number.
     """
     if is_torch_array(z):
         return None
     xp = namespace(z)
-    bound = REST * xp.minimum(xp.sum(z, axis=0) + smoothing, 0.1 + 0 * z[0, :])  # (L,)
+    bound = IDLE * xp.minimum(xp.sum(z, axis=0) + smoothing, 0.1 + 0 * z[0, :])  # (L,)
     idle = (xp.max(z, axis=0) <= bound) & (class_counts(labels, z.shape[1]) == 0)
     return idle if int(xp.sum(idle)) > z.shape[1] // 4 else None
 
 
-def assign(logits: Array, rest: Rest | None) -> tuple[Array, Array, Array]:
-    """Eq. 11, its softmax: z (N, L) of classes that do not rest, and of all K the entropy and log sum of exp, (N,)."""
+def assign(logits: Array, absent: tuple[Array, Array] | None = None) -> tuple[Array, Array, Array]:
+    """Eq. 11, its softmax: z (N, L), and of all K classes the entropy and log sum of exp, (N,); overwrites the logits.
+
+    `absent` are log sum of exp and entropy of the classes that the logits are without, (N,) each.
+
+    >>> import numpy as np
+    >>> assign(np.zeros((1, 2)))[0]
+    array([[0.5, 0.5]])
+    """
     xp = namespace(logits)
-    top = xp.max(logits, axis=1, keepdims=True)  # (N, 1)
-    idle, idle_entropy = (None, None) if rest is None else rest.log_sum()  # (N,), (N,)
-    if idle is not None:
-        top = xp.maximum(top, idle[:, None])
-    shifted = logits - top
-    z = xp.exp(shifted)
-    total = row_sums(z)  # (N,)
-    entropy = -row_dots(z, shifted)
-    if idle is not None and idle_entropy is not None:
-        mass = xp.exp(idle - top[:, 0])  # (N,)
-        entropy = entropy + mass * (idle_entropy - (idle - top[:, 0]))
+    top = xp.max(logits, axis=1)  # (N,)
+    if absent is not None:
+        top = xp.maximum(top, absent[0])
+    logits -= top[:, None]
+    z = xp.exp(logits)
+    total, entropy = row_sums(z), -row_dots(z, logits)  # (N,), (N,)
+    if absent is not None:
+        idle = absent[0] - top
+        mass = xp.exp(idle)  # (N,)
+        entropy = entropy + mass * (absent[1] - idle)
         total = total + mass
     z /= total[:, None]
     log_total = xp.log(total)
-    return z, entropy / total + log_total, top[:, 0] + log_total
-
-
-def iterate(model: Model, logits: Array, votes_of: Any, iterations: int) -> tuple[Array, Array, int, bool]:
-    """Alternate M-steps and E-steps from first logits (N, K); return z (N, K), beta (K,), steps and convergence."""
-    xp, (n, k), known = namespace(logits), logits.shape, model.labels
-    log_k, steps, rest, live = math.log(max(k, 2)), 0, None, None
-    z, entropy, log_total = assign(logits, None)
-    z = known.clamp(z)
-    text, sharpness, reliable = 1.0, model.sharpness, 1.0
-    for _ in track(range(iterations), "iterations"):
-        steps += 1
-        labels, counts, before = xp.argmax(z, axis=1), xp.sum(z, axis=0), z  # (N,), (L,)
-        wanted = steps > 1 and rest is None and model.prior is None and not known.any
-        idle = resting(z, labels, model.smoothing) if wanted else None
-        if idle is not None:
-            live = xp.nonzero(~idle)[0]  # (L,)
-            at_rest = model.log_y[:, idle] + sharpness * model.at_anchor[:, idle]
-            rest = Rest.of(xp.nonzero(idle)[0], at_rest, counts[idle] + model.smoothing)
-            model, z, counts = model.of_classes(live), columns(z, live), counts[live]
-            labels, before = xp.searchsorted(live, labels), z
-        gamma = clip(1 - entropy / log_k, 0, 1)  # (N,)
-        if known.mask is not None:
-            gamma = xp.where(known.mask[:, 0], xp.ones_like(gamma), gamma)
-        some, means = m_step(model, z, gamma, labels, reliable)
-        base = votes_of(z)  # (N, L)
-        base *= model.vote_weight
-        base += model.log_y
-        if known.known is not None:
-            text, sharpness, reliable = learn_from_known(model, known.known, means, some, base, counts, z)
-        base += class_pull(model, counts, z, model.left_out)
-        if text != 1:
-            base *= text
-        base += sharpness * model.at_anchor
-        nearer = cosine_to_means(model, means, some, model.left_out) - columns(model.at_anchor, some)
-        base[:, some] += sharpness * nearer
-        z, entropy, log_total = assign(base, rest)
-        z = known.clamp(z)
-        rest = None if rest is None else rest.counted(log_total, model.smoothing)
-        same = bool(xp.all(xp.argmax(z, axis=1) == labels))
-        if same and float(xp.max(xp.abs(z - before))) < STILL:
-            break
-    hard = like(class_counts(xp.argmax(z, axis=1), z.shape[1]), z) + model.labels.counts  # (L,)
-    beta = hard / (hard + model.alpha)
-    if rest is None or live is None:
-        return z, beta, steps, same
-    full, all_beta = xp.empty((n, k), dtype=z.dtype), xp.zeros((k,), dtype=z.dtype)
-    full[:, live], all_beta[live] = z, beta
-    full[:, rest.classes] = rest.shares * rest.pull * xp.exp(rest.top[:, 0] - log_total)[:, None]
-    full /= row_sums(full)[:, None]
-    return full, all_beta, steps, same
+    return z, entropy / total + log_total, top + log_total
 
 
 def learn_from_known(
-    model: Model, known: Array, means: Means, some: Any, base: Array, counts: Array, z: Array
-) -> tuple[float, float, float]:
-    """Return the weight of the text, the sharpness and the reliability of other labels, from known ones (Eqs. 12, 13).
+    model: Model, known: Array, means: Means, some: Any, base: Array, counts: Array, z: Array, per_class: float
+) -> tuple[float, float]:
+    """Return the weight of the text and the reliability of other labels, from n' labelled samples (Eqs. 12, 13).
 
     What is asked is what the model makes of each labelled sample where its label is not known: without its own part in
-    class means and counts, and with the votes of its neighbours.
+    class means and counts, and with the votes of its neighbours. `base` (n', K) are text and votes.
     """
-    xp, (n, k) = namespace(z), z.shape
-    there = xp.nonzero(known >= 0)[0]  # (n',)
-    labels = known[there]
-    cosine = 1 * model.at_anchor[there, :]  # (n', K)
-    cosine[:, some] = cosine_to_means(model, means, some, xp.ones_like(model.left_out))[there, :]
-    base = base[there, :] + class_pull(model, counts, z, 1.0)[there, :]
-    text, sharpness = trust(base, cosine, labels, model.sharpness)
-    found = xp.argmax(text * base + sharpness * cosine, axis=1)
-    return text, sharpness, reliability(int(xp.sum(found == labels)), int(labels.shape[0]), n / k)
+    xp = namespace(z)
+    cosine = 1 * model.at_anchor  # (n', K)
+    cosine[:, some] = cosine_to_means(model, means, some, model.left_out)
+    base = base + class_pull(model, counts, z, model.left_out)
+    text = trust(base, cosine, known, model.sharpness)
+    found = xp.argmax(text * base + model.sharpness * cosine, axis=1)
+    return text, reliability(int(xp.sum(found == known)), int(known.shape[0]), per_class)
 
 
 def class_pull(model: Model, counts: Array, z: Array, left_out: Any) -> Array:
@@ -799,45 +649,18 @@ def class_pull(model: Model, counts: Array, z: Array, left_out: Any) -> Array:
     return namespace(z).log(pull)
 
 
-def calibrated(z: Array, y: Array, density: float, labels: Labels) -> Array:
-    """Eq. 14: z^T, rows scaled to sum 1, with T such that the mean confidence is the share of labels expected right.
-
-    Zero-shot predictions are calibrated on average: of labels with mean probability q under y the share q is right. The
-    batch is a second look. If it were independent, (1 - q)^2 would be wrong; it is not, and less so the denser the
-    classes are: (1 - q)^r, r = 1 + (3/4 - 3w/5) (1 - 1/N), which for one sample is zero-shot's q.
-
-    >>> import numpy as np
-    >>> y = np.asarray([[0.7, 0.3]])
-    >>> calibrated(np.asarray([[0.9, 0.1]]), y, 1.0, Labels(None, None, None, None, None)).round(2)
-    array([[0.7, 0.3]])
-    """
-    xp, n = namespace(z), z.shape[0]
-    label = xp.argmax(z, axis=1)[:, None]
-    q = xp.take_along_axis(y, label, axis=1)[:, 0]  # (N,)
-    free = xp.ones_like(q) if labels.mask is None else like(~labels.mask[:, 0], q)  # (N,)
-    total = float(xp.sum(free))
-    if total == 0:
-        return z
-    log_z, e = log_ratios(z, label), z  # (N, K), (N, K)
-
-    def means_at(power: float) -> tuple[float, float]:
-        nonlocal e
-        e = exp_(power * log_z)
-        confidence, slope = (float(xp.sum(x * free)) / total for x in confidences(e, log_z, power))
-        return confidence, slope
-
-    calibration(expected_right(float(xp.sum(q * free)) / total, density, n), means_at)
-    e /= row_sums(e)[:, None]
-    return e
-
-
 def expected_right(q: float, density: float, n: int) -> float:
-    """Eq. 14, the share of n labels expected right whose mean probability under zero-shot is q.
+    """Eq. 14: the share of n labels expected right whose mean probability under zero-shot is q.
+
+    The assignments become z^T, rows scaled to sum 1, with T such that their mean confidence is this share. Zero-shot
+    predictions are calibrated on average: of labels with mean probability q under y the share q is right. The batch is
+    a second look. If it were independent, (1 - q)^2 would be wrong; it is not, and less so the denser the classes are:
+    (1 - q)^r, r = 1 + (0.7 - 0.55 w) (1 - 1/N), which for one sample is zero-shot's q.
 
     >>> expected_right(0.5, 0.5, 1)
     0.5
     """
-    return 1 - math.pow(max(1 - q, 0.0), 1 + (0.75 - 0.6 * density) * (1 - 1 / n))
+    return 1 - math.pow(max(1 - q, 0.0), 1 + (0.7 - 0.55 * density) * (1 - 1 / n))
 
 
 def log_ratios(z: Array, label: Array) -> Array:
@@ -886,14 +709,6 @@ def calibration(target: float, means_at: Callable[[float], tuple[float, float]])
             break
     means_at(power)
     return power
-
-
-def unknown_score(cosine: Array, f: Array, state: TIDEState, votes_of: Any) -> Array:
-    """Eq. 15: how unlike all of the classes a sample is, averaged with its neighbours, (N,).
-
-    Images of one unknown class are neighbours of each other.
-    """
-    return with_neighbours(unlikeness(cosine, f, state.logit_scale, state.negatives), votes_of)
 
 
 def unlikeness(cosine: Array, f: Array, scale: float, negatives: Array) -> Array:
@@ -951,11 +766,11 @@ def remember(state: TIDEState, f: Array, known: Array, count: int = 1) -> TIDESt
     return replace(state, known_sums=sums, known_counts=counts)
 
 
-def rows(x: Array, which: Any) -> Array:
+def rows_at(x: Array, which: Any) -> Array:
     """Return some rows of a matrix; `slice(None)` is all of them, without a copy.
 
     >>> import numpy as np
-    >>> rows(np.eye(2), np.asarray([1]))
+    >>> rows_at(np.eye(2), np.asarray([1]))
     array([[0., 1.]])
     """
     return x if isinstance(which, slice) else namespace(x).take(x, which, axis=0)
@@ -968,3 +783,552 @@ def rows_of(result: Result, first: int) -> Result:
     return replace(
         result, probs=result.probs[first:, :], zero_shot=result.zero_shot[first:, :], unknown=result.unknown[first:]
     )
+
+
+# The samples, and what is made of their sums
+
+
+@dataclass
+class Predicted(Sums):
+    """What anchors and metric need of the zero-shot predictions; of the H classes with labels only, where `some`."""
+
+    n: int
+    total: Array  # (K,) sum_i y_i
+    centre: Array  # (d,) sum_i f_i
+    square: Array  # (d,) sum_i f_i^2
+    along: float  # sum_i f_i . x_i, x_i = sum_k y_ik t_k
+    expected: float  # sum_i |x_i|^2
+    sums: Array  # (H, d) sum of the samples with each zero-shot label
+    counts: Array  # (H,) their number
+    some: Any = field(default_factory=lambda: ALL, metadata=SAME)  # (H,) class numbers; a slice: all
+
+
+@dataclass
+class Compared(Sums):
+    """What needs the sums of all predictions, and the metric."""
+
+    agree: float  # sum over the samples of their agreements
+    agree_square: float  # sum of those squared
+    own: float  # sum_i |y_i|^2
+    confidence: float  # sum_i max_k y_ik
+    length: float  # sum_i of the length of f_i in the metric
+    near: Array  # (K,) sum_ij W_ij y_ik y_jk
+    most: Array  # (K,) sum_ij W_ij y_ik^2
+    sums: Array  # (H, d) sum of the samples with each zero-shot label, in the metric
+
+
+@dataclass
+class Assigned(Sums):
+    """What an E-step adds up."""
+
+    sums: Array  # (H, d) sum_i gamma_i z_ik f_i
+    soft: Array  # (H,) sum_i gamma_i z_ik
+    hard: Array  # (H,) labels of each class, those that the model gave discounted
+    counts: Array  # (K,) sum_i z_ik
+    labels: Array  # (K,) labels of each class
+    right: float  # sum of the zero-shot probability of the label over the samples whose label is not known
+    free: int  # their number
+    changed: int  # labels that differ from the z before
+    moved: float = field(metadata=LARGER)  # largest difference to the z before
+    some: Any = field(default_factory=lambda: ALL, metadata=SAME)  # (H,) class numbers; a slice: all
+
+
+@dataclass
+class Confident(Sums):
+    """What the calibration adds up."""
+
+    confidence: float
+    slope: float  # its derivative by the logarithm of the temperature
+
+
+class Fixed(NamedTuple):
+    """What stays the same for all samples while z is estimated."""
+
+    scale: Array  # (d,) the metric
+    anchor: Array  # (K, d) in the metric
+    total: Array  # (K,) sum_i y_i
+    expected: Any  # (K,) or one number: what `total` would be without the bias of the text
+    presence: Array  # (K,)
+    bias_weight: float
+    alpha: float
+    sharpness: float
+    left_out: float
+    vote_weight: float
+    smoothing: float
+    prior: Array | None  # (K,)
+    per_class: float  # N / K
+
+    def like(self, ref: Array) -> Fixed:
+        """Return it with arrays of the kind of `ref`."""
+        return self._replace(**{name: like(x, ref) for name, x in self._asdict().items() if hasattr(x, "dtype")})
+
+
+class Classes(NamedTuple):
+    """What an M-step has of all samples: the H classes with labels, as the others are at their anchors."""
+
+    some: Any  # (H,) their numbers; a slice: all
+    sums: Array  # (H, d)
+    soft: Array  # (H,)
+    hard: Array  # (H,)
+    counts: Array  # (K,)
+
+    def like(self, ref: Array) -> Classes:
+        """Return them with arrays of the kind of `ref`; all classes are a slice, which takes no copies."""
+        some = self.some
+        if not isinstance(some, slice):
+            every = len(some) == len(self.counts)
+            some = ALL if every else namespace(ref).asarray(some, device=device(ref))
+        return Classes(some, *(like(x, ref) for x in self[1:]))
+
+    def means(self, z: Array, gamma: Array, labels: Array, trusted: Array, at: Any) -> Means:
+        """Return the statistics for some samples: z (b, L), weights (b,), labels (b,), and what these count (b,).
+
+        `at` (H,) says where the classes are among the L.
+        """
+        places = labels if isinstance(self.some, slice) else namespace(z).searchsorted(self.some, labels)
+        return Means(columns(z, at) * (gamma * trusted)[:, None], self.sums, self.soft, self.hard, places, trusted)
+
+
+class TIDERows(Rows):
+    """The samples of TIDE.
+
+    In memory, what an E-step needs of zero-shot predictions and cosines is kept; in blocks it is made again in every
+    step, as keeping it would take two N x K arrays of 32 bits. In 16 bits, the fourth root of an assignment is stored:
+    it is exact to 3e-5 near 1 (float16: 1e-3) and keeps what is far below 1 / 65535, of which the calibration raises
+    powers. `known` labels are for samples in memory.
+
+    >>> import numpy as np
+    >>> eye = np.eye(3, dtype=np.float32)
+    >>> TIDERows(TIDE(), eye, eye, 100.0).first(None).counts
+    array([1., 1., 1.])
+    """
+
+    STATE: ClassVar[tuple[str, ...]] = (*Rows.STATE, "gamma", "unknown")
+    COLUMNS: ClassVar[tuple[str, ...]] = (*Rows.COLUMNS, "unknown")
+    CHANGES: ClassVar[tuple[str, ...]] = ("first", "step", "finish")
+
+    def __init__(self, *given: Any, known: Labels = NO_LABELS, **options: Any) -> None:
+        super().__init__(*given, **options)
+        self.gamma, self.unknown = namespace(self.f).ones_like(self.f[:, 0]), self._empty(len(self.f))
+        self.known, self.trusted, self.done = known, self.gamma, 0
+        self.present: Any = ALL  # (L,) the classes that z has, where the others are left alone
+        self.absent: Absent | None = None  # those
+        self.new: Any = None  # room for the next z
+        self.cosine: Any = None  # (n, K), these five in memory only
+        self.log_y: Any = None  # (n, K)
+        self.at_anchor: Any = None  # (n, K)
+        self.in_metric: Any = None  # (n, d)
+        self.log_z: Any = None  # (n, K) for the calibration
+
+    def first(self, negatives: Array | None) -> Predicted:  # type: ignore[override]
+        """Make the zero-shot predictions, and score how unlike all of the classes each sample is (Eq. 15)."""
+        names = self.text[:0] if negatives is None else like(negatives, self.f)  # (G, d)
+
+        def block(rows: slice) -> Predicted:
+            f = self.f[rows]  # (b, d)
+            y, cosine, _ = self._zero_shot(rows)  # (b, K), (b, K)
+            self.unknown[rows] = unlikeness(cosine, f, self.logit_scale, names)
+            expected = y @ self.text  # (b, d)
+            some, places, count = self._labelled(self.labels[rows])
+            return Predicted(
+                len(y), y.sum(0), f.sum(0), (f * f).sum(0), _total(row_dots(y, cosine)),
+                _total(row_dots(expected, expected)), class_sums(places, f, count),
+                like(class_counts(places, count), f), some,
+            )  # fmt: skip
+
+        found: Predicted = self._add_up(block, "zero-shot")
+        return found
+
+    def _zero_shot(self, rows: slice) -> tuple[Array, Array, Array]:
+        if not self.alone:
+            return super()._zero_shot(rows)
+        xp = namespace(self.f)
+        self.cosine = xp.matmul(self.f, self.text.T, out=self._spare())  # (n, K)
+        self.log_y = log_softmax(self.logit_scale * self.cosine)  # (n, K)
+        self.y = xp.exp(self.log_y, out=self.z)
+        self.z = self.known.clamp(self.y)
+        self.labels = xp.argmax(self.z, axis=1)
+        return self.y, self.cosine, self.labels
+
+    def _labelled(self, labels: Array) -> tuple[Any, Array, int]:
+        """Return the classes with labels (H,), the labels as places among them, and H; on shards and GPUs all K."""
+        if not self.alone or is_torch_array(self.f):
+            return ALL, labels, len(self.text)
+        some, places = namespace(labels).unique_inverse(labels)
+        return some, places, len(some)
+
+    def compare(self, total: Array, n: int, scale: Array) -> Compared:
+        """Compare the zero-shot predictions with those of all n samples and of the neighbours (Eqs. 1, 2)."""
+        xp, total, scale = namespace(self.f), like(total, self.f), like(scale, self.f)
+        degree = self.votes_of(xp.ones_like(self.f[:, :1]))  # (n, 1)
+
+        def part(at: slice) -> tuple[Array, ...]:
+            y = self.y[at] if self.alone else self._wide(at)  # (b, K)
+            votes = self.votes_of.rows(at)(self.y) if self.alone else self._votes(at)  # (b, K)
+            own = row_dots(y, y)  # (b,)
+            by_class = agreement_by_class(y, votes, degree[at])  # (K,), (K,)
+            return agreements(y, total, own, n), own, xp.max(y, axis=1), *by_class
+
+        def block(rows: slice) -> Compared:
+            *parts, near, most = zip(*in_threads(part, self._cut(rows)), strict=True)
+            agree, own, confidence = (xp.concat(column) for column in parts)
+            f, lengths = self._scaled(rows, scale)
+            _, places, count = self._labelled(self.labels[rows])
+            if self.alone:
+                self.in_metric = f
+            square = float((to_numpy(agree).astype(float) ** 2).sum())
+            return Compared(
+                _total(agree), square, _total(own), _total(confidence), _total(lengths), sum(near[1:], near[0]),
+                sum(most[1:], most[0]), class_sums(places, f, count),
+            )  # fmt: skip
+
+        found: Compared = self._add_up(block, "classes")
+        return found
+
+    def _scaled(self, rows: slice, scale: Array) -> tuple[Array, Array]:
+        """Return some rows in the metric, of unit length, (b, d), and the lengths they had, (b,)."""
+        f = self.f[rows] / scale
+        lengths = row_norms(f)  # (b,)
+        f /= lengths[:, None]
+        return f, lengths
+
+    def step(self, fixed: Fixed, classes: Classes) -> Assigned:
+        """E-step with the classes given, Eq. 11, and the sums of Eq. 8 for the next M-step."""
+        fixed, classes = (fixed, classes) if self.alone else (fixed.like(self.f), classes.like(self.f))
+        if self.alone and self.at_anchor is None:
+            self._keep(fixed)
+        if self.alone and self.done == 2 and fixed.prior is None and not self.known.any:
+            self._leave_alone(fixed)
+        self.done += 1
+        text = 1.0
+        if self.known.known is not None and len(classes.hard):
+            text = self._learn(fixed, classes)
+        before, weight, trusted = self.labels, self.gamma, self.trusted
+        if self.new is None or self.new.shape != self.z.shape:
+            self.new = self._empty(*self.z.shape, dtype=self.z.dtype)
+        labels, gamma = namespace(before).empty_like(before), namespace(weight).empty_like(weight)
+
+        def block(rows: slice) -> Assigned:
+            return self._assign(rows, fixed, classes, text, (before, weight, trusted), labels, gamma)
+
+        total: Assigned = self._add_up(block, "iteration")
+        kept = self.keep and self.z is self.y
+        self.z, self.new = self.new, None if kept else self.z
+        self.labels, self.gamma = labels, gamma
+        return total
+
+    def _keep(self, fixed: Fixed) -> None:
+        """Keep what all E-steps need of samples in memory."""
+        xp = namespace(self.f)
+        self.at_anchor = xp.matmul(self.in_metric, fixed.anchor.T, out=self._spare())  # (n, K)
+
+        def part(at: slice) -> tuple[()]:
+            bias = text_bias(self.y[at], fixed.total, fixed.expected, fixed.presence)
+            bias *= fixed.bias_weight
+            self.log_y[at] -= bias
+            return ()
+
+        self._in_parts(part, self.blocks[0])
+
+    def _leave_alone(self, fixed: Fixed) -> None:
+        """Leave the classes alone that next to no sample is assigned to, where they are many."""
+        idle = idle_classes(self.z, self.labels, fixed.smoothing)
+        if idle is None:
+            return
+        xp = namespace(self.z)
+        self.present, gone = xp.nonzero(~idle)[0], xp.nonzero(idle)[0]  # (L,), (R,)
+        self.absent = Absent.of(gone, columns(self.log_y, gone) + fixed.sharpness * columns(self.at_anchor, gone))
+        self.z, self.log_y, self.at_anchor = (columns(x, self.present) for x in (self.z, self.log_y, self.at_anchor))
+
+    def _models(self, rows: slice, fixed: Fixed) -> Callable[[slice], tuple[Model, Array]]:
+        """Return the function that gives the model of a part of some rows, and its zero-shot predictions (b, K)."""
+        xp = namespace(self.f)
+        free = xp.ones_like(self.gamma) if self.known.mask is None else like(~self.known.mask[:, 0], self.f)
+        anchor = rows_at(fixed.anchor, self.present)
+        numbers: tuple[Any, ...] = (fixed.alpha, fixed.sharpness)
+        last: tuple[Any, ...] = (fixed.vote_weight, fixed.smoothing, fixed.prior)
+        if self.alone:
+
+            def kept(at: slice) -> tuple[Model, Array]:
+                left_out = fixed.left_out * free[at][:, None]
+                model = Model(self.in_metric[at], anchor, self.at_anchor[at], self.log_y[at], *numbers, left_out, *last)
+                return model, self.y[at]
+
+            return kept
+        f, _ = self._scaled(rows, fixed.scale)  # (b, d)
+        # products use all cores by themselves, what follows in threads does not
+        cosine, at_anchor = self.f[rows] @ self.text.T, f @ fixed.anchor.T  # (b, K), (b, K)
+
+        def made(at: slice) -> tuple[Model, Array]:
+            here = slice(at.start - rows.start, at.stop - rows.start)
+            log_y = log_softmax(self.logit_scale * cosine[here])  # (b, K)
+            y = xp.exp(log_y)
+            log_y -= fixed.bias_weight * text_bias(y, fixed.total, fixed.expected, fixed.presence)
+            left_out = fixed.left_out * free[at][:, None]
+            return Model(f[here], anchor, at_anchor[here], log_y, *numbers, left_out, *last), y
+
+        return made
+
+    def _assign(
+        self, rows: slice, fixed: Fixed, classes: Classes, text: float, old: tuple[Array, ...], labels: Array,
+        gammas: Array,
+    ) -> Assigned:  # fmt: skip
+        """Make the assignments of some rows, and what they add up to."""
+        xp, k, model_of, (before, weight, trusted) = namespace(self.f), len(self.text), self._models(rows, fixed), old
+        f = self.in_metric if self.alone else self._scaled(rows, fixed.scale)[0]  # (b, d)
+        dots, counts = f @ classes.sums.T, classes.counts[self.present]  # (b, H), (L,)
+        among = classes.some if self.absent is None else xp.searchsorted(self.present, classes.some)  # (H,)
+        pull = None if self.absent is None else classes.counts[self.absent.classes] + fixed.smoothing  # (R,)
+
+        def part(at: slice) -> tuple[Array, ...]:
+            z, (model, y) = self._wide(at), model_of(at)  # (b, L), (b, K)
+            logits = self._votes(at)  # (b, L)
+            logits *= fixed.vote_weight
+            logits += model.log_y
+            logits += class_pull(model, counts, z, model.left_out)
+            if text != 1:
+                logits *= text
+            logits += fixed.sharpness * model.at_anchor
+            if len(classes.hard):
+                means = classes.means(z, weight[at], before[at], trusted[at], among)
+                here = slice(at.start - rows.start, at.stop - rows.start)
+                nearer = cosine_to_means(model, means, among, model.left_out, dots[here])  # (b, H)
+                nearer -= columns(model.at_anchor, among)
+                nearer *= fixed.sharpness
+                logits[:, among] += nearer
+            idle = None if self.absent is None else self.absent.log_sum(pull, at)
+            p, entropy, log_total = assign(logits, idle)  # (b, L), (b,), (b,)
+            if self.known.mask is not None:
+                p = xp.where(self.known.mask[at], self.known.hot[at], p)
+            own = xp.argmax(p, axis=1)
+            own = own if isinstance(self.present, slice) else self.present[own]
+            self.new[at] = self._narrow(p)
+            right = xp.take_along_axis(y, own[:, None], axis=1)[:, 0]
+            return own, entropy, log_total, right, xp.max(xp.abs(p - z), axis=1)
+
+        own, entropy, self.log_total, right, moved = self._in_parts(part, rows)
+        labels[rows] = own
+        gamma = clip(1 - entropy / math.log(max(k, 2)), 0, 1)  # (b,)
+        free = xp.ones_like(gamma)
+        if self.known.mask is not None:
+            free = like(~self.known.mask[:, 0], gamma)
+            gamma = gamma * free + (1 - free)
+            self.trusted = self.reliable * free + (1 - free)
+        gammas[rows] = gamma
+        z = self._floats(self.new[rows])  # (b, L) as stored, so that a sample is left out as it was counted
+        hard = like(class_counts(own, k, self.trusted[rows]), gamma)  # (K,)
+        given = hard if self.known.counts is None else hard + self.known.counts
+        some = ALL if not self.alone or is_torch_array(z) else xp.nonzero(given)[0]  # (H,)
+        among = some if self.absent is None else xp.searchsorted(self.present, some)
+        sums, soft = weighted_sums(columns(z, among), gamma * self.trusted[rows], f)  # (H, d), (H,)
+        counts = z.sum(0)
+        if self.absent is not None:
+            counts = put(xp.zeros_like(hard), self.present, counts)
+            counts[self.absent.classes], self.pull = self.absent.counts(pull, self.log_total), pull
+        return Assigned(
+            sums, soft, hard[some], counts, like(class_counts(own, k), gamma), _total(right * free), int(free.sum()),
+            int((own != before[rows]).sum()), float(xp.max(moved)), some,
+        )  # fmt: skip
+
+    reliable = 1.0  # what a label of the model counts, against a known one
+
+    def _learn(self, fixed: Fixed, classes: Classes) -> float:
+        """Return the weight of the text, and keep the reliability of other labels, from known ones (Eqs. 12, 13)."""
+        xp, every = namespace(self.f), slice(0, len(self.f))
+        there = xp.nonzero(self.known.known >= 0)[0]  # (n',)
+        model, _ = self._models(every, fixed)(every)
+        model = model._replace(
+            f=model.f[there, :], at_anchor=model.at_anchor[there, :], log_y=model.log_y[there, :],
+            left_out=xp.ones_like(model.left_out[there, :]),
+        )  # fmt: skip
+        z, votes = self.z[there, :], self._votes(every)[there, :]  # (n', K)
+        given = self.gamma[there], self.labels[there], self.trusted[there]
+        means = classes.means(z, *given, classes.some)
+        base = fixed.vote_weight * votes + model.log_y  # (n', K)
+        text, self.reliable = learn_from_known(
+            model, self.known.known[there], means, classes.some, base, classes.counts, z, fixed.per_class
+        )
+        return text
+
+    def confidence(self, power: float) -> Confident:
+        """Add up the confidences under a temperature, and their slopes (Eq. 14), of samples with no known label."""
+        if self.alone and self.log_z is None:
+            self._dense()
+            self.log_z = log_ratios(self.z, self.labels[:, None])  # (n, K)
+
+        def part(at: slice) -> tuple[Array, ...]:
+            log_z = self.log_z[at] if self.alone else log_ratios(self._wide(at), self.labels[at][:, None])  # (b, K)
+            return confidences(exp_(power * log_z), log_z, power)
+
+        def block(rows: slice) -> Confident:
+            free = 1.0 if self.known.mask is None else like(~self.known.mask[:, 0], self.f)
+            return Confident(*(_total(x * free) for x in self._in_parts(part, rows)))
+
+        found: Confident = self._add_up(block, "confidence")
+        return found
+
+    def finish(self, power: float | None) -> Counted:
+        """Calibrate the assignments by a temperature, and average the scores for the unknown with those of neighbours.
+
+        None leaves the assignments, where all labels are known.
+        """
+        if self.alone:
+            self._dense()
+
+        def part(at: slice) -> tuple[()]:
+            log_z = self.log_z[at] if self.alone else log_ratios(self._wide(at), self.labels[at][:, None])
+            self.z[at] = self._narrow(softmax_evidence_(power * log_z)[0])
+            return ()
+
+        for rows in self.blocks if power is not None else ():
+            self._in_parts(part, rows)
+        self.z = self.known.clamp(self.z)
+        self.unknown = with_neighbours(self.unknown, self.votes_of)
+        return Counted(len(self.f))
+
+    def _dense(self) -> None:
+        """Make z of all classes, (n, K)."""
+        if self.absent is None:
+            return
+        absent, xp = self.absent, namespace(self.z)
+        full = xp.empty((len(self.f), len(self.text)), dtype=self.z.dtype)
+        full[:, self.present] = self.z
+        full[:, absent.classes] = absent.shares * self.pull * xp.exp(absent.top - self.log_total)[:, None]
+        full /= row_sums(full)[:, None]
+        self.z, self.absent, self.present = full, None, ALL
+
+    def predictions(self) -> dict[str, Any]:
+        """Return the `COLUMNS`, (n,) each."""
+        return {**super().predictions(), "unknown": to_numpy(self.unknown)}
+
+    def _narrow(self, p: Array) -> Array:
+        """Return the fourth root of probabilities where they are stored in 16 bits."""
+        xp = namespace(p)
+        return p if self.z.dtype == self.f.dtype else super()._narrow(xp.sqrt(xp.sqrt(p)))
+
+    def _floats(self, stored: Array) -> Array:
+        """Return stored assignments as they are computed with."""
+        p = super()._floats(stored)
+        return p if stored.dtype == self.f.dtype else (p * p) ** 2
+
+
+TIDE.rows_type = TIDERows
+
+
+def _total(x: Array) -> float:
+    """Return the sum of one number per sample, in float64."""
+    return float(to_numpy(x).astype(float).sum())
+
+
+class Solution(NamedTuple):
+    """What is known of the classes at the end; the assignments are with the samples."""
+
+    converged: bool
+    steps: int
+    beta: Array  # (K,)
+    crowd: Crowd
+    alpha: float
+    sharpness: float
+
+
+class TIDEMixture:
+    """TIDE for `driver.solve`: what it makes of the sums over its samples, equation by equation."""
+
+    def __init__(
+        self,
+        options: TIDE,
+        text: Array,
+        class_prior: Array | None = None,
+        negatives: Array | None = None,
+        known: Labels = NO_LABELS,
+    ) -> None:
+        self.options, self.text, self.negatives, self.known = options, text, negatives, known
+        self.shares = class_prior  # (K,)
+        self.m_steps = options.iterations
+        self.started = False
+
+    def begin(self, run: Run) -> Classes:
+        """Zero-shot predictions, how many classes are there, anchors and metric (Eqs. 1 to 7 and 10)."""
+        o, text, shares, k, first = self.options, self.text, self.shares, len(self.text), run("first", self.negatives)
+        self.n = n = first.n
+        groups = Groups.of_sums(first.sums, first.counts, n)
+        scale = metric(first.square / n, groups, n)  # (d,)
+        found = run("compare", first.total, n, scale)
+        self.crowd = crowd_of_sums(found, n, k, o.neighbours) if shares is None else Crowd.of_shares(shares)
+        w = self.crowd.density
+        mean = first.total / n, first.centre / n, first.along / n, first.expected / n
+        anchor = anchors(like(text, scale), *mean, scale)  # (K, d)
+        groups = Groups.of_sums(found.sums, first.counts, n)
+        self.alpha = anchor_weight(rows_at(anchor, first.some), groups, n)
+        sharpness = o.sharpness * sharpening(w, n / k, self.alpha)
+        there = presence(found.near, found.most, first.total) if shares is None else 0 * first.total + 1  # (K,)
+        self.fixed = Fixed(
+            scale, anchor, first.total, (n - 1) / k if shares is None else (n - 1) * like(shares, scale), there,
+            bias_weight(self.crowd.pseudo_count) if shares is None else 1.0, self.alpha, sharpness, 1 - w * w, 2 - w,
+            self.crowd.smoothing, None if shares is None else namespace(scale).log(like(shares, scale) + EPS), n / k,
+        ).like(text)  # fmt: skip
+        if self.known.sums is not None:
+            mean_length = found.length / n
+            self.known = self.known._replace(sums=self.known.sums / (self.fixed.scale * mean_length))
+        none = self.fixed.total[:0]  # in the first E-step all classes are at their anchors, and no sample is left out
+        self.first = self.fixed._replace(left_out=0.0), Classes(_none(text), text[:0, :], none, none, self.fixed.total)
+        return self.first[1]
+
+    def shown(self, classes: Classes) -> tuple[Fixed, Classes]:
+        """Return what the E-step of Eq. 11 needs."""
+        return self.first if classes is self.first[1] else (self.fixed, classes)
+
+    def still(self, step: Assigned) -> bool:
+        """Tell whether no label changed and no assignment moved by much, after the first E-step."""
+        before, self.started = self.started, True
+        return before and step.changed == 0 and step.moved < STILL
+
+    def update(self, classes: Classes, step: Assigned) -> Classes:
+        """Eq. 8: the classes with labels, from the sums of their samples and of labelled samples of the past."""
+        some, sums, soft, hard = step.some, *(like(x, self.text) for x in (step.sums, step.soft, step.hard))
+        if isinstance(some, slice) and not is_torch_array(hard):
+            some = namespace(hard).nonzero(hard)[0]
+            sums, soft, hard = sums[some], soft[some], hard[some]
+        if self.known.sums is not None:
+            sums = sums + rows_at(self.known.sums, some)
+            soft, hard = soft + self.known.counts[some], hard + self.known.counts[some]
+        return Classes(some, sums, soft, hard, like(step.counts, self.text))
+
+    def terms(self, classes: Classes, step: Assigned) -> None:
+        """Keep nothing: TIDE has no objective."""
+
+    def finish(self, run: Run, classes: Classes, step: Assigned, trace: list[None]) -> Solution:
+        """Eq. 14, the calibration, and the shares of the samples in the class means."""
+
+        def means_at(power: float) -> tuple[float, float]:
+            sums = run("confidence", power)
+            return sums.confidence / step.free, sums.slope / step.free
+
+        power = None
+        if step.free:
+            power = calibration(expected_right(step.right / step.free, self.crowd.density, self.n), means_at)
+        run("finish", power)
+        hard = like(step.labels, self.text)
+        hard = hard if self.known.counts is None else hard + self.known.counts  # (K,)
+        beta, sharpness = hard / (hard + self.alpha), self.fixed.sharpness
+        return Solution(step.changed == 0, len(trace) - 1, beta, self.crowd, self.alpha, sharpness)
+
+
+def _none(ref: Array) -> Array:
+    """Return no class numbers, (0,)."""
+    xp = namespace(ref)
+    return xp.zeros((0,), dtype=xp.int64, device=device(ref))
+
+
+def crowd_of_sums(found: Compared, n: int, k: int, m: int) -> Crowd:
+    """Return how concentrated the classes are (Eqs. 1, 2, 3) from sums over all n samples.
+
+    >>> import numpy as np
+    >>> sums = Compared(50.0, 25.0, 100.0, 100.0, 100.0, np.ones(2), np.ones(2), np.zeros((2, 1)))
+    >>> crowd_of_sums(sums, 100, 2, 3).density > 0.99
+    True
+    """
+    mean = found.agree / n
+    deviation = math.sqrt(max(found.agree_square / n - mean * mean, 0.0))
+    near, most = float(found.near.sum()), float(found.most.sum())
+    return crowd_of(mean, deviation, found.own / n, found.confidence / n, near, most, n, k, m)

@@ -23,8 +23,9 @@ from typing import Any, ClassVar
 
 from moontide.core.arrays import Array, namespace, unit_rows
 from moontide.core.gaussian import class_weights, log_density, pooled_variance
+from moontide.core.rows import NEIGHBOURS
 from moontide.core.simplex import log_softmax, softmax
-from moontide.core.smoothing import NEIGHBOURS, smoother
+from moontide.core.smoothing import smoother
 from moontide.methods.stata import Mixture, alternate
 from moontide.options import option
 from moontide.protocols import Method

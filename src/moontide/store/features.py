@@ -4,7 +4,7 @@
       manifest.json        who made it (encoder, preprocessing, prompts), class names, and every shard with its SHA-256
       text.safetensors     text_features (K, d)
       negatives.safetensors  of the negative names that were embedded last, if any; the manifest does not name it
-      00000.safetensors    image_features (n, d), labels (n,) if there are any; the ids as JSON text in its metadata
+      00000.safetensors    image_features (n, d), labels (n,) if there are any; the ids in its metadata
       00001.safetensors    ...
 
 A shard is whole before it is named, and counts once the manifest names it, which is replaced in one step: whoever stops
@@ -19,7 +19,8 @@ import os
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -33,8 +34,9 @@ from moontide.metrics import IntArray, check_labels
 from moontide.store.files import replacing
 from moontide.types import check_class_names
 
-FORMAT = 1
+FORMAT = 2  # 1 had no spec, precision and decoding
 MANIFEST, TEXT, NEGATIVES = "manifest.json", "text.safetensors", "negatives.safetensors"
+ABOUT = "about"  # the only key of the metadata of a file, since safetensors writes several in any order
 
 NAME = re.compile(r"text\.safetensors|\d{5,}\.safetensors")  # of the files that a manifest names
 
@@ -56,6 +58,34 @@ class Origin:
     prompts: tuple[str, ...]  # templates of the class names, {} the name
     logit_scale: float = 100.0
     dataset: str | None = None
+    spec: str = ""  # what the encoder is made of again, from any folder
+    typed: str = ""  # the same as the user wrote it
+    precision: str = "float32"  # of the image tower
+    decoding: str = "exact"  # or fast: on a GPU, with small differences
+
+    @property
+    def reloads(self) -> str:
+        """What the encoder is made of again."""
+        return self.spec or self.encoder
+
+    def space(self) -> dict[str, Any]:
+        """Return what must be the same for features to be compared with each other."""
+        names = ("encoder", "preprocessing", "logit_scale", "precision", "decoding")
+        return {name: getattr(self, name) for name in names}
+
+    def write(self) -> dict[str, Any]:
+        """Return it as JSON has it."""
+        return {**asdict(self), "prompts": list(self.prompts)}
+
+    @staticmethod
+    def parse(held: dict[str, Any]) -> Origin:
+        """Make it of what JSON has.
+
+        >>> origin = Origin("a-model", "none", ("{}",))
+        >>> Origin.parse(origin.write()) == origin
+        True
+        """
+        return Origin(**{**held, "prompts": tuple(held["prompts"])})
 
 
 @dataclass(frozen=True)
@@ -90,19 +120,23 @@ class FeatureStore:
         names = check_class_names(class_names, 0 if anchors is None else len(anchors))
         if (folder / MANIFEST).exists():
             found = FeatureStore.open(folder)
-            same = (found.origin, found.class_names) == (origin, names)
+            found.check_space(origin)
+            same = (found.origin.prompts, found.origin.dataset, found.class_names) == (
+                origin.prompts, origin.dataset, names,
+            )  # fmt: skip
             if not same or (anchors is not None and not np.allclose(found.text, anchors, atol=1e-4)):
                 raise FileError(
-                    f"{folder} holds features of another encoder, preprocessing, prompt or class list "
-                    f"({found.origin.encoder}); give a new folder."
+                    f"{folder} holds features with another prompt, dataset or class list; give a new folder, or add "
+                    "images to it with '--into', which keeps its own."
                 )
+            _sweep(folder)
             return found
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise FileError(f"The folder {folder} cannot be made: {error.strerror}.") from error
         store = FeatureStore(folder, origin, names)
-        return store if anchors is None else store._with(TEXT, {"text_features": anchors}, {})
+        return store if anchors is None else store._with(TEXT, {"text_features": anchors}, {"class_names": names})
 
     @staticmethod
     def open(folder: str | Path) -> FeatureStore:
@@ -112,19 +146,30 @@ class FeatureStore:
         try:
             held = json.loads(path.read_text(encoding="utf-8"))
             version = held["format"]
-            if version != FORMAT:
+            if version not in (1, FORMAT):
                 raise FileError(f"{path} has the format {version}, and this Moontide reads {FORMAT}; update it.")
-            origin = Origin(**{**held["origin"], "prompts": tuple(held["origin"]["prompts"])})
             outside = [name for name in held["files"] if not NAME.fullmatch(name)]
             if outside:
                 raise FileError(f"{path} names {outside[0][:80]!r}, which is no file of the store; it is not opened.")
-            return FeatureStore(folder, origin, tuple(held["class_names"]), dict(held["files"]))
+            return FeatureStore(folder, Origin.parse(held["origin"]), tuple(held["class_names"]), dict(held["files"]))
         except FileError:
             raise
         except FileNotFoundError:
             raise FileError(f"{folder} is no feature store: it has no {MANIFEST}.") from None
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise FileError(f"{path} is damaged ({error}).") from error
+
+    def check_space(self, other: Origin) -> None:
+        """Refuse features of another encoder, preprocessing, scale, precision or decoding than those of the store.
+
+        >>> store = FeatureStore(Path("store"), Origin("a-model", "none", ("{}",)), ())
+        >>> store.check_space(Origin("a-model", "none", ("{}",), precision="float16"))
+        Traceback (most recent call last):
+            ...
+        moontide.errors.FileError: store holds features with the precision 'float32', and these have 'float16'; \
+give a new folder, or make them alike.
+        """
+        refuse_other_space(str(self.folder), self.origin, other, "give a new folder, or make them alike")
 
     def append(self, ids: Sequence[str], features: npt.ArrayLike, labels: npt.ArrayLike | None = None) -> FeatureStore:
         """Add a shard and return the store that has it; the file of this one stays readable."""
@@ -146,7 +191,44 @@ class FeatureStore:
         arrays = {"image_features": array}
         if labels is not None:
             arrays["labels"] = check_labels(labels, len(array), len(self.class_names))
-        return self._with(f"{len(self.shards):05d}.safetensors", arrays, {"ids": json.dumps(list(ids))})
+        return self._with(f"{self._number():05d}.safetensors", arrays, {"ids": list(ids)})
+
+    def _number(self) -> int:
+        """Return the number of the next shard."""
+        return max((int(path.stem) for path in self.shards), default=-1) + 1
+
+    def remove(self, ids: Sequence[str]) -> FeatureStore:
+        """Return the store without some samples; shards that lose some are written anew, the others stay as they are.
+
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     store = FeatureStore.create(folder, Origin("a-model", "none", ("{}",)))
+        ...     store.append(["a.jpg", "b.jpg"], np.eye(2)).remove(["a.jpg"]).ids
+        ['b.jpg']
+        """
+        gone = set(ids)
+        unknown = sorted(gone - set(self.ids))
+        if unknown:
+            raise InputError(f"'ids' must be in the store. Got {unknown[0]!r}, which is not.")
+        number, files, stale = self._number(), {}, []
+        maps = dict(zip((path.name for path in self.shards), self._maps, strict=True))
+        for name, digest in self.files.items():
+            arrays, held = maps.get(name, ({}, []))  # the text has no samples
+            kept = [i for i, one in enumerate(held) if one not in gone]
+            if len(kept) == len(held):
+                files[name] = digest
+                continue
+            stale.append(name)
+            if kept:
+                rows = {key: np.asarray(array)[kept] for key, array in arrays.items()}
+                told = {"ids": [held[i] for i in kept]}
+                files[f"{number:05d}.safetensors"] = self._save(f"{number:05d}.safetensors", rows, told)
+                number += 1
+        after = replace(self, files=files)
+        after._commit()
+        for name in stale:  # nothing names them any more
+            (self.folder / name).unlink(missing_ok=True)
+        return after
 
     @property
     def shards(self) -> list[Path]:
@@ -185,13 +267,17 @@ class FeatureStore:
         return int(self._maps[0][0]["image_features"].shape[1]) if self._maps else None
 
     @cached_property
-    def _maps(self) -> list[tuple[dict[str, AnyArray], dict[str, str]]]:
-        return [_mapped(path) for path in self.shards]
+    def _maps(self) -> list[tuple[dict[str, AnyArray], list[str]]]:
+        """The arrays of each shard, and its ids."""
+        found = [_mapped(path) for path in self.shards]
+        return [
+            (arrays, about(metadata).get("ids") or json.loads(metadata.get("ids", "[]"))) for arrays, metadata in found
+        ]
 
     @cached_property
     def ids(self) -> list[str]:
         """The ids of the samples, in order."""
-        return [i for _, metadata in self._maps for i in json.loads(metadata["ids"])]
+        return [i for _, ids in self._maps for i in ids]
 
     @cached_property
     def labels(self) -> IntArray | None:
@@ -234,20 +320,67 @@ class FeatureStore:
     def _manifest(self) -> dict[str, Any]:
         return {
             "format": FORMAT,
-            "origin": {**asdict(self.origin), "prompts": list(self.origin.prompts)},
+            "origin": self.origin.write(),
             "class_names": list(self.class_names),
             "files": self.files,
         }
 
-    def _with(self, name: str, arrays: dict[str, AnyArray], metadata: dict[str, str]) -> FeatureStore:
+    def _with(self, name: str, arrays: dict[str, AnyArray], about: dict[str, Any]) -> FeatureStore:
+        """Return the store with one more file, which its manifest names."""
+        after = replace(self, files={**self.files, name: self._save(name, arrays, about)})
+        after._commit()
+        return after
+
+    def _save(self, name: str, arrays: dict[str, AnyArray], about: dict[str, Any]) -> str:
+        """Write a file that the manifest does not name yet, and return its SHA-256; a file tells its origin, too."""
         from safetensors.numpy import save
 
-        data = save({key: np.ascontiguousarray(value) for key, value in arrays.items()}, metadata)
+        told = {**about, "origin": self.origin.write()}
+        data = save({key: np.ascontiguousarray(value) for key, value in arrays.items()}, {ABOUT: json.dumps(told)})
         _write(self.folder / name, data)
-        files = {**self.files, name: hashlib.sha256(data).hexdigest()}
-        after = FeatureStore(self.folder, self.origin, self.class_names, files)
-        _write(self.folder / MANIFEST, json.dumps(after._manifest(), indent=1, ensure_ascii=False).encode())
-        return after
+        return hashlib.sha256(data).hexdigest()
+
+    def _commit(self) -> None:
+        _write(self.folder / MANIFEST, json.dumps(self._manifest(), indent=1, ensure_ascii=False).encode())
+
+
+def refuse_other_space(what: str, origin: Origin, other: Origin, remedy: str) -> None:
+    """Refuse two origins whose features cannot be compared, and name what differs."""
+    for name, value in origin.space().items():
+        theirs = other.space()[name]
+        same = abs(value - theirs) <= 1e-4 * abs(value) if name == "logit_scale" else value == theirs
+        if not same:
+            told = "another preprocessing" if name == "preprocessing" else f"the {name.replace('_', ' ')} {value!r}"
+            given = "" if name == "preprocessing" else f", and these have {theirs!r}"
+            raise FileError(f"{what} holds features with {told}{given}; {remedy}.")
+
+
+def _sweep(folder: Path) -> None:
+    """Remove what processes that were killed had half written."""
+    for path in folder.glob(".*.tmp"):
+        with suppress(OSError, ValueError):
+            if not _alive(int(path.name.split(".")[-2])):
+                path.unlink()
+
+
+def _alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:  # it is another user's
+        return True
+    return True
+
+
+def about(metadata: dict[str, str]) -> dict[str, Any]:
+    """Return what the metadata of a file of a store say: its origin, and ids or class names; nothing of other files.
+
+    >>> about({})
+    {}
+    """
+    held = json.loads(metadata.get(ABOUT, "{}"))
+    return held if isinstance(held, dict) else {}
 
 
 def _write(path: Path, data: bytes) -> None:

@@ -1,13 +1,17 @@
-"""Features and class embeddings from .npz, .npy, .safetensors and .parquet; files that are written whole or not at all.
+"""Features and class embeddings from stores, .npz, .npy, .safetensors and .parquet; files written whole or not at all.
 
 Nothing is unpickled. A file is written under a temporary name in its own folder and renamed when it is whole.
 
+    a store       the folder that `moontide encode` made: features, text, labels, class names, ids and logit scale
     .npz          the arrays named in `ARRAYS`; others are ignored
     .npy          one matrix
     .safetensors  the tensors named in `ARRAYS`, or the only one there is
     .parquet      the column `embedding`, or the only one of its kind: lists of numbers, or binary values of one length
                   (little-endian numbers of the type that the field's metadata gives under `dtype`, else float32);
                   and the column `id`
+
+A store and the .safetensors files in it say how they were made; image and text features of different spaces, logit
+scales or precisions are refused.
 """
 
 from __future__ import annotations
@@ -22,7 +26,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any, BinaryIO, NamedTuple
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +36,9 @@ from moontide.core.memory import available_bytes, human
 from moontide.errors import FileError, InputError, MoontideError, ResourceError, missing_extra
 from moontide.metrics import IntArray, check_labels
 from moontide.types import Task
+
+if TYPE_CHECKING:
+    from moontide.store.features import Origin
 
 ARRAYS = ("image_features", "text_features", "view_features", "labels", "classnames", "logit_scale", "temperature")
 FEATURES = (".npz", ".npy", ".safetensors", ".parquet")
@@ -74,7 +81,8 @@ def read_task(
     """
     check_device(device)
     images = read_arrays(features)
-    anchors = images if text is None else read_arrays(text)
+    anchors = images if text is None else read_text(text)
+    check_spaces(images, anchors)
     image = place(as_matrix(images.matrix("image_features"), "image_features"), dtype, device)
     views = images.arrays.get("view_features")
     scales = (logit_scale, anchors.logit_scale(), images.logit_scale(), 100.0)
@@ -86,6 +94,8 @@ def read_task(
         extras={} if views is None else {"views": like(as_matrix(views, "view_features", 3), image)},
     )
     found = images.arrays.get("labels") if labels is None else read_labels(labels)
+    if labels is None and images.origin is not None and images.class_names() != anchors.class_names():
+        found = None  # those of a store are of its own classes
     return FileTask(task, None if found is None else check_labels(found, task.n, task.k), images.ids)
 
 
@@ -127,6 +137,7 @@ class Arrays:
     path: Path
     arrays: Mapping[str, AnyArray | None]
     ids: list[Any] | None = None
+    origin: Origin | None = None  # of a store, or of a file from one
 
     def matrix(self, name: str, named: bool = False) -> AnyArray:
         """Return the array called `name` or, unless it must be `named`, the only one of a file without names."""
@@ -138,7 +149,7 @@ class Arrays:
         return found
 
     def logit_scale(self) -> float | None:
-        """Return the logit scale, or 1 / temperature, or None."""
+        """Return the logit scale, or 1 / temperature, or that of the store it is from, or None."""
         given = {name: self.arrays[name] for name in ("logit_scale", "temperature") if name in self.arrays}
         if len(given) == 2:
             raise FileError(f"{self.path} has both 'logit_scale' and 'temperature' (its inverse); keep one of them.")
@@ -146,7 +157,7 @@ class Arrays:
             if value is None or value.size != 1 or value.dtype.kind not in "fiu" or not 0 < value.item() < np.inf:
                 raise InputError(f"'{name}' of {self.path} must be one positive number. Got {value} instead.")
             return float(value.item()) if name == "logit_scale" else 1 / float(value.item())
-        return None
+        return None if self.origin is None else self.origin.logit_scale
 
     def class_names(self) -> list[str] | None:
         """Return the class names, or None."""
@@ -190,7 +201,7 @@ def reading(path: Path) -> Iterator[None]:
 
 
 def read_arrays(path: str | Path, names: Sequence[str] = ARRAYS) -> Arrays:
-    """Read the arrays of a features file, or those of other `names`.
+    """Read the arrays of a features file or a store, or those of other `names`.
 
     >>> read_arrays("features.txt")
     Traceback (most recent call last):
@@ -198,12 +209,67 @@ def read_arrays(path: str | Path, names: Sequence[str] = ARRAYS) -> Arrays:
     moontide.errors.FileError: There is no file features.txt.
     """
     path = Path(path)
+    if is_store(path):
+        return _read_store(path)
     readers = dict(zip(FEATURES, (_read_npz, _read_npy, _read_safetensors, _read_parquet), strict=True))
     with reading(path):
         if path.suffix not in readers:
             raise FileError(f"{path} must be a file of the kind {', '.join(FEATURES)}. Got '{path.suffix}' instead.")
         _require_memory(path, path.stat().st_size)
         return readers[path.suffix](path, names)
+
+
+def is_store(path: str | Path) -> bool:
+    """Tell whether a path is the folder of a store that `moontide encode` made.
+
+    >>> is_store("features.npz")
+    False
+    """
+    from moontide.store.features import MANIFEST
+
+    return (Path(path) / MANIFEST).is_file()
+
+
+def check_spaces(images: Arrays, anchors: Arrays) -> None:
+    """Refuse text features that were made otherwise than the image features, where both say how they were made.
+
+    >>> check_spaces(Arrays(Path("a.npy"), {}), Arrays(Path("b.npy"), {}))
+    """
+    if images.origin is not None and anchors.origin is not None and images is not anchors:
+        from moontide.store.features import refuse_other_space
+
+        remedy = f"{anchors.path} is not for them: take the text of the same encoder, or leave '--text' out"
+        refuse_other_space(str(images.path), images.origin, anchors.origin, remedy)
+
+
+def _read_store(path: Path) -> Arrays:
+    from moontide.store.features import TEXT, FeatureStore
+
+    store = FeatureStore.open(path)
+    _require_memory(path, sum(shard.stat().st_size for shard in store.shards if shard.exists()))
+    arrays: dict[str, AnyArray | None] = {"image_features": store.take(np.arange(store.n))}
+    if TEXT in store.files:
+        arrays |= read_text(path).arrays
+    if store.labels is not None:
+        arrays["labels"] = store.labels
+    return Arrays(path, arrays, list(store.ids), store.origin)
+
+
+def read_text(path: str | Path) -> Arrays:
+    """Read class embeddings from a file, or from a store without its image features.
+
+    >>> read_text("classes.npy")
+    Traceback (most recent call last):
+        ...
+    moontide.errors.FileError: There is no file classes.npy.
+    """
+    if not is_store(path):
+        return read_arrays(path)
+    from moontide.store.features import FeatureStore
+
+    store = FeatureStore.open(path)
+    names = np.asarray(store.class_names, dtype=np.str_)
+    return Arrays(Path(path), {"text_features": store.text, "classnames": names}, None, store.origin)
 
 
 def _require_memory(path: Path, size: int) -> None:
@@ -249,11 +315,18 @@ def _no_objects(path: Path, name: str, error: ValueError) -> Exception:
 def _read_safetensors(path: Path, names: Sequence[str]) -> Arrays:
     from safetensors import safe_open
 
+    from moontide.store.features import Origin, about
+
     with safe_open(path, framework="numpy") as held:
         found = list(held.keys())
         arrays = {name: held.get_tensor(name) if name in names or len(found) == 1 else None for name in found}
+        told = about(held.metadata() or {})
     only = found[0] if len(found) == 1 else None
-    return Arrays(path, arrays if only is None or only in names else {UNNAMED: arrays[only]})
+    if "class_names" in told:
+        arrays["classnames"] = np.asarray(told["class_names"], dtype=np.str_)
+    origin = Origin.parse(told["origin"]) if "origin" in told else None
+    held_arrays = arrays if only is None or only in names else {UNNAMED: arrays[only]}
+    return Arrays(path, held_arrays, told.get("ids"), origin)
 
 
 def _read_parquet(path: Path, names: Sequence[str]) -> Arrays:

@@ -1,8 +1,8 @@
-"""The loops of `core.compiled`, in Numba: float32, one row after another, each row read once while it is in the cache.
+"""The loops of `backends.loops`, in Numba: float32, one row after another, each row read once while it is in the cache.
 
 Sums may be made in any order (`reassoc`), so that they are vectorised; that is all that is left to the compiler. All
-stand in one file, since Numba renews what it cached of a function when that function's own file changes, not when one
-does whose functions it calls.
+but the formulas stand in one file, since Numba renews what it cached of a function when that function's own file
+changes, not when one does whose functions it calls.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from numba import njit, types
 from numba.core import event
 from numba.extending import intrinsic
 
+from moontide.core import formulas
 from moontide.core.progress import report
 
 LOOPS = {"nogil": True, "error_model": "numpy", "fastmath": {"reassoc", "contract", "nnan", "nsz"}}
@@ -25,7 +26,7 @@ CHUNK = 64  # numbers that a vectorised loop takes at a time, or a multiple of t
 LOWEST = np.float32(-87)  # exp of less is taken as 0, near the end of float32
 BIAS = np.float32(127.5)
 LOG2_E = np.float32(1 / math.log(2))
-LOG2_HIGH = np.float32(0.693359375)  # log 2 in two parts, the first with few bits so that n times it is exact
+LOG2_HIGH = np.float32(0.693359375)  # log 2 in two parts, the first with width bits so that n times it is exact
 LOG2_LOW = np.float32(math.log(2) - 0.693359375)
 
 
@@ -91,10 +92,20 @@ def exp(x: Any) -> Any:
     return value if x > LOWEST else ZERO
 
 
+shrinkage, entropy_weight = loops(formulas.shrinkage), loops(formulas.entropy_weight)
+banerjee, log_c, anchor_kl = map(loops, (formulas.banerjee, formulas.log_c, formulas.anchor_kl))
+
+
 @loops
 def weight_of(h: Any, log_k: Any) -> Any:
-    """Eq. pl: gamma = 1 - H / log K of an entropy H."""
-    return min(max(ONE - h / log_k, ZERO), ONE)
+    """Eq. pl, held in [0, 1]."""
+    return min(max(np.float32(entropy_weight(h, log_k)), ZERO), ONE)
+
+
+@loops
+def log_c_of(d: Any, kappa: Any) -> Any:
+    """App. vMF: log C_d(kappa) for kappa of at least 1e-6."""
+    return log_c(d, max(kappa, 1e-6), math.log(max(kappa, 1e-6)))
 
 
 @loops
@@ -184,21 +195,21 @@ def zero_shot(cosine: Any, scale: Any, y: Any) -> Any:
 @loops
 def span_weights(z: Any, gamma: Any, counts: Any, alpha: Any, anchor_r: Any, exact: Any, epsilon: Any) -> Any:
     """Return beta and the weights of a class mean R_k = sum_i a_ik f_i + b_k t_k: (L,), (N, L) and (L,)."""
-    n, few = z.shape
-    beta, b, by = np.empty(few, np.float32), np.empty(few, np.float32), np.zeros(few, np.float32)
-    a = np.empty((n, few), np.float32)
+    n, width = z.shape
+    beta, b, by = np.empty(width, np.float32), np.empty(width, np.float32), np.zeros(width, np.float32)
+    a = np.empty((n, width), np.float32)
     for i in range(n):
         row, w, out = z[i], gamma[i], a[i]
-        for l in range(few):
+        for l in range(width):
             out[l] = w * row[l]
             by[l] += out[l]
-    for l in range(few):
-        beta[l] = counts[l] / (counts[l] + alpha[l])
+    for l in range(width):
+        beta[l] = shrinkage(counts[l], alpha[l])
         b[l] = (ONE - beta[l]) * anchor_r[l] if exact else ONE - beta[l]
         by[l] = beta[l] / max(by[l] + epsilon, SMALLEST)
     for i in range(n):
         out = a[i]
-        for l in range(few):
+        for l in range(width):
             out[l] *= by[l]
     return beta, a, b
 
@@ -206,41 +217,36 @@ def span_weights(z: Any, gamma: Any, counts: Any, alpha: Any, anchor_r: Any, exa
 @loops
 def span_scores(scores: Any, a: Any, b: Any, cosine: Any, anchor_kappa: Any, anchor_r: Any, d: Any, r_cap: Any,
                 kappa_cap: Any, temper: Any, scale: Any) -> Any:  # fmt: skip
-    """Make logits of `scores`, f_i . sum_j a_jk f_j; return |R|, kappa and KL, (L,) each, and the smallest |R|.
-
-    The formulas are those of `ple.concentration`, `ple.log_c` and `ple.anchor_kl` in their default form.
-    """
-    n, few = scores.shape
-    along, square = b.copy(), np.zeros(few, np.float32)
+    """Make logits of `scores`, f_i . sum_j a_jk f_j; return |R|, kappa and KL, (L,) each, and the smallest |R|."""
+    n, width = scores.shape
+    along, square = b.copy(), np.zeros(width, np.float32)
     for i in range(n):
         own, near, weights = scores[i], cosine[i], a[i]
-        for l in range(few):
+        for l in range(width):
             own[l] += b[l] * near[l]
             along[l] += weights[l] * near[l]
             square[l] += weights[l] * own[l]
-    r, kappa, kl, shortest = np.empty(few, np.float32), np.empty(few, np.float32), np.empty(few, np.float32), ONE
-    slope, offset = np.empty(few, np.float32), np.empty(few, np.float32)
-    for l in range(few):
+    r, kappa, kl, shortest = np.empty(width, np.float32), np.empty(width, np.float32), np.empty(width, np.float32), ONE
+    slope, offset = np.empty(width, np.float32), np.empty(width, np.float32)
+    for l in range(width):
         length = math.sqrt(max(square[l] + b[l] * along[l], ZERO))
         r[l], x, shortest = length, min(float(length), r_cap), min(shortest, length)
-        k = min((x * d - x * x * x) / ((1 - x) * (1 + x)), kappa_cap)
-        log_c = (d - 1) / 2 * math.log(max(k, 1e-6)) - k
-        anchor = float(anchor_kappa[l])
-        anchor_log_c = (d - 1) / 2 * math.log(max(anchor, 1e-6)) - anchor
-        kl[l] = anchor_log_c - log_c + anchor_r[l] * (anchor - k * (along[l] / max(length, EPS)))
-        kappa[l], slope[l], offset[l] = k, k / (temper * max(length, EPS)), log_c / temper
+        k, anchor = min(banerjee(d, x), kappa_cap), float(anchor_kappa[l])
+        own_log_c, anchor_log_c = log_c_of(d, k), log_c_of(d, anchor)
+        kl[l] = anchor_kl(anchor_log_c, own_log_c, anchor_r[l], anchor, k, along[l] / max(length, EPS))
+        kappa[l], slope[l], offset[l] = k, k / (temper * max(length, EPS)), own_log_c / temper
     for i in range(n):
         own, near = scores[i], cosine[i]
-        for l in range(few):
+        for l in range(width):
             own[l] = own[l] * slope[l] + scale * near[l] + offset[l]
     return r, kappa, kl, shortest
 
 
 @loops
-def e_step(start: Any, stop: Any, cosine: Any, slope: Any, offset: Any, live: Any, values: Any, pointer: Any,
-           neighbour: Any, weight: Any, z: Any, new: Any, labels: Any, log_sum: Any, gamma: Any, heard: Any,
-           echo: Any, log_k: Any) -> None:  # fmt: skip
-    """Eq. update-z of the rows from `start` to `stop`: the logits are cosine slope + offset, or `values` if `live`."""
+def e_step(start: Any, stop: Any, cosine: Any, slope: Any, offset: Any, present: Any, values: Any, pointer: Any,
+           neighbour: Any, weight: Any, z: Any, new: Any, labels: Any, log_sum: Any, gamma: Any, agreement: Any,
+           laplacian: Any, log_k: Any) -> None:  # fmt: skip
+    """Eq. update-z of rows from `start` to `stop`: the logits are cosine slope + offset, or `values` if `present`."""
     k = z.shape[1]
     votes, a, q = padded(k, ZERO), padded(k, LOWEST - BIAS), padded(k, ZERO)
     for i in range(start, stop):
@@ -248,12 +254,12 @@ def e_step(start: Any, stop: Any, cosine: Any, slope: Any, offset: Any, live: An
         gather(i, pointer, neighbour, weight, z, votes[:k])
         for c in range(k):
             a[c] = row[c] * slope[c] + offset[c] + votes[c]
-        for l in range(live.shape[0]):
-            a[live[l]] = values[i, l] + votes[live[l]]
+        for l in range(present.shape[0]):
+            a[present[l]] = values[i, l] + votes[present[l]]
         top = largest(a[:k])
         for c in range(k):
             a[c] -= top  # here, since the padding stays where it is, far below zero
-        total, inner, with_votes, before = ZERO, ZERO, ZERO, ZERO
+        total, inner, with_votes, product_before = ZERO, ZERO, ZERO, ZERO
         for c in range(a.shape[0]):
             q[c] = exp(a[c])
             total += q[c]
@@ -262,22 +268,26 @@ def e_step(start: Any, stop: Any, cosine: Any, slope: Any, offset: Any, live: An
         by = ONE / total
         for c in range(k):
             p[c] = q[c] * by
-            before += old[c] * votes[c]
+            product_before += old[c] * votes[c]
         labels[i], log_total = first_at(a[:k], ZERO), np.log(total)
         log_sum[i], gamma[i] = top + log_total, weight_of(log_total - inner * by, log_k)
-        heard[i], echo[i] = with_votes * by, before
+        agreement[i], laplacian[i] = with_votes * by, product_before
 
 
 @loops
-def rest(cosine: Any, slope: Any, offset: Any, shift: Any, live: Any, pointer: Any, neighbour: Any, weight: Any,
-         z: Any, p: Any, total: Any, inner: Any, top: Any, spoken: Any, negligible: Any) -> Any:  # fmt: skip
-    """The loop of `sparse.split_rows`."""
-    (n, k), few = z.shape, live.shape[0]
-    kept = np.empty((n, few), np.float32)
+def split(cosine: Any, slope: Any, offset: Any, shift: Any, present: Any, pointer: Any, neighbour: Any, weight: Any,
+          z: Any, p: Any, total: Any, inner: Any, top: Any, negligible: Any) -> Any:  # fmt: skip
+    """Split z: return its present columns, which become 0 in z, and the positions and row starts of shared entries.
+
+    `p` becomes exp(logits - shift) of the other entries; `total`, `inner` and `top` its row sums, those of p log p, and
+    the row maxima.
+    """
+    (n, k), width = z.shape, present.shape[0]
+    kept = np.empty((n, width), np.float32)
     for i in range(n):
-        for l in range(few):
-            kept[i, l] = z[i, live[l]]
-            z[i, live[l]] = ZERO
+        for l in range(width):
+            kept[i, l] = z[i, present[l]]
+            z[i, present[l]] = ZERO
     votes, found, starts, count = np.empty(k, np.float32), np.empty(n + k, np.int64), np.empty(n + 1, np.int64), 0
     for i in range(n):
         row, old, out, by = cosine[i], z[i], p[i], shift[i]
@@ -285,8 +295,8 @@ def rest(cosine: Any, slope: Any, offset: Any, shift: Any, live: Any, pointer: A
         for c in range(k):
             votes[c] *= old[c]
             out[c] = exp(row[c] * slope[c] + offset[c] - by)
-        for l in range(few):
-            out[live[l]] = ZERO
+        for l in range(width):
+            out[present[l]] = ZERO
         starts[i] = count
         if count + k > found.shape[0]:
             found = np.append(found, found)
@@ -295,18 +305,17 @@ def rest(cosine: Any, slope: Any, offset: Any, shift: Any, live: Any, pointer: A
             count += votes[c] > negligible  # else it is written over
         for s in range(starts[i], count):
             out[found[s] - i * k] = ZERO
-        add, product, said = ZERO, ZERO, ZERO
+        add, product = ZERO, ZERO
         for c in range(k):
             add += out[c]
             product += out[c] * (row[c] * slope[c] + offset[c] - by)
-            said += votes[c]
-        total[i], inner[i], top[i], spoken[i] = add, product, largest(out), said
+        total[i], inner[i], top[i] = add, product, largest(out)
     starts[n] = count
     return kept, found[:count].copy(), starts
 
 
 @loops
-def joined(entries: Any, row_of: Any, pointer: Any, neighbour: Any, weight: Any, slot: Any) -> Any:
+def shared_votes(entries: Any, row_of: Any, pointer: Any, neighbour: Any, weight: Any, slot: Any) -> Any:
     """Find which shared entries vote for which: where those of each begin (S + 1,), voters and weights (P,).
 
     `slot` (N K,) is overwritten.
@@ -329,81 +338,81 @@ def joined(entries: Any, row_of: Any, pointer: Any, neighbour: Any, weight: Any,
 
 
 @loops
-def rest_e_step(start: Any, stop: Any, values: Any, voice: Any, shift: Any, live: Any, pointer: Any, neighbour: Any,
-                weight: Any, entries: Any, row_of: Any, starts: Any, first: Any, voter: Any, by: Any, p: Any,
-                rest_total: Any, rest_inner: Any, rest_top: Any, logits: Any, z: Any, hears: Any, new: Any,
-                new_hears: Any, labels: Any, log_sum: Any, gamma: Any, heard: Any, echo: Any,
-                scale: Any, log_k: Any) -> Any:  # fmt: skip
-    """Eq. update-z of the rows from `start` to `stop` where most classes rest; return the largest logit and change."""
-    k, few = p.shape[1], live.shape[0]
+def present_e_step(start: Any, stop: Any, values: Any, vote_weight: Any, shift: Any, present: Any, pointer: Any,
+                   neighbour: Any, weight: Any, entries: Any, row_of: Any, starts: Any, first: Any, voter: Any,
+                   by: Any, p: Any, absent_total: Any, absent_inner: Any, absent_top: Any, logits: Any, z: Any,
+                   shared: Any, new: Any, new_shared: Any, labels: Any, log_sum: Any, gamma: Any, agreement: Any,
+                   laplacian: Any, scale: Any, log_k: Any) -> Any:  # fmt: skip
+    """Eq. update-z of rows from `start` to `stop` with most classes absent; return the largest logit and change."""
+    k, width = p.shape[1], present.shape[0]
     begin, count = starts[start], starts[stop] - starts[start]
-    said, heard_of = np.empty(hears.shape[0], np.float32), padded(count, ZERO)
+    weighted, vote_of = np.empty(shared.shape[0], np.float32), padded(count, ZERO)
     x, e = padded(count, ZERO), padded(count, ZERO)
-    for s in range(hears.shape[0]):
-        said[s] = hears[s] * voice[row_of[s]]
+    for s in range(shared.shape[0]):
+        weighted[s] = shared[s] * vote_weight[row_of[s]]
     for s in range(count):
         vote = ZERO
         for edge in range(first[begin + s], first[begin + s + 1]):
-            vote += by[edge] * said[voter[edge]]
-        heard_of[s], x[s] = vote, logits[begin + s] + vote
+            vote += by[edge] * weighted[voter[edge]]
+        vote_of[s], x[s] = vote, logits[begin + s] + vote
     for s in range(x.shape[0]):  # exps are taken in long loops, since short ones are not vectorised
         e[s] = exp(x[s])
-    at_once = max(1, 2048 // few)
-    votes, a, q = padded(at_once * few, ZERO), padded(at_once * few, ZERO), padded(at_once * few, ZERO)
+    at_once = max(1, 2048 // width)
+    votes, a, q = padded(at_once * width, ZERO), padded(at_once * width, ZERO), padded(at_once * width, ZERO)
     highest, moved = LOWEST, ZERO
     for block in range(start, stop, at_once):
         end = min(block + at_once, stop)
         votes[:] = ZERO
         for i in range(block, end):
-            at = (i - block) * few
-            mine, logit, row, by_shift = votes[at : at + few], a[at : at + few], values[i], shift[i]
+            at = (i - block) * width
+            mine, logit, row, by_shift = votes[at : at + width], a[at : at + width], values[i], shift[i]
             for edge in range(pointer[i], pointer[i + 1]):
                 j = neighbour[edge]
-                other, w = z[j], weight[edge] * voice[j]
-                for l in range(few):
+                other, w = z[j], weight[edge] * vote_weight[j]
+                for l in range(width):
                     mine[l] += w * other[l]
-            for l in range(few):
+            for l in range(width):
                 logit[l] = row[l] - by_shift + mine[l]
         for c in range(a.shape[0]):
             q[c] = exp(a[c])
         for i in range(block, end):
-            at = (i - block) * few
-            mine, logit, share, out, old = votes[at : at + few], a[at : at + few], q[at : at + few], new[i], z[i]
-            total, inner, with_votes, before = rest_total[i], rest_inner[i], ZERO, ZERO
-            for l in range(few):
+            at = (i - block) * width
+            mine, logit, share, out, old = votes[at : at + width], a[at : at + width], q[at : at + width], new[i], z[i]
+            total, inner, with_votes, product_before = absent_total[i], absent_inner[i], ZERO, ZERO
+            for l in range(width):
                 total += share[l]
                 inner += share[l] * logit[l]
                 with_votes += share[l] * mine[l]
-                before += old[l] * mine[l]
-            most, label = rest_top[i], -1
+                product_before += old[l] * mine[l]
+            most, label = absent_top[i], -1
             for s in range(starts[i] - begin, starts[i + 1] - begin):
                 total += e[s]
                 inner += e[s] * x[s]
-                with_votes += e[s] * heard_of[s]
-                before += hears[begin + s] * heard_of[s]
+                with_votes += e[s] * vote_of[s]
+                product_before += shared[begin + s] * vote_of[s]
                 if e[s] > most:
                     most, label = e[s], entries[begin + s] - i * k
             top = largest(logit)
             best = first_at(logit, top)
             if most <= share[best]:
-                label = live[best]
+                label = present[best]
             elif label < 0:
                 label = first_at(p[i], most)
             divide, log_total = ONE / total, np.log(total)
             for s in range(starts[i], starts[i + 1]):
-                new_hears[s] = e[s - begin] * divide
-            for l in range(few):
+                new_shared[s] = e[s - begin] * divide
+            for l in range(width):
                 out[l] = share[l] * divide
                 logit[l] = abs(out[l] - old[l])
             labels[i], log_sum[i] = label, shift[i] + log_total
             gamma[i] = weight_of(log_total - inner * divide, log_k)
-            heard[i], echo[i], scale[i] = with_votes * divide, before * voice[i], divide
+            agreement[i], laplacian[i], scale[i] = with_votes * divide, product_before, divide
             highest, moved = max(highest, top), max(moved, largest(logit))
     return highest, moved
 
 
 @loops
-def echo(pointer: Any, neighbour: Any, weight: Any, z: Any) -> Any:
+def laplacian(pointer: Any, neighbour: Any, weight: Any, z: Any) -> Any:
     """z_i . (M z)_i, (N,)."""
     n, k = z.shape
     votes, found = np.empty(k, np.float32), np.empty(n, np.float32)

@@ -1,4 +1,4 @@
-"""What shards send back: numbers and arrays that add up, in float64, so that neither order nor grouping matters."""
+"""What a map over samples returns: numbers and arrays that add up; on shards in float64, so that the order is free."""
 
 from __future__ import annotations
 
@@ -10,27 +10,41 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from moontide.core.arrays import to_numpy
+
 Doubles = NDArray[np.float64]
 S = TypeVar("S", bound="Sums")
 
 
 # How a field of `Sums` is joined where it is not added: dataclasses.field(metadata=...)
 LARGER = {"join": np.maximum}  # the larger value is kept
+SAME = {"join": lambda a, b: a}  # all have the same
+ADDED = {"reduce": True}  # one number per sample in memory, their sum elsewhere
 TOGETHER = {"join": lambda a, b: np.concatenate([a, b])}  # rows are put one below the other
+
+_kinds: dict[str, type[Sums]] = {}
 
 
 @dataclass
 class Sums:
-    """Base of what a map over shards returns; `+` joins the fields of two, each as it is declared.
+    """Base of what a map over samples returns; `+` joins the fields of two, each as it is declared.
 
     >>> Number(1.5) + Number(2.0)
     Number(value=3.5)
     """
 
+    def __init_subclass__(cls) -> None:
+        """Remember the kind by its name, for `unpack`."""
+        _kinds[cls.__name__] = cls
+
     def __add__(self: S, other: S) -> S:
         """Join two parts."""
         join = {f.name: f.metadata.get("join", operator.add) for f in fields(self)}
         return type(self)(**{name: how(getattr(self, name), getattr(other, name)) for name, how in join.items()})
+
+    def packed(self: S) -> S:
+        """Return the same in numpy and float64, fit to travel and to be added up in any order."""
+        return type(self)(**{f.name: _double(getattr(self, f.name), f.metadata) for f in fields(self)})
 
     def pack(self) -> dict[str, NDArray[Any]]:
         """Return the fields as arrays, named so that `unpack` knows what they are of.
@@ -38,7 +52,17 @@ class Sums:
         >>> Number(1.5).pack()
         {'Number.value': array(1.5)}
         """
-        return {f"{type(self).__name__}.{f.name}": np.asarray(getattr(self, f.name)) for f in fields(self)}
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        name = type(self).__name__
+        return {f"{name}.{key}": np.asarray(x) for key, x in values.items() if not isinstance(x, slice)}
+
+
+def _double(x: Any, metadata: Mapping[str, Any]) -> Any:
+    if isinstance(x, int | float | slice):
+        return x
+    x = to_numpy(x)
+    x = x.astype(np.float64) if x.dtype.kind == "f" else x
+    return float(x.sum()) if metadata.get("reduce") else x.item() if x.ndim == 0 else x
 
 
 def unpack(arrays: Mapping[str, NDArray[Any]]) -> Any:
@@ -50,7 +74,7 @@ def unpack(arrays: Mapping[str, NDArray[Any]]) -> Any:
     mine = {name.partition("."): x for name, x in arrays.items() if "." in name}
     kind = next(iter(mine))[0]
     values = {field: x.item() if x.ndim == 0 else x for (_, _, field), x in mine.items()}
-    return next(cls for cls in Sums.__subclasses__() if cls.__name__ == kind)(**values)
+    return _kinds[kind](**values)
 
 
 @dataclass

@@ -1,14 +1,30 @@
-"""The Triton source of `moontide.core.kernels`, imported only where Triton is installed."""
+"""The Triton source of `backends.kernels`, imported only where Triton is installed.
+
+`top_m`   similarity and top-m search in one pass over tiles: the N x N similarities never leave the chip.
+`e_step`  one program per sample: gathers the neighbours' votes, adds the logits, softmax, entropy, label and the terms
+          of L_PLE, reading every row once.
+`m_step`  one program per class: shrinkage, mean direction, concentration, prototype and KL from the sums.
+
+With TRITON_INTERPRET=1 they run on the CPU, which is how they are tested where there is no GPU.
+"""
 
 from __future__ import annotations
 
-import math
+import os
 from typing import Any
 
+import torch
 import triton
 import triton.language as tl
 
-from moontide.core.kernels import SLOTS
+from moontide.core import formulas
+from moontide.core.arrays import Array
+from moontide.core.graph import SLOTS
+from moontide.core.ple import log_classes
+
+_compiled: Any = (lambda f: f) if os.environ.get("TRITON_INTERPRET") == "1" else triton.jit
+_shrinkage, _entropy_weight = _compiled(formulas.shrinkage), _compiled(formulas.entropy_weight)
+_banerjee, _log_c, _anchor_kl = map(_compiled, (formulas.banerjee, formulas.log_c, formulas.anchor_kl))
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -53,9 +69,9 @@ def _top_m(x, values, found, n, m, d: tl.constexpr, precision: tl.constexpr, ROW
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _e_step(logits, z, pointer, neighbour, weight, new, labels, log_sum, gamma, heard, echo, counts, k, log_k,
-            BLOCK: tl.constexpr):  # fmt: skip
-    """One program a row: votes of the neighbours, softmax, and what else is read off it while it is on the chip."""
+def _e_step(logits, z, pointer, neighbour, weight, evidence, gamma, new, labels, new_gamma, free, laplacian, counts, k,
+            log_k, FIXED: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+    """One program per row: votes of the neighbours, softmax, and what else is read off it while it is on the chip."""
     i = tl.program_id(0).to(tl.int64)
     cols = tl.arange(0, BLOCK)
     inside = cols < k
@@ -64,7 +80,8 @@ def _e_step(logits, z, pointer, neighbour, weight, new, labels, log_sum, gamma, 
         j = tl.load(neighbour + e).to(tl.int64)
         votes += tl.load(weight + e) * tl.load(z + j * k + cols, mask=inside, other=0.0).to(tl.float32)
     own = tl.load(z + i * k + cols, mask=inside, other=0.0).to(tl.float32)
-    tl.store(echo + i, tl.sum(own * votes, axis=0))
+    g = tl.load(gamma + i)
+    tl.store(laplacian + i, g * tl.sum(own * votes, axis=0))
     a = tl.load(logits + i * k + cols, mask=inside, other=float("-inf")) + votes
     top = tl.max(a, axis=0)
     label = tl.min(tl.where(a == top, cols, BLOCK), axis=0)
@@ -75,57 +92,85 @@ def _e_step(logits, z, pointer, neighbour, weight, new, labels, log_sum, gamma, 
     total = tl.sum(p, axis=0)
     p = p / total
     tl.store(new + i * k + cols, p.to(new.dtype.element_ty), mask=inside)
-    tl.store(log_sum + i, top + tl.log(total))
-    entropy = tl.log(total) - tl.sum(p * shifted, axis=0)
-    tl.store(gamma + i, tl.minimum(tl.maximum(1 - entropy / log_k, 0.0), 1.0))
-    tl.store(heard + i, tl.sum(p * votes, axis=0))
+    if not FIXED:
+        entropy = tl.log(total) - tl.sum(p * shifted, axis=0)
+        g = tl.minimum(tl.maximum(_entropy_weight(entropy, log_k), 0.0), 1.0)
+    tl.store(new_gamma + i, g)
+    agreement = tl.sum(p * votes, axis=0)
+    tl.store(free + i, g * (agreement - top - tl.log(total) + tl.load(evidence + i)))  # free_energy
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _m_step(sums, soft, counts, text, anchor_kappa, anchor_r, alpha, beta, mu, kappa, prototypes, offset, kl,
             d, EXACT: tl.constexpr, epsilon, r_cap, kappa_cap, scale, temper, BLOCK: tl.constexpr):  # fmt: skip
-    """One program a class; the comments name the function of `core.ple` that each line is."""
+    """One program per class; the comments name the function of `core.ple` that a line is."""
     k = tl.program_id(0)
     cols = tl.arange(0, BLOCK)
     inside = cols < d
     at = k.to(tl.int64) * d + cols
     n, a, r0, k0 = tl.load(counts + k), tl.load(alpha + k), tl.load(anchor_r + k), tl.load(anchor_kappa + k)
     t = tl.load(text + at, mask=inside, other=0.0)
-    b = n / (n + a + 1e-12)  # shrinkage
+    b = _shrinkage(n, a)
     v = tl.load(sums + at, mask=inside, other=0.0) / tl.maximum(tl.load(soft + k) + epsilon, 1.17549435e-38)  # means
     resultant = b * v + (1 - b) * t * (r0 if EXACT else 1.0)  # shrink
     norm = tl.sqrt(tl.sum(resultant * resultant, axis=0))
     m = resultant / tl.maximum(norm, 1e-12)
     r = tl.minimum(norm, r_cap)
-    c = tl.minimum((r * d - r * r * r) / (1 - r * r), kappa_cap)  # concentration
+    c = tl.minimum(_banerjee(d, r), kappa_cap)
     c1, c0 = tl.maximum(c, 1e-6), tl.maximum(k0, 1e-6)
-    log_c, log_c0 = (d - 1) / 2 * tl.log(c1) - c1, (d - 1) / 2 * tl.log(c0) - c0  # log_c
+    log_c, log_c0 = _log_c(d, c1, tl.log(c1)), _log_c(d, c0, tl.log(c0))
     tl.store(beta + k, b)
     tl.store(kappa + k, c)
     tl.store(offset + k, log_c / temper)
-    tl.store(kl + k, log_c0 - log_c + r0 * (k0 - c * tl.sum(m * t, axis=0)))  # anchor_kl
+    tl.store(kl + k, _anchor_kl(log_c0, log_c, r0, k0, c, tl.sum(m * t, axis=0)))
     tl.store(mu + at, m, mask=inside)
     tl.store(prototypes + at, scale * t + c / temper * m, mask=inside)  # prototypes
 
 
-def launch_top_m(x: Any, values: Any, found: Any, n: int, d: int, m: int, precision: str) -> None:
-    """Run `_top_m` with tiles that fill the device: small ones for few rows."""
-    half = x.element_size() == 2
+def top_m(features: Array, m: int, precision: str) -> tuple[Array, Array]:
+    """Return (neighbours, weights), (N, m) each: the m largest cosines to other rows, sorted; ties: the lower index."""
+    n, d = features.shape
+    x = (features.half() if precision == "half" else features.float()).contiguous()
+    values = torch.empty((n, m), dtype=torch.float32, device=x.device)
+    found = torch.empty((n, m), dtype=torch.int64, device=x.device)
+    half = x.element_size() == 2  # tiles that fill the device: small ones for few rows
     rows, cols, warps = (128, 256 if half else 128, 8) if n > 16384 else (64, 128, 4) if n > 2048 else (32, 128, 4)
     _top_m[(triton.cdiv(n, rows),)](
-        x, values, found, n, m, d, precision, rows, cols, 64 if half else 32, SLOTS, num_warps=warps
-    )
+        x, values, found, n, m, d, "tf32x3" if precision == "full" else "tf32", rows, cols, 64 if half else 32, SLOTS,
+        num_warps=warps,
+    )  # fmt: skip
+    return found, values.to(features.dtype)
 
 
-def launch_e_step(logits: Any, *rest: Any) -> None:
-    """Run `_e_step`, one program a sample."""
+def e_step(
+    logits: Array, z: Array, edges: tuple[Array, Array, Array], evidence: Array, gamma: Array, fixed: bool
+) -> tuple[Array, ...]:
+    """Return z, labels, gamma, free energy and Laplacian of the samples after an E-step, and the counts of labels.
+
+    `gamma` (N,) is that of the z before; where it is `fixed`, also that of the new one. z keeps its dtype.
+    """
     n, k = logits.shape
+    new = torch.empty_like(z)
+    labels = torch.empty(n, dtype=torch.int64, device=z.device)
+    rows = [torch.empty(n, dtype=torch.float32, device=z.device) for _ in range(3)]
+    counts = torch.zeros(k, dtype=torch.float32, device=z.device)
     block = max(16, triton.next_power_of_2(k))
     warps = 4 if block <= 2048 else 8 if block <= 8192 else 16
-    _e_step[(n,)](logits, *rest, k, math.log(k) + 1e-12, block, num_warps=warps)
+    _e_step[(n,)](
+        logits, z, *edges, evidence, gamma, new, labels, *rows, counts, k, log_classes(k), fixed, block, num_warps=warps
+    )
+    return new, labels, *rows, counts
 
 
-def launch_m_step(sums: Any, *rest: Any) -> None:
-    """Run `_m_step`, one program a class."""
+def m_step(sums: Array, soft: Array, counts: Array, anchors: tuple[Array, ...], exact: bool, epsilon: float,
+           r_cap: float, kappa_cap: float, scale: float, temper: float) -> tuple[Array, ...]:  # fmt: skip
+    """Return beta, mu, kappa, prototypes, offset and KL of all classes after an M-step, as `plain.m_step` has them."""
     k, d = sums.shape
-    _m_step[(k,)](sums, *rest, max(16, triton.next_power_of_2(d)), num_warps=4)
+    mu, prototypes = torch.empty_like(sums), torch.empty_like(sums)
+    beta, kappa, offset, kl = (torch.empty(k, dtype=torch.float32, device=sums.device) for _ in range(4))
+    _m_step[(k,)](
+        sums, soft, counts, *anchors, beta, mu, kappa, prototypes, offset, kl,
+        d, exact, epsilon, min(r_cap, 1 - torch.finfo(torch.float32).eps), min(kappa_cap, 3e38), scale, temper,
+        max(16, triton.next_power_of_2(d)), num_warps=4,
+    )  # fmt: skip
+    return beta, mu, kappa, prototypes, offset, kl

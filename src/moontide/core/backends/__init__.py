@@ -1,0 +1,82 @@
+"""Three ways to compute the same, one of them chosen once for a task.
+
+- `plain`    array API: numpy and torch, float32 and float64, any device; the equations of `core.ple` as they stand.
+- `loops`    Numba on a CPU, float32 in numpy (`pip install 'moontide[fast]'`): all operations of a row while it is in
+             the cache, products of the classes that have samples only, class means in the span of few samples.
+- `kernels`  Triton on a GPU, float32: fused kernels, and a run that repeats is replayed as one CUDA graph.
+
+Each is a module with `Rows`, the samples of a von Mises-Fisher mixture (`first`, `step`, `finish`), with `m_step` and
+with `run`. `tests/core/test_backends.py` holds all of them against `benchmarks/reference.py`.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from functools import cache
+from importlib.util import find_spec
+from types import ModuleType
+
+import numpy as np
+
+from moontide.core.arrays import Array, is_torch_array
+
+MAX_CLASSES = 16384  # a row of K logits is held in the registers of a GPU
+
+
+def choose(features: Array, k: int) -> ModuleType:
+    """Return the backend for features (N, d) and k classes.
+
+    >>> choose(np.zeros((1, 2)), 3).__name__
+    'moontide.core.backends.plain'
+    """
+    if fused(features) and k <= MAX_CLASSES:
+        from moontide.core.backends import kernels
+
+        return kernels
+    if compiled(features):
+        from moontide.core.backends import loops
+
+        return loops
+    from moontide.core.backends import plain
+
+    return plain
+
+
+def fused(x: Array) -> bool:
+    """Tell whether Triton can take `x`: float32 on a CUDA device, or any float32 tensor in Triton's interpreter.
+
+    >>> fused(np.zeros(1))
+    False
+    """
+    if not is_torch_array(x) or find_spec("triton") is None or x.element_size() > 4:
+        return False
+    return x.device.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def compiled(x: Array) -> ModuleType | None:
+    """Return the loops of Numba where they can take `x`: float32 in numpy, row by row.
+
+    They are compiled at their first use on a machine, which takes seconds, and kept in Numba's cache.
+    NUMBA_DISABLE_JIT=1 switches them off.
+
+    >>> compiled(np.zeros((1, 1))) is None
+    True
+    """
+    return _loops() if type(x) is np.ndarray and x.dtype == np.float32 and x.flags.c_contiguous else None
+
+
+@cache
+def _loops() -> ModuleType | None:
+    if find_spec("numba") is None:
+        return None
+    try:
+        from numba import config
+
+        if config.DISABLE_JIT:
+            return None
+        from moontide.core.backends import _numba
+    except ImportError as error:  # as where it does not know this numpy
+        warnings.warn(f"Numba cannot be used, so that numpy does its work, slower: {error}", UserWarning, stacklevel=2)
+        return None
+    return _numba

@@ -1,0 +1,152 @@
+"""MOON on a GPU in float32: fused kernels, and a run that repeats is captured as a CUDA graph and replayed.
+
+A small batch costs a few hundred kernel launches, which take longer than the work. The first call of a shape runs
+plainly; from the second on, the whole run is one launch. Nothing here waits for the GPU, which is what makes that
+possible. Captures, and the precision of products, belong to the process: one thread at a time uses them.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from moontide.core.arrays import Array, affine, class_counts
+from moontide.core.backends import _triton, plain
+from moontide.core.mixture import VMF, Classes, Scores, Step
+from moontide.core.ple import at_anchor, weighted_sums
+
+HALF = 2**23  # N x K above which precision "half" stores assignments in 16 bits: below, nothing is gained
+LARGEST = 2**25  # N x K above which launches no longer matter
+KEPT = 4  # captured shapes
+ALL = slice(None)
+
+_plans: OrderedDict[Any, Any] = OrderedDict()
+_guard = threading.RLock()
+
+
+def m_step(vmf: VMF, step: Step) -> Classes:
+    """Eqs. update-m and update-m-real; options that the kernel has not are left to `plain`."""
+    o = vmf.options
+    if not (o.inverse == "banerjee" and o.log_normaliser == "asymptotic" and o.update_mu and o.update_kappa):
+        return plain.m_step(vmf, step)
+    numbers = (o.count_epsilon, o.r_cap, o.kappa_cap, vmf.scale, o.temper)
+    given = step.sums, step.soft, step.counts, tuple(vmf.anchors), o.update == "exact"
+    beta, mu, kappa, prototypes, offset, kl = _triton.m_step(*given, *numbers)
+    return vmf.classes(ALL, beta, kappa, kl, mu, prototypes, offset)
+
+
+class Rows(plain.Rows):
+    """The samples of MOON, all in the memory of one GPU."""
+
+    def step(self, scores: Scores) -> Step:
+        """E-step with the classes given, and the sums of the new assignments."""
+        if scores.prototypes is None:
+            logits = at_anchor(self.cosine, scores.slope, scores.at_anchor)  # (N, K)
+        else:
+            logits = affine(self.f, scores.prototypes, scores.offset)  # (N, K)
+        if self.labels is None and self.method.precision == "half" and logits.numel() > HALF:
+            self.z, self.low = self.y.half(), self.f.half()
+        votes_of = self.votes_of if self.vote_weight is None else self.votes_of.weighted(self.vote_weight)
+        edges = votes_of.pointer, votes_of.neighbour, votes_of.weight
+        fixed = self.method.gamma != "assignments"
+        z, labels, gamma, free, laplacian, counts = _triton.e_step(
+            logits, self.z, edges, self.log_evidence, self.gamma, fixed
+        )
+        changed = 0 if self.labels is None else (labels != self.labels).sum()
+        self.z, self.labels, self.gamma = z, labels, gamma
+        sums, soft = weighted_sums(z, gamma, self.f) if z.dtype == gamma.dtype else self._half_sums()
+        if self.method.beta == "soft":
+            counts = soft
+        elif self.method.gamma_in_counts:
+            counts = class_counts(labels, len(self.text), gamma)
+        return Step(sums, soft, counts, free, laplacian, changed, float("inf"), ALL)
+
+    def _half_sums(self) -> tuple[Array, Array]:
+        """Return `weighted_sums` of assignments in 16 bits, with products of 16 bits added up in 32."""
+        gamma = self.gamma.half()[:, None]
+        return _half_product(self.z.T, self.low * gamma), _half_product(self.z.T, gamma)[:, 0]
+
+    def unpack(self) -> tuple[Array, Array]:
+        """Return z and y."""
+        return self.z.to(self.f.dtype), self.y
+
+    def _wide(self, rows: Any) -> Array:
+        return self.z[rows].to(self.f.dtype)
+
+
+def _half_product(a: Array, b: Array) -> Array:
+    return torch.mm(a, b, out_dtype=torch.float32) if a.device.type == "cuda" else a.float() @ b.float()
+
+
+@contextmanager
+def products(precision: str) -> Iterator[None]:
+    """Let float32 products on the GPU use the tensor cores, unless `precision` is "full"; for one thread at a time."""
+    with _guard:
+        before = torch.backends.cuda.matmul.allow_tf32
+        torch.backends.cuda.matmul.allow_tf32 = precision != "full"
+        try:
+            yield
+        finally:
+            torch.backends.cuda.matmul.allow_tf32 = before
+
+
+def run(solve: Callable[[Array, Array], tuple[Any, ...]], method: Any, task: Any) -> tuple[Any, ...]:
+    """Return solve(features, text) of a task, by a captured graph where one is there or worth it."""
+    f, text = task.features, task.text
+    # Newton's method and the accurate normaliser take constants from the host
+    fit = method.inverse == "banerjee" and method.log_normaliser == "asymptotic" and task.graph is None
+    with products(method.precision):
+        if f.device.type != "cuda" or not fit or task.n * task.k > LARGEST:
+            return solve(f, text)
+        key = (method, tuple(f.shape), tuple(text.shape), f.dtype, f.device, task.logit_scale)
+        plan = _plans.pop(key, None)
+        if plan is None:
+            out = solve(f, text)
+            _plans[key] = "seen"
+        else:
+            if plan == "seen":
+                plan = _Captured(solve, f, text)
+            out = plan.run(f, text)
+            _plans[key] = plan
+        while len(_plans) > KEPT:
+            _plans.popitem(last=False)
+        return out
+
+
+class _Captured:
+    """A run of one shape with its inputs and outputs at fixed places."""
+
+    def __init__(self, solve: Callable[[Array, Array], tuple[Any, ...]], f: Array, text: Array) -> None:
+        self.f, self.text = f.clone(), text.clone()
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):  # a run outside the capture sets up libraries and compiles kernels
+            solve(self.f, self.text)
+        torch.cuda.current_stream().wait_stream(side)
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):  # other threads may use the GPU
+            self.out = solve(self.f, self.text)
+            tensors = [v for v in self.out if isinstance(v, torch.Tensor)]
+            self.packed = {  # one copy out for each dtype
+                dtype: torch.cat([v.reshape(-1) for v in tensors if v.dtype == dtype])
+                for dtype in {v.dtype for v in tensors}
+            }
+
+    def run(self, f: Array, text: Array) -> tuple[Any, ...]:
+        self.f.copy_(f)
+        self.text.copy_(text)
+        self.graph.replay()
+        copies = {dtype: flat.clone() for dtype, flat in self.packed.items()}
+        found, used = [], dict.fromkeys(copies, 0)
+        for value in self.out:
+            if isinstance(value, torch.Tensor):
+                start = used[value.dtype]
+                used[value.dtype] = stop = start + value.numel()
+                value = copies[value.dtype][start:stop].view(value.shape)
+            found.append(value)
+        return tuple(found)

@@ -1,0 +1,61 @@
+"""The EM loop of every mixture: over samples in memory, in blocks, in many files, here or on a cluster.
+
+Three nouns carry it. `Rows` (core/rows.py) are samples with what is theirs row by row; all that is N x something stays
+there. `Sums` (core/sums.py) are what the classes need to know of the samples, K x something; they add up. Classes are
+what the samples need to know of the classes, K x something. A mixture (MOON's is in methods/moon.py) makes classes of
+sums and says nothing of devices, blocks, workers or files.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol, TypeVar
+
+from moontide.core.progress import track
+
+C = TypeVar("C")
+R = TypeVar("R", covariant=True)
+
+
+class Run(Protocol):
+    """Call a verb of all rows, by name, and add up what they return."""
+
+    def __call__(self, verb: str, *given: Any) -> Any:
+        """Return the sum."""
+
+
+class Mixture(Protocol[C, R]):
+    """What a method supplies: the classes at the start, the M-step, and what the result is made of."""
+
+    m_steps: int  # an E-step is before each and after the last; -1: there is none at all
+
+    def begin(self, run: Run) -> C:
+        """Return the classes before the first E-step, from zero-shot predictions."""
+
+    def shown(self, classes: C) -> tuple[Any, ...]:
+        """Return what an E-step needs of the classes."""
+
+    def still(self, step: Any) -> bool:
+        """Tell whether another iteration would repeat this one."""
+
+    def update(self, classes: C, step: Any) -> C:
+        """M-step: return the classes that follow from the sums of an E-step."""
+
+    def terms(self, classes: C, step: Any) -> Any:
+        """Return what is kept of an E-step: its part in the objective."""
+
+    def finish(self, run: Run, classes: C, step: Any, trace: list[Any]) -> R:
+        """Return the solution, from the last classes, the E-step with them, and what was kept of all E-steps."""
+
+
+def solve(mixture: Mixture[C, R], run: Run) -> R:
+    """Alternate E-steps of the samples, which `run` reaches, and M-steps of the classes."""
+    classes = mixture.begin(run)
+    trace: list[Any] = []
+    step: Any = None
+    for it in track(range(mixture.m_steps + 1), "iterations"):
+        step = run("step", *mixture.shown(classes))
+        trace.append(mixture.terms(classes, step))
+        if it == mixture.m_steps or mixture.still(step):
+            break
+        classes = mixture.update(classes, step)
+    return mixture.finish(run, classes, step, trace)

@@ -1,0 +1,284 @@
+"""Samples with their graph and assignments, worked on in blocks: what the rows of every mixture share.
+
+In memory a task is one block, its assignments in the dtype of its features. In blocks (large tasks, shards) nothing is
+of size n x K but the assignments, two of them, in 16 bits for large tasks: in numpy multiples of 1 / 65535, exact to
+8e-6 of a probability (its half-precision numbers take fifty times as long to make), in torch float16, exact to 5e-4.
+Everything is computed in float32 there, and summed over blocks and shards in float64. Memory is O(n (d + m + 2 K)).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moontide.core.arrays import Array, device, is_torch_array, like, namespace, to_numpy
+from moontide.core.graph import Affinity, Graph, nearest_neighbours, neighbour_votes
+from moontide.core.ple import zero_shot
+from moontide.core.progress import track
+from moontide.core.sums import TOGETHER, Doubles, Sums
+from moontide.core.threads import in_threads, workers
+from moontide.errors import OptionError
+
+NEIGHBOURS = 3  # m of the published programs
+LARGE = 2**27  # N x K above which a CPU works in blocks of rows, with assignments in 16 bits
+BLOCK_ENTRIES = 2**22  # n x K entries worked on at once, 16 MB in float32
+PART_ENTRIES = 2**17  # those that a thread works on at once: 0.5 MB in float32 stay in a core's cache
+ONE = 65535  # a probability of 1 in 16 bits of fixed point
+SEED = 0
+
+
+def check_graph(graph: Graph | None, method: str, neighbours: int) -> None:
+    """Refuse a number of neighbours where the task brings its own graph.
+
+    >>> check_graph(None, "moon", 5)
+    """
+    if graph is not None and neighbours != NEIGHBOURS:
+        raise OptionError(
+            f"The 'neighbours' option of {method} has no effect on a task that brings its own graph; leave it out."
+        )
+
+
+@dataclass
+class Counted(Sums):
+    """What the zero-shot pass adds up."""
+
+    n: int
+
+
+@dataclass
+class Sample(Sums):
+    """Some rows of all shards; `key` (shard, row) sorts them, so that their order does not depend on the workers."""
+
+    key: NDArray[np.int64] = field(metadata=TOGETHER)  # (s, 2)
+    rows: NDArray[np.float32] = field(metadata=TOGETHER)  # (s, d)
+    weights: Doubles = field(metadata=TOGETHER)  # (s, m) of their neighbours in the graph
+
+    def sorted(self) -> Sample:
+        """Return the rows in the order of their keys."""
+        order = np.lexsort(self.key.T[::-1])
+        return Sample(self.key[order], self.rows[order], self.weights[order])
+
+
+@dataclass
+class Nearest(Sums):
+    """The largest cosines of some rows to all others."""
+
+    cosines: Doubles  # (s, m)
+
+    def __add__(self, other: Nearest) -> Nearest:
+        """Keep the m largest of both."""
+        both = np.concatenate([self.cosines, other.cosines], axis=1)
+        return Nearest(-np.sort(-both, axis=1)[:, : self.cosines.shape[1]])
+
+
+def draw(shard: int, n: int, share: float) -> NDArray[np.int64]:
+    """Draw a share of the n rows of a shard, at least one: the keys (shard, row), (s, 2).
+
+    >>> draw(7, 4, 0.5)
+    array([[7, 0],
+           [7, 2]])
+    """
+    rng = np.random.default_rng([SEED, shard])
+    at = np.sort(rng.choice(n, max(1, min(n, round(share * n))), replace=False))
+    return np.stack([np.full_like(at, shard), at], axis=1)
+
+
+class Rows:
+    """Some samples of a task. By itself this is zero-shot; a method adds a `step`.
+
+    `alone`: these are all samples, in memory. `half`: assignments are stored in 16 bits. `keep`: the zero-shot
+    probabilities `y` are wanted at the end.
+
+    >>> from moontide import method
+    >>> eye = np.eye(3, dtype=np.float32)
+    >>> rows = Rows(method("zero_shot"), eye, eye, 100.0)
+    >>> rows.first().n, rows.labels
+    (3, array([0, 1, 2]))
+    """
+
+    STATE: ClassVar[tuple[str, ...]] = ("z", "labels", "zero_shot_labels")  # what the next step needs, and predictions
+    COLUMNS: ClassVar[tuple[str, ...]] = ("label", "confidence", "before")  # of the predictions
+    CHANGES: ClassVar[tuple[str, ...]] = ("first", "step")  # the verbs that change it
+    SCORES: ClassVar[int] = 0  # n x K arrays of 32 bits that a step makes beside the assignments
+
+    def __init__(
+        self,
+        method: Any,
+        features: Array,
+        text: Array,
+        logit_scale: float,
+        graph: Graph | None = None,
+        *,
+        half: bool = False,
+        alone: bool = False,
+        keep: bool = True,
+    ) -> None:
+        xp = namespace(features)
+        self.method, self.f, self.text, self.logit_scale = method, features, like(text, features), logit_scale
+        self.alone, self.keep = alone, keep
+        self.number = 0  # of the shard among all
+        self.kept = np.arange(len(features))  # the numbers of these rows in the file that they are from
+        n, k = len(features), len(text)
+        self.spare: list[Array] = []
+        if alone and not is_torch_array(features):  # made at once, since a large allocation comes in large pages
+            self.spare = list(np.empty((4, n, k), features.dtype))
+        self.graph = graph or self._neighbours()
+        self.votes_of = self._votes_of()
+        narrow = xp.float16 if is_torch_array(features) else xp.uint16
+        self.y = self.z = self._room(narrow if half else features.dtype)  # as `_narrow` makes them
+        size = n if alone else max(1, BLOCK_ENTRIES // k)
+        self.blocks = [slice(i, min(i + size, n)) for i in range(0, n, size)]
+        self.labels: Any = None if alone else self._empty(n, dtype=xp.int64)  # (n,)
+        self.zero_shot_labels = self.labels
+
+    def _neighbours(self) -> Graph:
+        weight = getattr(self.method, "laplacian_weight", 1.0)
+        return nearest_neighbours(
+            self.f, getattr(self.method, "neighbours", 0) if weight else 0, getattr(self.method, "precision", "full")
+        )
+
+    def _votes_of(self) -> Affinity:
+        symmetric = getattr(self.method, "graph", "symmetric") == "symmetric"
+        mean = getattr(self.method, "laplacian", "mean") == "mean"
+        return neighbour_votes(self.graph, symmetric, mean, getattr(self.method, "laplacian_weight", 1.0))
+
+    def call(self, verb: str, *given: Any) -> Any:
+        """Do as `driver.solve` asks, for samples in memory."""
+        return getattr(self, verb)(*given)
+
+    def first(self) -> Sums:
+        """Make the zero-shot predictions."""
+        for rows in self._tracked("zero-shot"):
+            self._zero_shot(rows)
+        return Counted(len(self.f))
+
+    def state(self) -> dict[str, NDArray[Any]]:
+        """Return what `restore` needs to go on from here."""
+        return {name: to_numpy(getattr(self, name)) for name in self.STATE}
+
+    def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
+        """Go back to a saved state."""
+        xp = namespace(self.f)
+        for name in self.STATE:
+            setattr(self, name, xp.asarray(state[name], device=device(self.f)))
+        self.y = self.z
+
+    def predictions(self) -> dict[str, NDArray[Any]]:
+        """Return the `COLUMNS`, (n,) each: labels, their probabilities and the zero-shot labels."""
+        top = self._floats(namespace(self.z).take_along_axis(self.z, self.labels[:, None], axis=1))[:, 0]
+        columns = self.labels, top, self.zero_shot_labels
+        return dict(zip(Rows.COLUMNS, map(to_numpy, columns), strict=True))
+
+    def unpack(self) -> tuple[Array, Array]:
+        """Return z and y as floating-point numbers of the same size, made in place: the last thing to ask for."""
+        if self.z.dtype == np.uint16:
+            table = self._floats(np.arange(ONE + 1, dtype=np.uint16)).astype(np.float16)
+            for stored in {id(x): x for x in (self.z, self.y)}.values():
+                for rows in self.blocks:
+                    stored.view(np.float16)[rows] = table[stored[rows]]
+            self.z, self.y = self.z.view(np.float16), self.y.view(np.float16)
+        return self.z, self.y
+
+    def sample(self, share: float) -> Sample:
+        """Draw a share of the rows, with the weights of their neighbours (none: -inf)."""
+        key = draw(self.number, len(self.f), share)
+        at = key[:, 1]
+        weights = np.full((len(at), getattr(self.method, "neighbours", 0)), -np.inf)
+        weights[:, : self.graph.m] = to_numpy(self.graph.weights[at])
+        return Sample(key, to_numpy(self.f[at]), weights)
+
+    def nearest(self, rows: NDArray[np.float32], count: int) -> Nearest:
+        """Return the `count` largest cosines of given rows to those of this shard."""
+        best = np.full((len(rows), count), -np.inf)
+        asked = like(rows, self.f)
+        for at in self.blocks:
+            near = to_numpy(asked @ self.f[at].T)  # (s, b)
+            best = np.partition(np.concatenate([best, near], axis=1), -count, axis=1)[:, -count:]
+        return Nearest(np.sort(best, axis=1)[:, ::-1])
+
+    def _zero_shot(self, rows: slice) -> tuple[Array, Array, Array]:
+        """Make and keep y of some rows; return it with the cosines and the log of what y was divided by."""
+        cosine = self.f[rows] @ self.text.T  # (b, K)
+        y, evidence = zero_shot(cosine, self.logit_scale)  # (b, K), (b,)
+        self.z[rows] = self._narrow(y)
+        if self.labels is None:
+            self.labels = self._empty(len(self.f), dtype=namespace(y).int64)
+        self.labels[rows] = namespace(y).argmax(y, axis=1)
+        return y, cosine, evidence
+
+    def _add_up(self, block: Callable[[slice], Sums], what: str) -> Any:
+        """Return the sum over the blocks of what a function returns of each; in memory as it is, there is one."""
+        total: Any = None
+        for rows in self._tracked(what):
+            part = block(rows) if self.alone else block(rows).packed()
+            total = part if total is None else total + part
+        return total
+
+    def _tracked(self, what: str) -> Iterator[slice]:
+        return iter(self.blocks) if self.alone else track(self.blocks, what)
+
+    def _in_parts(self, block: Callable[[slice], tuple[Any, ...]], rows: slice) -> tuple[Any, ...]:
+        """Call a function for parts of a block in threads, and join what it returns of each, entry by entry."""
+        parts = in_threads(block, self._cut(rows))
+        return parts[0] if len(parts) == 1 else tuple(map(namespace(self.f).concat, zip(*parts, strict=True)))
+
+    def _cut(self, rows: slice) -> list[slice]:
+        """Cut a block into parts that stay in a core's cache, at least one per thread; a GPU takes it whole."""
+        b = rows.stop - rows.start
+        size = b if is_torch_array(self.f) else max(1, min(PART_ENTRIES // len(self.text), -(-b // workers())))
+        return [slice(i, min(i + size, rows.stop)) for i in range(rows.start, rows.stop, size)]
+
+    def _room(self, dtype: Any = None) -> Array:
+        """Return an n x K array for assignments, of those at hand where there is one."""
+        found = self._spare()
+        return self._empty(len(self.f), len(self.text), dtype=dtype or self.z.dtype) if found is None else found
+
+    def _spare(self) -> Array | None:
+        """Take one of the arrays that were made at once; None, which makes numpy and torch get a new one, without."""
+        return self.spare.pop() if self.spare else None
+
+    def _empty(self, *shape: int, dtype: Any = None) -> Array:
+        """Return an uninitialised array beside the features."""
+        xp = namespace(self.f)
+        return xp.empty(shape, dtype=dtype or self.f.dtype, device=device(self.f))
+
+    def _wide(self, rows: Any) -> Array:
+        """Return the assignments of some rows as they are computed with."""
+        return self._floats(self.z[rows])
+
+    def _narrow(self, p: Array) -> Array:
+        """Return probabilities as what is stored when it is put into `z`."""
+        if self.z.dtype != np.uint16:
+            return p
+        stored = p * np.float32(ONE)
+        stored += np.float32(0.5)  # made whole by cutting off
+        return stored
+
+    def _floats(self, stored: Array) -> Array:
+        """Return stored assignments as they are computed with."""
+        if stored.dtype == self.f.dtype:
+            return stored
+        p = namespace(stored).astype(stored, self.f.dtype)
+        if stored.dtype == np.uint16:
+            p *= np.float32(1 / ONE)
+        return p
+
+    def _votes(self, rows: slice, weight: Array | None = None) -> Array:
+        """Return the votes for some rows from the assignments of their neighbours, (b, K).
+
+        `weight` (n,): what the vote of each sample counts.
+        """
+        if self.graph.m == 0:
+            votes = self._empty(rows.stop - rows.start, len(self.text))
+            votes[...] = 0
+            return votes
+        part = self.votes_of.rows(rows)
+        part = part if weight is None else part.weighted(weight)
+        if self.z.dtype == self.f.dtype:
+            return part(self.z)
+        voters, few = part.from_few()
+        return few(self._wide(voters))
