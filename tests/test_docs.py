@@ -23,7 +23,7 @@ from moontide.simulate import simulate
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-PAGES = [*sorted(ROOT.glob("*.md")), *sorted(DOCS.glob("*.md"))]
+PAGES = [*sorted(ROOT.glob("*.md")), *(page for page in sorted(DOCS.rglob("*.md")) if "_build" not in page.parts)]
 
 
 def text_of(page: Path) -> str:
@@ -65,7 +65,7 @@ def test_relative_links_lead_somewhere(page: Path) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_objects_that_a_page_names_exist(page: Path) -> None:
     named = re.findall(r"\{py:\w+\}`(?:[^`<]*<)?~?([\w.]+)>?`", page.read_text(encoding="utf-8"))
-    assert named or page.name not in ("maths.md", "api.md")
+    assert named or page not in (DOCS / "maths.md", DOCS / "api" / "index.md")
     for name in named:
         resolve(name)
     for name in re.findall(r"automodule:: ([\w.]+)\n   :members: (.+)", page.read_text(encoding="utf-8")):
@@ -93,6 +93,18 @@ def test_the_table_of_released_and_written_is_the_presets() -> None:
         assert released == str(specs[name].default)
         assert written == str(paper[name])
     assert math.isinf(paper["kappa_cap"])
+
+
+def test_the_table_of_the_readme_is_that_of_the_lab_notes(capsys: pytest.CaptureFixture[str]) -> None:
+    tables = runpy.run_path(str(DOCS / "make_tables.py"))
+    assert tables["main"](["--check"]) == 0
+    assert tables["headline"]().count("**") == 4  # the best of either row
+
+
+def test_nothing_is_said_to_be_installed_from_an_index_that_does_not_have_it() -> None:
+    for page in PAGES:
+        assert "pip install moontide" not in page.read_text(encoding="utf-8")
+        assert "pip install 'moontide" not in page.read_text(encoding="utf-8"), page
 
 
 def test_sphinx_settings_load() -> None:

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from moontide import MOON
 from moontide.errors import OptionError, UnknownNameError
 from moontide.options import Options, option
 
@@ -96,3 +97,9 @@ def test_what_cannot_be_read_is_refused_by_the_check(name: str, text: str) -> No
 def test_reading_what_was_written_gives_the_same(count: int, width: float, kind: str, flag: bool, free: float) -> None:
     some = Some(count=count, width=width, kind=kind if flag else "a", flag=flag, free=free)
     assert Some(**Some.parse({name: str(getattr(some, name)) for name in Some.specs()})) == some
+
+
+def test_a_misspelt_option_is_answered_with_the_nearest_one_in_python_too() -> None:
+    with pytest.raises(UnknownNameError, match="Did you mean 'neighbours'") as caught:
+        MOON(neighbors=5)  # type: ignore[call-arg]
+    assert len(str(caught.value)) <= 300

@@ -239,6 +239,21 @@ def test_a_step_checks_its_samples() -> None:
         online.step(state, FEATURES[0])
 
 
+def test_a_printed_result_has_at_most_ten_lines_whatever_its_size() -> None:
+    probs = np.random.default_rng(0).dirichlet(np.ones(50), size=5000)
+    text = str(Result(probs, probs, unknown=probs[:, 0]))
+    assert len(text.splitlines()) <= 10
+    assert "5000 samples and 50 classes: 0 labels differ" in text
+
+
+def test_a_result_becomes_a_pandas_table_with_names_and_ids() -> None:
+    pytest.importorskip("pandas")
+    result = moontide.TIDE().fit_predict(np.eye(3), np.eye(3), class_names=["a", "b", "c"])
+    frame = result.to_pandas(["x", "y", "z"])
+    assert list(frame.columns) == ["label", "class_name", "confidence", "zero_shot_label", "changed", "unknown"]
+    assert frame["class_name"].to_dict() == {"x": "a", "y": "b", "z": "c"}
+
+
 def test_rows_batches_and_micro_batches_are_not_normalised_again(monkeypatch: pytest.MonkeyPatch) -> None:
     task = Task(np.random.default_rng(0).normal(size=(6, 4)), np.eye(4), known=[-1, 0, 1, 2, 3, -1])
     online = as_online(moontide.method("moon"))

@@ -10,6 +10,8 @@
 ((8, 3), (8,))
 """
 
+import logging
+
 from moontide.core.graph import Graph
 from moontide.errors import MoontideError
 from moontide.methods.moon import MOON
@@ -18,7 +20,9 @@ from moontide.registry import method, method_names
 from moontide.stream import Stream
 from moontide.types import Result, Task
 
-__version__ = "0.1.0"
+logging.getLogger("moontide").addHandler(logging.NullHandler())  # silent until the user sets it up
+
+__version__ = "0.2.0"
 
 __all__ = [
     "MOON",

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import io
-import json
 import os
 import re
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
 import numpy as np
 
+from moontide.answers import Answers, answer, top_classes
 from moontide.core.arrays import Array, to_numpy
 from moontide.encoders.base import Encoder, FloatArray
 from moontide.encoders.loading import TINY
@@ -35,15 +35,13 @@ from moontide.metrics import IntArray
 from moontide.protocols import Method
 from moontide.registry import DEFAULT
 from moontide.registry import method as make_method
-from moontide.report.gallery import leading, write_gallery
+from moontide.report.gallery import write_gallery
 from moontide.store.features import FeatureStore
-from moontide.store.files import check_output, place, replacing
+from moontide.store.files import TABLES, check_output, place, replacing
 from moontide.store.predictions import more_columns, rounded
 from moontide.store.tables import write_table
 from moontide.types import Result, Task
 
-TABLES = (".csv", ".jsonl", ".parquet")
-TOP = 5  # classes that are named with their probabilities
 QUALITY = 75  # of the pictures on a page
 
 
@@ -67,6 +65,8 @@ class Classified:
     method: str
     batch_size: int | None = None
     groups: Sequence[str] | None = None  # of each image, where groups were labelled on their own
+    answers: Answers | None = None  # where more is said than the class
+    more: Mapping[str, Sequence[Any]] = field(default_factory=dict)  # further columns of the table
 
     @property
     def comparison(self) -> Comparison:
@@ -81,34 +81,22 @@ class Classified:
     def columns(self) -> dict[str, list[Any]]:
         """Return the table of labels by column."""
         names, probs = self.task.class_names or (), to_numpy(self.result.probs)
-        top = leading(to_numpy(self.result.scores), TOP)  # (N, m)
-        shares = np.take_along_axis(probs, top, axis=1).astype(np.float64).round(6).tolist()
+        said = self.answers or answer(self.result, names)
         columns = {
             "id": [image.id for image in self.images],
             "path": [os.path.abspath(image.path) for image in self.images],
-            "label": [names[k] for k in to_numpy(self.result.labels)],
-            "confidence": to_numpy(self.result.confidence).astype(np.float64).round(6).tolist(),
-            "top5": [
-                [{"label": names[k], "confidence": p} for k, p in zip(classes, parts, strict=True)]
-                for classes, parts in zip(top, shares, strict=True)
-            ],
+            "label": said.texts,
+            "confidence": said.confidence.round(6).tolist(),
+            "top5": top_classes(probs, names),
             "zero_shot_label": [names[k] for k in to_numpy(self.result.zero_shot_labels)],
         }
         if self.result.unknown is not None:
             columns["unknown"] = rounded(to_numpy(self.result.unknown)).tolist()
-        return columns | more_columns(self.task, self.groups)
+        return columns | more_columns(self.task, self.groups) | dict(self.more)
 
     def write_table(self, handle: BinaryIO, kind: str) -> None:
-        """Write the table of labels as .csv (with top5 as JSON in its cell), .jsonl or .parquet."""
-        columns = self.columns()
-        if kind == ".parquet":
-            from moontide.store.parquet import write_columns
-
-            write_columns(handle, columns)
-            return
-        if kind == ".csv":
-            columns["top5"] = [json.dumps(top, ensure_ascii=False) for top in columns["top5"]]
-        write_table(handle, columns, kind)
+        """Write the table of labels in one of the formats `TABLES` (with top5 as JSON in its cell, where need be)."""
+        write_table(handle, self.columns(), kind)
 
     def save(self, path: str | Path) -> None:
         """Write the table of labels to a file of the kind that its name says."""
@@ -132,7 +120,7 @@ class Classified:
             write_gallery(
                 path, self.task, self.result, [image.id for image in self.images],
                 lambda i, side: thumbnail(self.images[i], side),
-                truth=self.truth, skipped=self.skipped, parts=parts, about=about,
+                truth=self.truth, skipped=self.skipped, parts=parts, about=about, answers=self.answers,
             )  # fmt: skip
 
 

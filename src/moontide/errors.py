@@ -11,7 +11,8 @@
     └── ResourceError         more memory or another device than this machine has
 
 The command line prints the sentence and exits with status 2; a library user catches `MoontideError`, or the
-matching built-in class (`ValueError`, `OSError`, `ImportError`, `MemoryError`).
+matching built-in class (`ValueError`, `OSError`, `ImportError`, `MemoryError`). Input that is doubtful and no error
+gives an `ImplausibleWarning`.
 
 >>> from moontide.errors import unknown_name
 >>> raise unknown_name("method", "mooon", ["moon", "stata"])
@@ -25,6 +26,9 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable
+
+LENGTH = 300  # characters of an error sentence
+LISTED = 160  # characters of the known names in it
 
 
 def without_credentials(text: str) -> str:
@@ -43,6 +47,10 @@ class MoontideError(Exception):
     def __str__(self) -> str:
         """Return the sentence."""
         return without_credentials(super().__str__())
+
+
+class ImplausibleWarning(UserWarning):
+    """Input that can be computed with and is hardly what was meant; the message asks, and says the remedy."""
 
 
 class InputError(MoontideError, ValueError):
@@ -85,8 +93,32 @@ def unknown_name(kind: str, name: str, known: Iterable[str]) -> UnknownNameError
     """
     known = sorted(known)
     near = difflib.get_close_matches(name, known, n=1)
-    hint = f" Did you mean {near[0]!r}?" if near else ""
-    return UnknownNameError(f"There is no {kind} {name!r}.{hint} Known: {', '.join(known)}.")
+    hint = f" Did you mean {shorten(near[0], 40)!r}?" if near else ""
+    return UnknownNameError(f"There is no {kind} {shorten(name, 40)!r}.{hint} Known: {listed(known)}.")
+
+
+def listed(names: Iterable[str], length: int = LISTED) -> str:
+    """Join names with commas; where that is longer than `length`, the first of them and how many more there are.
+
+    >>> listed(["alpha", "beta", "gamma"], 12)
+    'alpha, beta and 1 more'
+    """
+    names = [shorten(name, 40) for name in names]
+    shown = list(names)
+    while len(", ".join(shown)) > length and len(shown) > 1:
+        shown.pop()
+    more = f" and {len(names) - len(shown)} more" if len(names) > len(shown) else ""
+    return (", ".join(shown) or "none") + more
+
+
+def shorten(text: str, length: int = LENGTH) -> str:
+    """Cut a text in the middle where it is longer than `length`.
+
+    >>> shorten("a" * 50 + "b" * 50, 9)
+    'aaa...bbb'
+    """
+    half = (length - 3) // 2
+    return text if len(text) <= length else f"{text[:half]}...{text[-half:]}"
 
 
 def replaced_name(kind: str, name: str, by: str) -> UnknownNameError:
@@ -101,9 +133,16 @@ def replaced_name(kind: str, name: str, by: str) -> UnknownNameError:
 def missing_extra(package: str, extra: str, purpose: str) -> MissingExtraError:
     """Make the error for an optional package that is not installed.
 
-    >>> str(missing_extra("pyarrow", "parquet", "Reading .parquet files"))
-    "Reading .parquet files needs the package 'pyarrow', which is not installed. Run: pip install 'moontide[parquet]'"
+    >>> print(missing_extra("pyarrow", "parquet", "A .parquet"))
+    A .parquet needs the package 'pyarrow', which is not installed. In Moontide's folder run: pip install '.[parquet]'
     """
-    return MissingExtraError(
-        f"{purpose} needs the package {package!r}, which is not installed. Run: pip install 'moontide[{extra}]'"
-    )
+    return MissingExtraError(f"{purpose} needs the package {package!r}, which is not installed. {install(extra)}")
+
+
+def install(extra: str) -> str:
+    """Return the sentence that says how to install an extra.
+
+    >>> install("plot")
+    "In Moontide's folder run: pip install '.[plot]'"
+    """
+    return f"In Moontide's folder run: pip install '.[{extra}]'"

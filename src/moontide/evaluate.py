@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -18,14 +20,17 @@ import numpy.typing as npt
 
 from moontide.core.arrays import is_torch_array, to_numpy
 from moontide.core.memory import require_memory
-from moontide.errors import InputError, MissingInputError, MoontideError, OptionError
+from moontide.errors import ImplausibleWarning, InputError, MissingInputError, MoontideError, OptionError
 from moontide.metrics import IntArray, accuracy
+from moontide.plausible import ask, doubt_labels
 from moontide.protocols import Method
 from moontide.registry import check_name, method
 from moontide.store.files import read_task
 from moontide.types import Result, Task
 
 Progress = Callable[..., None]  # (done, of how many), and the group that was done where there are groups
+
+log = logging.getLogger(__name__)
 
 WARM_UP = 8  # samples of an unmeasured first run, which loads what a method imports when it is used
 
@@ -81,6 +86,7 @@ def run_groups(
         done += len(rows)
         if progress:
             progress(done, task.n, *(() if groups is None else (groups[first],)))
+    log.info("%s labelled %d samples in %d parts", solver.name, task.n, len(parts))
     joined, order = Result.concatenate(results), np.concatenate(parts)
     if np.array_equal(order, np.arange(task.n)):
         return joined
@@ -153,6 +159,9 @@ def compare_predictions(labels: IntArray | None, result: Result, rows: npt.Array
     changed = int(np.sum(now != before))
     if labels is None or not labels.size:
         return Comparison(now.size, changed)
+    doubtful = doubt_labels(labels, before, result.probs.shape[1])
+    if doubtful is not None:
+        warnings.warn(doubtful, ImplausibleWarning, stacklevel=2)
     better, worse = (before != labels) & (now == labels), (before == labels) & (now != labels)
     return Comparison(
         now.size, changed, accuracy(labels, before), accuracy(labels, now), int(better.sum()), int(worse.sum())
@@ -226,7 +235,9 @@ def compare_methods(
     names = list(dict.fromkeys(names))
     for name in names:
         check_name(name)
-    split_rows(read_task(features, **source).task.n, None, batch_size)  # refuses a bad file or size once, here
+    task = read_task(features, **source).task  # refuses a bad file once, here
+    split_rows(task.n, None, batch_size)
+    ask(task)
     outcomes = []
     for done, name in enumerate(names, 1):
         outcomes.append(_run_apart(name, {"features": str(features), "batch_size": batch_size, "source": source}))

@@ -25,13 +25,17 @@ def check_labels(labels: Any, n: int, k: int) -> IntArray:
     """
     y: npt.NDArray[Any] = np.asarray(labels)
     if y.shape != (n,):
-        raise InputError(f"'labels' must have one entry for each of the {n} samples. Got shape {y.shape} instead.")
+        hint = "; are image and text features swapped?" if y.shape == (k,) else "."
+        raise InputError(f"'labels' must have one entry for each of the {n} samples. Got shape {y.shape} instead{hint}")
     if not np.issubdtype(y.dtype, np.integer):
         raise InputError(f"'labels' must be integers, the class numbers from 0. Got dtype {y.dtype} instead.")
     bad = np.flatnonzero((y < 0) | (y >= k))
     if bad.size:
         more = f" (and {bad.size - 1} more)" if bad.size > 1 else ""
-        raise InputError(f"'labels' must be class numbers from 0 to {k - 1}. Got {y[bad[0]]} in row {bad[0]}{more}.")
+        hint = " They seem to count from 1: subtract 1." if y.min() == 1 and y.max() == k else ""
+        raise InputError(
+            f"'labels' must be class numbers from 0 to {k - 1}. Got {y[bad[0]]} in row {bad[0]}{more}.{hint}"
+        )
     return y.astype(np.int64)
 
 
@@ -84,6 +88,19 @@ def expected_calibration_error(
     """
     sure, right, counts = reliability(labels, predictions, confidence, bins).T
     return float(np.abs(right - sure) @ counts / counts.sum())
+
+
+def calibration_gaps(hit: npt.ArrayLike, confidence: npt.ArrayLike, bins: int = 15) -> npt.NDArray[np.float64]:
+    """Return hits less confidences, summed in each bin, (B,): they add up over batches.
+
+    The ECE of all samples together is the sum of the absolute sums, divided by their number. A mean of the ECEs of
+    small batches is not: it is larger, as in a bin of few samples hits and confidence always differ.
+
+    >>> float(calibration_gaps([True, False], [0.9, 0.8], bins=1).round(9)[0])
+    -0.7
+    """
+    sure, right, counts = reliability(np.asarray(hit, dtype=bool), True, confidence, bins).T
+    return np.asarray((right - sure) * counts)
 
 
 def tail_accuracy(accuracies: npt.ArrayLike, share: float = 0.1) -> float:

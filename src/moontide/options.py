@@ -14,9 +14,12 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from moontide.errors import OptionError, unknown_name
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 MOST = {int: 1000, float: 1e6}
 LEAST = 1e-6
@@ -105,6 +108,14 @@ class Spec:
 class Options:
     """A frozen dataclass whose fields are declared with `option`; checks them all when it is made."""
 
+    def __new__(cls, *values: Any, **options: Any) -> Self:
+        """Refuse an option that does not exist with the nearest one that does."""
+        known = [field.name for field in dataclasses.fields(cls) if field.init]  # type: ignore[arg-type]
+        for name in options:
+            if name not in known:
+                raise unknown_name(f"option of {cls.title()}", name, known)
+        return super().__new__(cls)
+
     def __post_init__(self) -> None:
         """Refuse values outside their range, and options that are set but would do nothing."""
         for name, spec in self.specs().items():
@@ -142,3 +153,16 @@ class Options:
             if name not in specs:
                 raise unknown_name(f"option of {cls.title()}", name, specs)
         return {name: specs[name].parse(text) for name, text in settings.items()}
+
+
+def json_safe(value: Any) -> Any:
+    """Write infinities as text, which JSON has no number for.
+
+    >>> json_safe({"cap": float("inf"), "m": [3]})
+    {'cap': 'inf', 'm': [3]}
+    """
+    if isinstance(value, dict):
+        return {key: json_safe(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [json_safe(item) for item in value]
+    return str(value) if isinstance(value, float) and value in (float("inf"), float("-inf")) else value

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
@@ -21,8 +22,10 @@ from moontide.core.rows import Rows
 from moontide.core.simplex import zero_shot
 from moontide.errors import InputError, MissingInputError, OptionError, unknown_name
 from moontide.options import Options
+from moontide.plausible import ask
 from moontide.types import Result, Task, check_known
 
+log = logging.getLogger(__name__)
 M = TypeVar("M", bound="Method")
 
 _NEEDS = {
@@ -111,10 +114,15 @@ class Method(Options):
             for key in extras:
                 if key not in _NEEDS:
                     raise unknown_name("input", key, ["logit_scale", "class_names", "graph", *ACCEPTED, *_NEEDS])
-            features = Task(features, text, logit_scale, class_names, graph, extras, known, class_prior, negatives)
+            raw = features
+            features = Task(raw, text, logit_scale, class_names, graph, extras, known, class_prior, negatives)
+            ask(features, raw)
         task = features
         self.require(task)
-        return self._fit(task)
+        result = dataclasses.replace(self._fit(task), class_names=task.class_names)
+        shape = (self.name, task.n, task.k, result.n_iter)
+        log.debug("%s on %d samples and %d classes: %d iterations", *shape)
+        return result
 
     def require(self, task: Task) -> None:
         """Refuse a task that lacks what the method needs, has what it cannot use, or does not fit into memory."""

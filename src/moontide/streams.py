@@ -29,6 +29,7 @@ from moontide.registry import method as make_method
 from moontide.store.files import reading, replacing
 from moontide.types import Result, Task
 
+BATCH_SIZE = "batch_size"  # in the metadata
 SAME_TEXT = 1e-3  # how far class embeddings may differ and still be the same ones, in another precision
 
 
@@ -112,8 +113,8 @@ def check_same_classes(state: State, task: Task) -> None:
         )
 
 
-def save_state(path: str | Path, method: Method, state: State) -> None:
-    """Write a state with its method and options; `load_state` gives both back.
+def save_state(path: str | Path, method: Method, state: State, batch_size: int | None = None) -> None:
+    """Write a state with its method and options; `load_state` gives both back, `saved_batch_size` the batch size.
 
     >>> import tempfile
     >>> tda = moontide.method("tda", positive_capacity=5)
@@ -124,7 +125,22 @@ def save_state(path: str | Path, method: Method, state: State) -> None:
     (True, (2, 5, 2))
     """
     with replacing(path) as handle:
-        handle.write(state_bytes(method, state))
+        handle.write(state_bytes(method, state, None if batch_size is None else {BATCH_SIZE: str(batch_size)}))
+
+
+def saved_batch_size(path: str | Path) -> int | None:
+    """Return the batch size that a state was made with, or None where the file does not say it.
+
+    >>> import tempfile
+    >>> tda = moontide.method("tda")
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     save_state(f"{folder}/a.safetensors", tda, tda.start(Task(np.eye(2), np.eye(2))), batch_size=16)
+    ...     saved_batch_size(f"{folder}/a.safetensors")
+    16
+    """
+    metadata, _ = unpack(read_file(path), str(path))
+    size = metadata.get(BATCH_SIZE) or json.loads(metadata.get("stream", "{}")).get("batch_size")
+    return None if size is None else int(size)
 
 
 def load_state(path: str | Path, ref: Array | None = None, **live: Any) -> tuple[OnlineMethod, State]:

@@ -8,14 +8,17 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from moontide.core.arrays import Array, as_matrix, as_real, device, is_torch_array, like, namespace, to_numpy, unit_rows
 from moontide.core.graph import Graph, adapt_graph
-from moontide.errors import InputError
+from moontide.errors import InputError, listed, missing_extra
+
+if TYPE_CHECKING:
+    import pandas
 
 PER_SAMPLE = ("views", "images")  # extras with one row a sample
 SHOWN = 5  # of the names in a warning
@@ -63,11 +66,12 @@ class Task:
         set_(self, "text", like(unit_rows(text, "text_features"), features))
         set_(self, "logit_scale", scale)
         if self.class_names is not None:
-            set_(self, "class_names", check_class_names(self.class_names, self.k))
+            set_(self, "class_names", check_class_names(self.class_names, self.k, self.n))
         if self.graph is not None:
             set_(self, "graph", adapt_graph(self.graph, self.features))
         if self.known is not None:
-            set_(self, "known", check_known(self.known, self.n, self.k, self.features))
+            numbers = class_numbers_of(self.known, self.class_names, "known")
+            set_(self, "known", check_known(numbers, self.n, self.k, self.features))
         if self.class_prior is not None:
             set_(self, "class_prior", check_class_prior(self.class_prior, self.k, self.features))
         if self.negatives is not None:
@@ -141,8 +145,8 @@ class Task:
             yield self.rows(start, min(start + size, self.n))
 
 
-def check_class_names(names: Sequence[str], k: int) -> tuple[str, ...]:
-    """Check the number of class names, and warn about duplicates.
+def check_class_names(names: Sequence[str], k: int, n: int | None = None) -> tuple[str, ...]:
+    """Check the number of class names, and warn about duplicates; n is the number of samples, for the error.
 
     >>> check_class_names(["cat", "dog"], 2)
     ('cat', 'dog')
@@ -150,7 +154,8 @@ def check_class_names(names: Sequence[str], k: int) -> tuple[str, ...]:
     names = tuple(str(name) for name in names)
     if len(names) != k:
         raise InputError(
-            f"'class_names' must have one name for each of the {k} rows of 'text_features'. Got {len(names)}."
+            f"'class_names' must have one name for each of the {k} rows of 'text_features'. Got {len(names)}"
+            + ("; are image and text features swapped?" if len(names) == n else ".")
         )
     double = sorted(name for name, count in Counter(names).items() if count > 1)
     if double:
@@ -158,6 +163,29 @@ def check_class_names(names: Sequence[str], k: int) -> tuple[str, ...]:
         shown = ", ".join(double[:SHOWN])
         warnings.warn(f"class names appear more than once: {shown}{more}", UserWarning, stacklevel=3)
     return names
+
+
+def class_numbers_of(labels: Any, class_names: Sequence[str] | None, name: str) -> Any:
+    """Return labels that are class names as class numbers, -1 for an empty one; other labels are returned as they are.
+
+    >>> class_numbers_of(["dog", "", "cat"], ["cat", "dog"], "known")
+    array([ 1, -1,  0])
+    """
+    if is_torch_array(labels):
+        return labels
+    values = np.asarray(labels)
+    if values.dtype.kind not in "USO" or not all(isinstance(one, str | bytes) or one is None for one in values.flat):
+        return labels
+    texts = ["" if one is None else one.decode() if isinstance(one, bytes) else str(one) for one in values.flat]
+    if all(text.strip().lstrip("-").isdecimal() for text in texts):
+        return values.astype(np.int64)  # numbers that were stored as text
+    if class_names is None:
+        raise InputError(f"'{name}' has names, and the task has none to find them in: pass 'class_names', or numbers.")
+    number = {"": -1} | {str(one): k for k, one in reversed(list(enumerate(class_names)))}
+    bad = sorted({text for text in texts if text not in number})
+    if bad:
+        raise InputError(f"'{name}' must be class names. There is no class called {listed(map(repr, bad))}.")
+    return np.asarray([number[text] for text in texts], dtype=np.int64).reshape(values.shape)
 
 
 def check_known(known: Any, n: int, k: int, ref: Array) -> Array:
@@ -216,14 +244,28 @@ def check_negatives(negatives: Any, ref: Array) -> Array:
     return like(unit_rows(negatives, "negatives"), ref)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Result:
-    """What a method says of the N samples of a task; arrays are of the kind that went in.
+    """The predictions of a method for the N samples of a task; arrays are of the kind that went in.
+
+    probs: (N, K) probabilities of the classes, rows sum to 1. zero_shot: (N, K) the same without adaptation.
+    native_scores: (N, K) what the original program returns, where that is not `probs`.
+    objective: the value of the objective after each iteration, where the method has one.
+    n_iter: iterations. converged: whether the last one changed no label.
+    kappa: (K,) concentrations. beta: (K,) the share of the batch in each class mean, 0 for a class at its text.
+    details: further arrays by name. unknown: (N,) the higher, the less likely is any of the classes, for methods that
+    score it. class_names: the names of the K classes, where the task has them.
+
+    Computed from these: `labels`, `zero_shot_labels`, `changed`, `confidence` and `scores`; `to_pandas` is a table.
 
     >>> import numpy as np
     >>> r = Result(probs=np.asarray([[0.2, 0.8]]), zero_shot=np.asarray([[0.6, 0.4]]))
     >>> r.labels, r.zero_shot_labels, r.changed
     (array([1]), array([0]), array([ True]))
+    >>> print(r)
+    Result of 1 sample and 2 classes: 1 label differs from zero-shot
+      labels      [1]
+      confidence  [0.8]
     """
 
     probs: Array  # (N, K) rows sum to 1
@@ -237,6 +279,22 @@ class Result:
     details: Mapping[str, Any] = field(default_factory=dict)  # further arrays by name
     unknown: Array | None = None  # (N,) the higher, the less likely is any of the classes; for methods that tell
     decided: Array | None = None  # (N,) labels, where probabilities are rounded after the decision
+    class_names: Sequence[str] | None = None
+
+    def __repr__(self) -> str:
+        """Return a few lines, whatever the size."""
+        n, k = self.probs.shape
+        changed = int(self.changed.sum())
+        lines = [
+            f"Result of {n} {'sample' if n == 1 else 'samples'} and {k} {'class' if k == 1 else 'classes'}: "
+            f"{changed} {'label differs' if changed == 1 else 'labels differ'} from zero-shot"
+        ]
+        for name in ("labels", "confidence", "unknown"):
+            values = getattr(self, name)
+            if values is not None:
+                text = np.array2string(to_numpy(values), precision=4, threshold=8, edgeitems=3, max_line_width=120)
+                lines.append(f"  {name:<10}  {text}")
+        return "\n".join(lines)
 
     @property
     def scores(self) -> Array:
@@ -264,6 +322,31 @@ class Result:
         xp = namespace(self.probs)
         return xp.take_along_axis(self.probs, self.labels[:, None], axis=1)[:, 0]
 
+    def to_pandas(self, ids: Sequence[Any] | None = None) -> pandas.DataFrame:
+        """Return a pandas table with one row per sample, called by `ids`, else numbered from 0.
+
+        The columns are label (a class number), class_name (where there are names), confidence, zero_shot_label,
+        changed, and unknown (where the method scores it).
+
+        >>> r = Result(np.asarray([[0.2, 0.8]]), np.asarray([[0.6, 0.4]]), class_names=("cat", "dog"))
+        >>> r.to_pandas(["a.jpg"]).loc["a.jpg", "class_name"]
+        'dog'
+        """
+        try:
+            import pandas
+        except ImportError:
+            raise missing_extra("pandas", "pandas", "A pandas table") from None
+        labels = to_numpy(self.labels)
+        columns: dict[str, Any] = {"label": labels}
+        if self.class_names is not None:
+            columns["class_name"] = [self.class_names[k] for k in labels]
+        columns["confidence"] = to_numpy(self.confidence)
+        columns["zero_shot_label"] = to_numpy(self.zero_shot_labels)
+        columns["changed"] = to_numpy(self.changed)
+        if self.unknown is not None:
+            columns["unknown"] = to_numpy(self.unknown)
+        return pandas.DataFrame(columns, index=None if ids is None else pandas.Index(ids, name="id"))
+
     @staticmethod
     def concatenate(results: Sequence[Result]) -> Result:
         """Join the results of independent batches; per-class and per-iteration values of more than one are dropped."""
@@ -279,6 +362,7 @@ class Result:
             n_iter=max(r.n_iter for r in results),
             converged=all(r.converged for r in results),
             unknown=None if unknown[0] is None else xp.concat(unknown),
+            class_names=results[0].class_names,
         )
 
 

@@ -33,12 +33,15 @@ def test_run_twice_and_report(moontide, features, tmp_path):
         "--out",
         out,
     )
-    assert moontide(*command) == (0, "", f"12 runs done and 0 found in {out}\n")
-    assert moontide(*command) == (0, "", f"0 runs done and 12 found in {out}\n")
+    status, printed, told = moontide(*command)
+    assert (status, told) == (0, f"12 runs done and 0 found in {out}\n")
+    assert "scenario" in printed
+    assert "MOON" in printed
+    assert moontide(*command) == (0, printed, f"0 runs done and 12 found in {out}\n")
     records = [json.loads(line) for line in (out / "batch-64.000.jsonl").read_text().splitlines()]
     assert len(records) == 12
-    status, _, told = moontide("bench", "report", out)
-    assert status == 0
+    status, reported, told = moontide("bench", "report", out)
+    assert (status, reported) == (0, printed)
     assert told.splitlines()[0] == f"wrote {out / 'report' / 'report.html'}"
     assert (out / "report" / "report.html").exists()
     assert moontide("bench", "report", out, "--out", tmp_path / "elsewhere")[0] == 0

@@ -185,7 +185,7 @@ def test_an_empty_store_is_a_sentence(tmp_path):
     ("arguments", "sentence"),
     [
         (("photos", "--encoder", "colour"), "'--classes' must say which names"),
-        (("photos", *ARGUMENTS, "--out", "labels.txt"), "must end in .csv, .jsonl, .parquet"),
+        (("photos", *ARGUMENTS, "--out", "labels.txt"), "must end in .csv, .jsonl, .json"),
         (("photos", *ARGUMENTS, "--report", "report.pdf"), "must end in .html"),
         (("photos", *ARGUMENTS, "--report", "no/report.html"), "does not exist"),
         (("photos", *ARGUMENTS, "--batch-size", "0"), "'--batch-size' must be at least 1"),
@@ -293,8 +293,9 @@ def test_demo_on_photographs(moontide, clothes, tmp_path):
     assert "Photographs as one task, 3 classes, encoder tiny (not CLIP)" in out
     assert len(re.findall(r"12 +3(?: +[\d.]+ %){3}", out)) == 1, "zero-shot, MOON and TIDE on all twelve"
     assert len(re.findall(r"mean(?: +[\d.]+ %){3}", out)) == 1, "and on the simulated batches"
-    wrote = out.partition("wrote ")[2]
-    assert "wrote out/accuracy.png" in wrote
-    assert "moontide classify --help" in wrote
+    look, _, typed = out.partition("Where to look:")[2].partition("What to type next:")
+    assert "out/report.html" in look
+    assert "out/accuracy.png" in look
+    assert "moontide classify FOLDER" in typed
     assert "tide" in (tmp_path / "out" / "report.html").read_text()
     assert (tmp_path / "out" / "report.html").exists()

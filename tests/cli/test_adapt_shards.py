@@ -88,9 +88,8 @@ def test_every_bad_shard_is_named_before_anything_runs(adapt: Any, shards: Path)
     assert (status, out) == (2, "")
     assert "4 of 6 shards cannot be used" in err
     assert "a.npy is cut short" in err
-    assert "d.npy has the dimension 7, and the text has 16" in err
-    assert "e.parquet must have a column 'embedding'" in err
-    assert "f.parquet cannot be read" in err
+    assert "So are d.npy, e.parquet, f.parquet." in err
+    assert len(err) <= 310
     assert "iteration" not in err
     assert not (shards.parent / "out").exists()
 

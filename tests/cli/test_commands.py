@@ -103,7 +103,7 @@ def test_doctor_sees_what_is_not_there(moontide, monkeypatch):
     real = module.installed
     monkeypatch.setattr(module, "installed", lambda name: None if name == "pyarrow" else real(name))
     out = moontide("doctor")[1]
-    assert "The extra 'parquet' lacks pyarrow. Run: pip install 'moontide[parquet]'" in out
+    assert "The extra 'parquet' lacks pyarrow. In Moontide's folder run: pip install '.[parquet]'" in out
     assert "All extras are installed" not in out
 
 

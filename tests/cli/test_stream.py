@@ -47,10 +47,11 @@ def test_a_resumed_stream_is_the_uncut_one(moontide, features, arrays, tmp_path,
     assert (
         moontide("stream", tmp_path / "first.npz", *flags, "--save-state", state, *common, tmp_path / "a.npz")[0] == 0
     )
-    resumed = ["--resume", state, *(flags if again else []), "--save-state", state, *common, tmp_path / "b.npz"]
+    resumed = ["--resume", state, *(flags if again else []), "--save-state", state, "--out", tmp_path / "b.npz"]
     status, _, err = moontide("stream", tmp_path / "second.npz", *resumed)
     assert status == 0
     assert "the state after 40 samples" in err
+    assert "24 samples in 3 batches" in err  # of 8, as the state says
     joined = np.concatenate([scores_of(tmp_path / "a.npz"), scores_of(tmp_path / "b.npz")])
     np.testing.assert_array_equal(joined, scores_of(tmp_path / "whole.npz"))
 
@@ -72,7 +73,7 @@ def state(moontide, features, tmp_path):
         (["--batch-size", "0"], "'batch_size' must be an integer of at least 1"),
         (["--batch-size", "50", "--drop-last"], "leaves nothing of 40 samples"),
         (["--save-state", "state.npz"], "must end in .safetensors"),
-        (["--out", "p.xlsx"], "must end in .npz"),
+        (["--out", "p.txt"], "must end in .npz"),
     ],
 )
 def test_what_does_not_go_with_a_state_is_refused(moontide, features, state, tmp_path, flags, words):

@@ -1,5 +1,6 @@
 """The page in a real browser: upload, sample set, reset, reload, tokens; nothing from elsewhere, no HTML from names."""
 
+import re
 import time
 
 import numpy as np
@@ -62,7 +63,7 @@ class Driver:
         """Tell that nothing went wrong in the page and nothing was asked of others."""
         complaints = self.tab.complaints()
         assert complaints == []
-        assert all(url.startswith((self.url, "blob:")) for url in self.tab.requests())
+        assert all(url.startswith(self.url) for url in self.tab.requests())
 
 
 def test_upload_watch_reset_and_reload(browser, app, sqlite, colour, tmp_path):
@@ -90,6 +91,7 @@ def test_upload_watch_reset_and_reload(browser, app, sqlite, colour, tmp_path):
     page.wait("document.querySelector('#status').innerText.includes('cannot be decoded')")
     page.reload()  # the stream is kept
     page.wait("document.querySelectorAll('#predictions tbody tr').length === 3")
+    page.wait("[...document.querySelectorAll('#predictions img')].filter((each) => each.naturalWidth).length === 3")
     page.click("#reset")
     page.wait("document.querySelectorAll('#predictions tbody tr').length === 0")
     assert "at its start" in page.text("#status")
@@ -98,6 +100,8 @@ def test_upload_watch_reset_and_reload(browser, app, sqlite, colour, tmp_path):
     assert page.rows() == []
     page.upload(tmp_path / "red.png")
     page.wait("document.querySelectorAll('#predictions tbody tr').length === 1")
+    assert page.text("#status") == "1 image is in the stream."
+    assert page.run("document.querySelectorAll('#predictions img').length") == 1  # those before the reset are forgotten
     assert page.rows()[0].startswith("3")
     assert page.run("document.title") == "Moontide stream"
     complaints = [each for each in page.tab.complaints() if "422" not in str(each)]  # of the broken image
@@ -157,6 +161,94 @@ def test_the_sample_set_is_fed_paused_and_predicted_again(browser, app, sqlite, 
         time.sleep(0.05)
     lines = (tmp_path / f"{name}.csv").read_text().splitlines()
     assert len(lines) == total + 1
+    page.clean()
+
+
+def test_scores_survive_a_reload_and_name_the_order_of_feeding(browser, app, sqlite):
+    client = app(sqlite)
+    page = Driver(browser, client)
+    page.go()
+    page.wait("document.querySelector('#method').value === 'tide'")
+    page.wait("document.querySelector('#streams').innerText === 'none yet'")
+    page.run("document.querySelector('#name').value = ' Front door! '")
+    page.click("#create button")
+    page.wait("document.querySelectorAll('#predictions tbody tr').length >= 32")
+    page.reload()  # while a part of the sample set is on its way
+    page.wait("document.querySelector('#facts').innerText.includes('Right after')")
+    total = page.wait("!page.pending && page.stream.total === page.rows.size && page.rows.size")
+    assert client.get("/streams").json()[0]["name"] == page.run("location.hash.slice(1)") == "front-door"
+    truth = client.get("/samples/simulated").headers["x-labels"].split(",")
+    given = client.get(f"/streams/front-door/predictions?size={total}").json()
+    right = [np.mean([int(truth[i]) == k for i, k in enumerate(given[key])]) for key in ("zero_shot_labels", "labels")]
+    page.wait(
+        f"document.querySelector('#order').innerText.includes('{total} samples fed by this page in random order')"
+    )
+    shown = re.search(
+        r"before ([\d.]+) % Right after ([\d.]+) % Gain \+([\d.]+)", page.text("#facts").replace("\n", " ")
+    )
+    np.testing.assert_allclose([float(x) / 100 for x in shown.groups()], [*right, right[1] - right[0]], atol=0.0006)
+    page.click("#close")
+    page.wait("!!document.querySelector('#streams a')")
+    assert page.text("#streams") == f"front-door tide, 100 classes, {total} samples"
+    page.click("#streams a")
+    page.wait("document.querySelector('#facts').innerText.includes('Gain')")
+    page.clean()
+
+
+def test_pictures_of_the_sample_folder_say_that_they_were_fed_folder_by_folder(browser, app, sqlite, colour, tmp_path):
+    paths = [tmp_path / "samples" / name / f"{i}.png" for name in ("blue", "red") for i in range(6)]
+    for path in paths:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (30, 20), path.parent.name).save(path)
+    client = app(sqlite, encoder=colour, samples=paths)
+    client.post("/streams", json={"name": "a", "classes": ["red", "blue"]})
+    page = Driver(browser, client)
+    page.go("/#a")
+    page.wait("!document.querySelector('#stream').hidden")
+    page.click("#play")
+    page.wait("document.querySelectorAll('#predictions img').length === 12")
+    page.reload()
+    page.wait("document.querySelectorAll('#predictions img').length === 12")
+    page.wait("document.querySelector('#order').innerText.includes('12 samples fed by this page folder by folder')")
+    assert client.get("/streams/a").json()["total"] == 12
+    page.clean()
+
+
+def test_one_is_not_a_plural(browser, app, sqlite):
+    client = app(sqlite)
+    client.post("/streams", json={"name": "a", "prototypes": [[1.0, 0.0]], "classes": ["cat"]})
+    client.post("/streams/a/embeddings", json={"embeddings": [[1, 0]]})
+    page = Driver(browser, client)
+    page.go()
+    page.wait("!!document.querySelector('#streams a')")
+    assert page.text("#streams") == "a tide, 1 class, 1 sample"
+    page.click("#streams a")
+    page.wait("document.querySelectorAll('#predictions tbody tr').length === 1")
+    assert page.text("#about") == "tide, 1 class, embeddings"
+    assert page.text("#others") == "0 of 1 class never."
+    page.click("#revise")
+    page.wait("document.querySelector('#status').innerText.startsWith('1 sample of the window was predicted again')")
+    page.clean()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_first_screen_of_a_phone_is_content(browser, app, sqlite, scheme):
+    client = app(sqlite)
+    client.post("/streams", json={"name": "a", "sample": "simulated", "max_wait_ms": 0})
+    data = client.get("/samples/simulated")
+    headers = {"Content-Type": "application/octet-stream", "X-Shape": data.headers["x-shape"]}
+    client.post("/streams/a/embeddings", content=data.content, headers=headers)
+    page = Driver(browser, client)
+    browser.resize(390, 844, scheme)
+    page.go("/#a")
+    page.wait("document.querySelectorAll('#predictions tbody tr').length === 60")
+    box = "(({top, bottom, height}) => [top, bottom, height])(document.querySelector('%s').getBoundingClientRect())"
+    facts, row, controls = (page.run(box % each) for each in ("#facts", "#predictions tbody tr", ".controls"))
+    assert facts[0] < 150  # numbers come first
+    assert row[1] < 700  # and a prediction without scrolling
+    assert controls[1] == 844  # buttons are one line at the thumb
+    assert controls[2] < 70
+    browser.resize(1280, 900)
     page.clean()
 
 

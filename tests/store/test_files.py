@@ -6,6 +6,7 @@ import resource
 from dataclasses import dataclass, replace
 
 import numpy as np
+import openpyxl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -121,6 +122,11 @@ def read_back(path):
     if path.suffix == ".csv":
         with open(path, encoding="utf-8", newline="") as handle:
             return list(csv.DictReader(handle))
+    if path.suffix == ".json":
+        return json.loads(path.read_text(encoding="utf-8"))
+    if path.suffix == ".xlsx":
+        header, *rows = openpyxl.load_workbook(path).active.values
+        return [dict(zip(header, row, strict=True)) for row in rows]
     if path.suffix == ".jsonl":
         return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     return pq.read_table(path).to_pylist()
@@ -135,8 +141,10 @@ def test_every_kind_of_predictions_says_the_same(tmp_path, arrays, kind, named):
     assert [p.name for p in tmp_path.iterdir()] == [path.name]
     if kind == ".npz":
         with np.load(path, allow_pickle=False) as held:
-            assert sorted(held.files) == ["confidence", "labels", "probs", "scores", "zero_shot_labels"]
-            for name in held.files:
+            top = ["top5_confidence", "top5_labels"]
+            assert sorted(held.files) == ["confidence", "labels", "probs", "scores", *top, "zero_shot_labels"]
+            np.testing.assert_array_equal(held["top5_labels"], np.argsort(-result.probs, axis=1, kind="stable"))
+            for name in set(held.files) - set(top):
                 np.testing.assert_array_equal(held[name], getattr(result, name))
         return
     rows = read_back(path)

@@ -4,14 +4,16 @@ The other statuses: 1 for a run that found nothing to do or did it in part, 130 
 the output has gone, quietly, as other programs in a pipe do.
 
 >>> main(["--version"])
-0.1.0
+0.2.0
 0
 """
 
 from __future__ import annotations
 
+import atexit
 import io
 import os
+import signal
 import sys
 import warnings
 from collections.abc import Sequence
@@ -19,6 +21,7 @@ from contextlib import suppress
 from typing import Any, TextIO
 
 from cyclopts import App, CycloptsError, Parameter
+from cyclopts.config import Toml
 
 import moontide
 from moontide.cli.adapt import adapt
@@ -26,14 +29,21 @@ from moontide.cli.bench import bench
 from moontide.cli.classify import classify
 from moontide.cli.common import note, value_of
 from moontide.cli.compare import compare
+from moontide.cli.completion import completion
 from moontide.cli.demo import demo
 from moontide.cli.doctor import doctor
 from moontide.cli.encode import encode
 from moontide.cli.export import export
+from moontide.cli.export_labels import export_labels
+from moontide.cli.import_labels import import_labels
 from moontide.cli.methods import methods
+from moontide.cli.output import CONFIG, everywhere, output
 from moontide.cli.serve import serve
 from moontide.cli.stream import stream
-from moontide.errors import MoontideError
+from moontide.cli.undo import undo
+from moontide.errors import MoontideError, shorten, without_credentials
+
+INTERRUPTED = 130  # the exit status after Ctrl-C
 
 app = App(
     "moontide",
@@ -43,10 +53,15 @@ app = App(
     result_action="return_value",
     suppress_keyboard_interrupt=False,
     default_parameter=Parameter(converter=value_of),
+    config=Toml(CONFIG),
 )
 # each imports its parts when it is called
-for command in (classify, encode, adapt, stream, compare, serve, bench, export, methods, doctor, demo):
-    app.command(command)
+for command in (
+    classify, encode, adapt, stream, compare, serve, export_labels, import_labels, export, methods, doctor, demo, undo,
+    completion,
+):  # fmt: skip
+    app.command(everywhere(command))
+app.command(bench)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -71,7 +86,7 @@ def _run(arguments: Sequence[str] | None) -> int:
     except (CycloptsError, MoontideError) as error:
         return _fail(str(error), 2)
     except KeyboardInterrupt:
-        return _fail("interrupted", 130)
+        return _interrupted(leave=arguments is None)
     except SystemExit as error:  # rich's way to end on a broken pipe
         raise error.__context__ or error from None
     except BrokenPipeError:
@@ -104,23 +119,40 @@ def _open_outputs() -> None:
             if null != number:
                 os.close(null)
             setattr(sys, name, os.fdopen(number, "w", closefd=False))
-        output = getattr(sys, name)
-        if isinstance(output, io.TextIOWrapper):
-            output.reconfigure(errors="backslashreplace")
+        channel = getattr(sys, name)
+        if isinstance(channel, io.TextIOWrapper):
+            channel.reconfigure(errors="backslashreplace")
 
 
 def _drop_outputs(*outputs: TextIO) -> None:
     """Let what is still to be written go nowhere, so that the end of the program does not fail once more."""
     null = os.open(os.devnull, os.O_WRONLY)
-    for output in outputs or (sys.stdout, sys.stderr):
+    for channel in outputs or (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):  # one without a number
-            os.dup2(null, output.fileno())
+            os.dup2(null, channel.fileno())
     os.close(null)
+
+
+def _interrupted(leave: bool) -> int:
+    """Say that the run was stopped, and leave the process at once where it is the program's own.
+
+    Compiled loops may still be at work in other threads. To take the interpreter apart under them can crash it, and a
+    second Ctrl-C would be met half-way: so what is registered for the exit is done, and no more.
+    """
+    if not leave:
+        return _fail("interrupted", INTERRUPTED)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _fail("interrupted", INTERRUPTED)
+    with suppress(Exception):
+        atexit._run_exitfuncs()
+    with suppress(Exception):
+        sys.stdout.flush()
+    os._exit(INTERRUPTED)
 
 
 def _fail(sentence: str, status: int) -> int:
     with suppress(OSError):  # nobody can be told
-        note(f"error: {' '.join(sentence.split())}")
+        print(without_credentials(f"error: {shorten(' '.join(sentence.split()))}"), file=sys.stderr)
     return status
 
 
@@ -136,7 +168,7 @@ def _printer() -> Any:
         file: TextIO | None = None,
         line: str | None = None,
     ) -> None:
-        if str(message) not in seen:
+        if str(message) not in seen and not output().quiet:
             seen.add(str(message))
             note(f"warning: {message}")
 

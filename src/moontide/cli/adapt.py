@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
+from moontide.cli.answers import NO_ANSWER_CHOICE, AnswerChoice
 from moontide.cli.common import (
     INPUT,
     NO_CHOICE,
@@ -20,11 +21,13 @@ from moontide.cli.common import (
     Source,
     check_not_input,
     note,
+    print_answers,
     print_groups,
     print_summary,
     progress_bar,
 )
 from moontide.cli.given import NO_GIVEN, GivenFiles, GroupBy
+from moontide.cli.output import emit, seed
 from moontide.cli.shards import NO_CLUSTER, Cluster, adapt_many, is_many
 from moontide.errors import OptionError
 
@@ -39,8 +42,8 @@ def adapt(
         Parameter(
             help="Image embeddings: a store that 'moontide encode' made; an .npz with image_features, text_features "
             "and, if there are any, labels, classnames, logit_scale or temperature, view_features; or an .npy, "
-            ".safetensors or .parquet together with --text. Another folder, or a glob such as 's3://bucket/*.parquet', "
-            "is one task in many shards.",
+            ".safetensors or .parquet together with --text. Another folder, or a glob such as "
+            "'s3://bucket/*.parquet', is one task in many shards.",
             group=INPUT,
         ),
     ],
@@ -56,12 +59,14 @@ def adapt(
             help="Draw the batches at random; the rows of the output stay in file order.",
         ),
     ] = False,
-    seed: Annotated[int | None, Parameter(help="Seed of --shuffle (else 0).")] = None,
     group_by: GroupBy = None,
     out: Annotated[
         str | None,
-        Parameter(help="Where to write the predictions: an .npz, .csv, .jsonl or .parquet; of shards, a folder."),
+        Parameter(
+            help="Where to write the predictions: an .npz, .csv, .jsonl, .json, .xlsx or .parquet; of shards, a folder."
+        ),
     ] = None,
+    answers: AnswerChoice = NO_ANSWER_CHOICE,
     given: GivenFiles = NO_GIVEN,
     cluster: Cluster = NO_CLUSTER,
     source: Source = NO_SOURCE,
@@ -80,18 +85,20 @@ def adapt(
         moontide adapt 'shards/*.parquet' --text classes.npy --engine ray --out predictions/
     """
     from moontide.evaluate import compare_groups, compare_predictions, scored_rows
+    from moontide.plausible import ask
+    from moontide.store.classes import read_classes
     from moontide.store.files import check_output, read_task
     from moontide.store.inputs import read_groups
     from moontide.store.predictions import more_columns, write_predictions
 
-    if seed is not None and not shuffle:
-        raise OptionError("'--seed' has no effect without '--shuffle'; leave it out, or add '--shuffle'.")
+    answers.check()
     many = is_many(features, cluster)
     solver = choice.make()
     if many:
-        if batch_size is not None or shuffle or group_by is not None:
+        if batch_size is not None or shuffle or group_by is not None or answers != NO_ANSWER_CHOICE:
             raise OptionError(
-                "All shards are one task: '--batch-size', '--shuffle' and '--group-by' do not go with it."
+                "All shards are one task: '--batch-size', '--shuffle', '--group-by', '--unknown', '--roll-up' and "
+                "'--multi' do not go with it."
             )
         adapt_many(features, solver, out, cluster, source, given)
         return
@@ -100,15 +107,21 @@ def adapt(
         check_output(out)
         check_not_input(Path(out), Path(features), source.text, source.labels, *given.paths)
     task, labels, ids = read_task(features, **asdict(source))
+    ask(task)
     task = given.add(task, ids)
     groups = None if group_by is None else read_groups(features, group_by, ids, task.n)
-    result = _run(solver, task, groups, batch_size, (seed or 0) if shuffle else None)
+    result = _run(solver, task, groups, batch_size, seed() if shuffle else None)
+    classes = None if source.classes is None else read_classes(source.classes)
+    said, more = answers.make(task, result, classes)
     if out is not None:
-        write_predictions(out, result, ids, task.class_names, more_columns(task, groups))
+        write_predictions(out, result, ids, task.class_names, more_columns(task, groups) | more, said)
         note(f"wrote {out}")
+        emit(out=out)
     rows = scored_rows(task)
     if groups is not None:
         print_groups(compare_groups(labels, result, groups, rows))
+    if said is not None:
+        print_answers(said)
     print_summary(compare_predictions(labels, result, rows), result, task)
 
 

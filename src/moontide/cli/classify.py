@@ -11,12 +11,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
+from moontide.cli.answers import NO_ANSWER_CHOICE, NO_SORT_CHOICE, AnswerChoice, SortChoice
 from moontide.cli.common import (
+    CLASS_FILES,
     NO_CHOICE,
     BatchSize,
     Choice,
     check_not_input,
     note,
+    print_answers,
     print_groups,
     print_summary,
     progress_bar,
@@ -33,6 +36,7 @@ from moontide.cli.encode import (
     Strict,
 )
 from moontide.cli.given import GIVEN, NOTHING_GIVEN, Given, GroupBy
+from moontide.cli.output import emit, output, say
 from moontide.errors import OptionError
 
 if TYPE_CHECKING:
@@ -42,6 +46,7 @@ if TYPE_CHECKING:
     from moontide.encoders.base import Encoder
     from moontide.encoders.places import ImageFile
     from moontide.encoders.sources import Listing
+    from moontide.store.classes import ClassList
     from moontide.store.features import FeatureStore
 
 
@@ -60,7 +65,7 @@ def classify(
     classes: Annotated[
         str | None,
         Parameter(
-            help="Class names: a comma-separated list, or a text file with one name a line (else the store's).",
+            help=f"Class names: {CLASS_FILES} (else the store's).",
             group=PROMPTS,
         ),
     ] = None,
@@ -69,6 +74,7 @@ def classify(
     choice: Choice = NO_CHOICE,
     batch_size: BatchSize = None,
     group_by: GroupBy = None,
+    answers: AnswerChoice = NO_ANSWER_CHOICE,
     given: Given = NOTHING_GIVEN,
     negatives: Annotated[
         str | None,
@@ -83,11 +89,14 @@ def classify(
     frame_step: FrameStep = 1.0,
     out: Annotated[
         Path | None,
-        Parameter(help="Where to write the labels: a .csv, .jsonl or .parquet (else they are printed as CSV)."),
+        Parameter(
+            help="Where to write the labels: a .csv, .jsonl, .json, .xlsx or .parquet (else they are printed as CSV)."
+        ),
     ] = None,
     report: Annotated[
         Path | None, Parameter(help="Where to write a page with the pictures, what changed and why: an .html.")
     ] = None,
+    sort: SortChoice = NO_SORT_CHOICE,
     strict: Strict = False,
 ) -> int:
     """Label images with the class names that fit best, all images seen together, or in batches with --batch-size.
@@ -99,40 +108,76 @@ def classify(
         moontide classify photos/ --classes names.txt --known corrections.csv --report report.html
         moontide classify photos/ --classes names.txt --group-by folder --out labels.csv
         moontide classify 'photos/**/*.jpg' --classes names.txt --template "a sketch of a {}" --out labels.csv
+        moontide classify photos/ --classes names.txt --unknown 0.1 --sort-into sorted/
         moontide classify store/ --method stata --out labels.parquet
     """
-    from moontide.classify import TABLES, located
+    from moontide.classify import located
     from moontide.encoders.sources import list_images
+    from moontide.store.classes import read_class_names, read_classes
     from moontide.store.features import MANIFEST, FeatureStore
-    from moontide.store.files import check_output, read_class_names
+    from moontide.store.files import TABLES, check_output
 
     solver = choice.make()
     given.require(solver)
     if negatives is not None:
         solver.require_accepted("negatives")
+    answers.check()
+    sort.check()
     if batch_size is not None and batch_size < 1:
         raise OptionError(f"'--batch-size' must be at least 1. Got {batch_size} instead.")
     for path, kinds in ((out, TABLES), (report, (".html",))):
         if path is not None:
             check_output(path, kinds)
             check_not_input(path, given.known, given.class_prior)
-    names = None if classes is None else read_class_names(classes)
+    names = None if classes is None else read_classes(classes)
     words = None if negatives is None else read_class_names(negatives)
     run = {"method": solver, "batch_size": batch_size, "device": encoder.device}
     if any((Path(path) / MANIFEST).is_file() for path in paths):
         if len(paths) > 1 or root is not None:
             raise OptionError("A store must be the only path, without '--root'; classify stores and images one by one.")
         store = FeatureStore.open(paths[0])
-        run |= _inputs(given, group_by, located(store.ids), names or store.class_names)
+        own = store.class_names if names is None else names.names
+        run |= _inputs(given, group_by, located(store.ids), own)
         found = _from_store(store, names, words, prompts, encoder, run)
     elif names is None:
         raise OptionError("'--classes' must say which names the images can get: a comma-separated list, or a file.")
     else:
         listing = list_images(paths, root, allow_urls=allow_urls, frame_step=frame_step)
-        run |= _inputs(given, group_by, listing.images, names, paths, root)
+        run |= _inputs(given, group_by, listing.images, names.names, paths, root)
         found = _from_images(listing, names, words, prompts, encoder, run)
+    said, more = answers.make(found.task, found.result, names, _none(given, found, paths, root))
+    found = replace(found, answers=said, more=more)
     _show(found, out, report)
+    _sort(found, sort)
     return 1 if strict and found.skipped else 0
+
+
+def _none(given: Given, found: Classified, paths: Sequence[str], root: Path | None) -> list[bool] | None:
+    """Return which images a file of known labels calls none of the classes."""
+    from moontide.encoders.sources import other_names
+    from moontide.store.inputs import read_none
+
+    if given.known is None:
+        return None
+    return read_none(given.known, [image.id for image in found.images], other_names(found.images, paths, root))
+
+
+def _sort(found: Classified, sort: SortChoice) -> None:
+    """Put the images into folders, or rename them."""
+    import os
+
+    from moontide.sorting import apply, plan
+
+    if sort.sort_into is None and sort.rename is None:
+        return
+    if any(image.offset is not None for image in found.images):
+        raise OptionError("'--sort-into' and '--rename' are for files, and some images are in archives; unpack these.")
+    columns, files = found.columns(), [image.path for image in found.images]
+    moves = plan(files, columns["label"], columns["confidence"], sort.sort_into, copy=sort.copy, pattern=sort.rename)
+    folder = sort.sort_into or Path(os.path.commonpath([path.absolute().parent for path in files]))
+    apply(moves, folder)
+    emit(sorted_into=folder)
+    note(f"sorted {len(moves)} images into {folder}; to take it back: moontide undo {folder}")
 
 
 def _inputs(
@@ -177,7 +222,7 @@ def _negatives(words: Sequence[str] | None, names: Sequence[str]) -> list[str] |
 
 def _from_images(
     listing: Listing,
-    names: Sequence[str],
+    names: ClassList,
     words: Sequence[str] | None,
     prompts: PromptChoice,
     choice: EncoderChoice,
@@ -186,7 +231,7 @@ def _from_images(
     from moontide.classify import classify as classify_images
     from moontide.encoders.negatives import embed_negatives
 
-    words = _negatives(words, names)
+    words = _negatives(words, names.names)
     encoder = choice.make()
     text = prompts.embed(encoder, names)
     if words is not None:
@@ -206,7 +251,7 @@ def _from_images(
 
 def _from_store(
     store: FeatureStore,
-    names: Sequence[str] | None,
+    names: ClassList | None,
     words: Sequence[str] | None,
     prompts: PromptChoice,
     choice: EncoderChoice,
@@ -219,7 +264,7 @@ def _from_store(
     check_device(choice.device)
     if names is None and (prompts != NO_PROMPT_CHOICE or (words is None and not _is_default(choice))):
         raise OptionError("Options of prompts and encoder have no effect on a store without '--classes'; add it.")
-    words = _negatives(words, names or store.class_names)
+    words = _negatives(words, store.class_names if names is None else names.names)
 
     @cache
     def encoder() -> Encoder:
@@ -242,16 +287,24 @@ def _show(found: Classified, out: Path | None, report: Path | None) -> None:
     """Write what was asked for and print the summary, which leaves standard output to the table where that is there."""
     for one in found.skipped:
         note(f"skipped {one.id}: {one.reason}")
-    if out is None:
+    if out is None and output().as_json:
+        columns = found.columns()
+        emit(labels=[dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)])
+    elif out is None:
         found.write_table(sys.stdout.buffer, ".csv")
     else:
         found.save(out)
+        emit(out=out)
         note(f"wrote {out}")
     if report is not None:
         found.report(report)
+        emit(report=report)
         note(f"wrote {report}")
     with redirect_stdout(sys.stderr if out is None else sys.stdout):
-        print(f"images     {len(found.images)} labelled, {len(found.skipped)} skipped")
+        emit(images=len(found.images), skipped=[list(one) for one in found.skipped])
+        say(f"images     {len(found.images)} labelled, {len(found.skipped)} skipped")
         if found.groups is not None:
             print_groups(found.group_comparisons)
+        if found.answers is not None:
+            print_answers(found.answers)
         print_summary(found.comparison, found.result, found.task)

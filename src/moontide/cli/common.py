@@ -6,18 +6,20 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 from cyclopts import Group, Parameter
 
+from moontide.cli.output import emit, output, say
 from moontide.errors import FileError, OptionError, without_credentials
 
 if TYPE_CHECKING:
     from cyclopts import Token
     from rich.console import Console
 
+    from moontide.answers import Answers
     from moontide.evaluate import Comparison
     from moontide.protocols import Method
     from moontide.types import Result, Task
@@ -25,6 +27,10 @@ if TYPE_CHECKING:
 INPUT = Group("Input")
 SHOWN_CLASSES, SHOWN_GROUPS = 5, 20
 DIGITS = 18  # of a whole number, which then fits into 64 bits
+CLASS_FILES = (
+    "a comma-separated list; a .txt with one per line; a .json, a list or names with synonyms and descriptions; or a "
+    ".csv or .tsv with a column 'name'"
+)
 
 Features = Annotated[
     Path,
@@ -36,10 +42,6 @@ Features = Annotated[
     ),
 ]
 BatchSize = Annotated[int | None, Parameter(help="Samples in a batch; the last batch may be smaller.")]
-
-AsJson = Annotated[
-    bool, Parameter(name="--json", negative="", show_default=False, help="Print JSON instead of a table.")
-]
 
 
 @Parameter(name="*", group=INPUT)
@@ -55,12 +57,12 @@ class Source:
         Path | None,
         Parameter(help="Class embeddings, a file or store of the same kinds; goes before those in FEATURES."),
     ] = None
-    classes: Annotated[
-        str | None, Parameter(help="Class names: a comma-separated list, or a text file with one name a line.")
-    ] = None
+    classes: Annotated[str | None, Parameter(help=f"Class names: {CLASS_FILES}.")] = None
     labels: Annotated[
         Path | None,
-        Parameter(help="True class numbers from 0, only used to score: an .npy, or a text file with one a line."),
+        Parameter(
+            help="True classes, names or numbers from 0, only used to score: an .npy, or a text file with one per line."
+        ),
     ] = None
     logit_scale: Annotated[
         float | None, Parameter(help="Logit scale of the model, 1 / temperature (else the file's, else 100).")
@@ -70,8 +72,8 @@ class Source:
         Parameter(help="Precision to compute in (else float64 for a float64 file, and float32 for any other)."),
     ] = None
     device: Annotated[
-        Literal["cpu", "cuda"],
-        Parameter(help="Where to compute: cpu runs on numpy, cuda on torch, which must be installed."),
+        str,
+        Parameter(help="Where to compute: cpu runs on numpy; cuda, cuda:1 or mps on torch, which must be installed."),
     ] = "cpu"
 
 
@@ -171,7 +173,11 @@ def progress_bar(label: str, unit: str | None = None) -> Iterator[Callable[..., 
     console = Console(stderr=True)
     columns = (rich.TextColumn("{task.description}"), rich.BarColumn(), rich.MofNCompleteColumn(), Speed())
     with rich.Progress(
-        *columns, rich.TimeRemainingColumn(), console=console, transient=True, disable=not console.is_terminal
+        *columns,
+        rich.TimeRemainingColumn(),
+        console=console,
+        transient=True,
+        disable=output().quiet or not console.is_terminal,
     ) as bar:
         job = bar.add_task(label, total=None)
 
@@ -186,7 +192,8 @@ def note(sentence: str) -> None:
 
     >>> note("done")
     """
-    print(without_credentials(sentence), file=sys.stderr)
+    if not output().quiet:
+        print(without_credentials(sentence), file=sys.stderr)
 
 
 def table_console() -> Console:
@@ -229,18 +236,37 @@ def print_summary(found: Comparison, result: Result, task: Task) -> None:
 
     from moontide.core.arrays import to_numpy
 
+    emit(**asdict(found))
     if task.known is not None:
         n = len(result.labels)
-        print(f"known      {n - found.samples} of {n} labels, which are not counted below")
+        say(f"known      {n - found.samples} of {n} labels, which are not counted below")
     if found.accuracy is not None and found.zero_shot_accuracy is not None:
         gain = 100 * (found.accuracy - found.zero_shot_accuracy)
-        print(f"zero-shot  {percent(found.zero_shot_accuracy)}")
-        print(f"adapted    {percent(found.accuracy)} ({gain:+.2f})")
+        say(f"zero-shot  {percent(found.zero_shot_accuracy)}")
+        say(f"adapted    {percent(found.accuracy)} ({gain:+.2f})")
         how = f": {found.better} for better, {found.worse} for worse, {found.sideways} sideways"
-        print(f"changed    {found.changed} of {found.samples}{how}")
+        say(f"changed    {found.changed} of {found.samples}{how}")
         return
-    print(f"changed    {found.changed} of {found.samples}")
+    say(f"changed    {found.changed} of {found.samples}")
     print_classes(np.bincount(to_numpy(result.labels), minlength=task.k), task.class_names)
+
+
+def print_answers(answers: Answers) -> None:
+    """Print how many samples are of none of the classes, and how many got an upper level of a tree.
+
+    >>> import numpy as np
+    >>> from moontide.answers import answer
+    >>> from moontide.types import Result
+    >>> result = Result(np.eye(2), np.eye(2), unknown=np.asarray([0.1, 0.2]))
+    >>> print_answers(answer(result, ["cat", "dog"], unknown=0.5))
+    none       1 of 2 are none of these
+    """
+    n, none, upper = len(answers.labels), int(answers.none.sum()), int((answers.labels >= answers.choices).sum())
+    emit(none=none, rolled_up=upper)
+    if none:
+        say(f"none       {none} of {n} are none of these")
+    if upper:
+        say(f"rolled up  {upper} of {n} to an upper level")
 
 
 def print_groups(found: Mapping[str, Comparison]) -> None:
@@ -251,12 +277,13 @@ def print_groups(found: Mapping[str, Comparison]) -> None:
     group north: 9 samples, 2 changed
     group south: 4 samples, 1 changed, 50.00 % to 75.00 %
     """
+    emit(groups={name: asdict(one) for name, one in found.items()})
     for name, one in list(found.items())[:SHOWN_GROUPS]:
         scores = (one.zero_shot_accuracy, one.accuracy)
         change = "" if None in scores else f", {' to '.join(percent(share) for share in scores if share is not None)}"
-        print(f"group {name}: {one.samples} samples, {one.changed} changed{change}")
+        say(f"group {name}: {one.samples} samples, {one.changed} changed{change}")
     if len(found) > SHOWN_GROUPS:
-        print(f"and {len(found) - SHOWN_GROUPS} more groups")
+        say(f"and {len(found) - SHOWN_GROUPS} more groups")
 
 
 def print_classes(counts: Any, class_names: Sequence[str] | None) -> None:
@@ -267,5 +294,6 @@ def print_classes(counts: Any, class_names: Sequence[str] | None) -> None:
     classes    dog 75.00 %, cat 25.00 %
     """
     names = class_names or [f"class {k}" for k in range(len(counts))]
+    emit(classes={str(names[k]): int(counts[k]) for k in range(len(counts)) if counts[k]})
     largest = [k for k in (-counts).argsort(kind="stable")[:SHOWN_CLASSES] if counts[k]]
-    print(f"classes    {', '.join(f'{names[k]} {percent(counts[k] / counts.sum())}' for k in largest)}")
+    say(f"classes    {', '.join(f'{names[k]} {percent(counts[k] / counts.sum())}' for k in largest)}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -12,7 +11,6 @@ from cyclopts import Parameter
 
 from moontide.cli.common import (
     NO_SOURCE,
-    AsJson,
     BatchSize,
     Features,
     Source,
@@ -22,6 +20,7 @@ from moontide.cli.common import (
     progress_bar,
     table_console,
 )
+from moontide.cli.output import emit_whole
 
 if TYPE_CHECKING:
     from moontide.evaluate import Outcome
@@ -39,7 +38,6 @@ def compare(
     *,
     methods: Annotated[str, Parameter(help="'all', or names separated by commas.")] = "all",
     batch_size: BatchSize = None,
-    as_json: AsJson = False,
     out: Annotated[Path | None, Parameter(help="Also write the table to a .csv or .jsonl.")] = None,
     source: Source = NO_SOURCE,
 ) -> int:
@@ -66,10 +64,8 @@ def compare(
         with replacing(out) as handle:
             write_table(handle, columns, out.suffix)
         note(f"wrote {out}")
-    if as_json:
-        print(json.dumps([asdict(outcome) for outcome in outcomes], indent=2))
-    else:
-        print_table(outcomes)
+    emit_whole([asdict(outcome) for outcome in outcomes])
+    print_table(outcomes)
     return 0 if any(outcome.status == "ran" for outcome in outcomes) else 1
 
 

@@ -60,9 +60,12 @@ def demo(
         written[figure] = "these accuracies as bars"
     except MissingExtraError as error:
         note(str(error))
+    print("\nWhere to look:")
     for path, what in written.items():
-        print(f"wrote {path}: {what}")
-    print("Next: README.md, 'moontide classify --help' for images of your own, 'moontide adapt --help' for embeddings.")
+        print(f"  {path}: {what}")
+    print("What to type next:")
+    print('  moontide classify FOLDER --classes "cat, dog, bird" --encoder tiny --report report.html')
+    print("  moontide adapt --help      for embeddings of your own; README.md has the rest")
 
 
 def _photographs(folder: Path, report: Path) -> Scores:

@@ -7,6 +7,11 @@ import platform
 import re
 from importlib.metadata import PackageNotFoundError, requires, version
 
+from moontide.cli.output import emit
+from moontide.errors import install
+
+DEVELOPERS = ("dev", "docs")  # extras of who works on Moontide
+
 
 def doctor() -> None:
     """Show versions, devices, CPU cores and memory, and which optional parts are missing.
@@ -18,6 +23,7 @@ def doctor() -> None:
     from moontide.core.memory import available_bytes, human
 
     required, extras = requirements()
+    extras = {extra: names for extra, names in extras.items() if extra not in DEVELOPERS}
     packages = {name: installed(name) for names in (["moontide"], required, *extras.values()) for name in names}
     memory = available_bytes()
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
@@ -29,12 +35,13 @@ def doctor() -> None:
         "devices": ", ".join(devices()),
         **{name: found or "not installed" for name, found in packages.items()},
     }
+    emit(**lines)
     for name, value in lines.items():
         print(f"{name:<{max(map(len, lines))}}  {value}")
     missing = {extra: [name for name in names if not packages[name]] for extra, names in extras.items()}
     for extra, names in missing.items():
         if names:
-            print(f"The extra '{extra}' lacks {', '.join(names)}. Run: pip install 'moontide[{extra}]'")
+            print(f"The extra '{extra}' lacks {', '.join(names)}. {install(extra)}")
     if not any(missing.values()):
         print("All extras are installed.")
 
@@ -77,4 +84,5 @@ def devices() -> list[str]:
         import torch
     except ImportError:
         return ["cpu"]
-    return ["cpu", *(f"cuda ({torch.cuda.get_device_name(i)})" for i in range(torch.cuda.device_count()))]
+    found = [f"cuda:{i} ({torch.cuda.get_device_name(i)})" for i in range(torch.cuda.device_count())]
+    return ["cpu", *found, *(["mps"] if torch.backends.mps.is_available() else [])]

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Group, Parameter
 
-from moontide.cli.common import note, progress_bar
+from moontide.cli.common import CLASS_FILES, note, progress_bar
+from moontide.cli.output import emit, say
 from moontide.cli.shards import Address
 from moontide.encoders.base import DEFAULT
 from moontide.errors import InputError, OptionError
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from moontide.encoders.pipeline import Encoded
     from moontide.encoders.places import ImageFile, Skip
     from moontide.encoders.prompts import Classes
+    from moontide.store.classes import ClassList
     from moontide.store.features import FeatureStore, Origin
 
 ENCODER, PROMPTS = Group("Encoder"), Group("Prompts")
@@ -67,7 +69,7 @@ class EncoderChoice:
             "matcher)."
         ),
     ] = DEFAULT
-    device: Annotated[Literal["cpu", "cuda"], Parameter(help="Where the encoder runs.")] = "cpu"
+    device: Annotated[str, Parameter(help="Where the encoder runs: cpu, cuda, cuda:1 or mps.")] = "cpu"
     precision: Annotated[
         str,
         Parameter(
@@ -137,7 +139,7 @@ class PromptChoice:
         Path | None, Parameter(help='Sentences for each class: a JSON file, {"name": ["sentence", ...], ...}.')
     ] = None
 
-    def embed(self, encoder: Encoder, names: Sequence[str], templates: Sequence[str] = ()) -> Classes:
+    def embed(self, encoder: Encoder, names: Sequence[str] | ClassList, templates: Sequence[str] = ()) -> Classes:
         """Embed class names, and warn about the doubtful ones; `templates` are for the user who gives none."""
         from moontide.encoders.prompts import embed_classes, find_templates, read_descriptions
 
@@ -164,7 +166,7 @@ def encode(
     choice: EncoderChoice = NO_ENCODER_CHOICE,
     classes: Annotated[
         str | None,
-        Parameter(help="Class names: a comma-separated list, or a text file with one name a line.", group=PROMPTS),
+        Parameter(help=f"Class names: {CLASS_FILES}.", group=PROMPTS),
     ] = None,
     prompts: PromptChoice = NO_PROMPT_CHOICE,
     dataset: Annotated[
@@ -197,6 +199,10 @@ def encode(
         bool,
         Parameter(negative="", show_default=False, help="Write nothing; print where the time of encoding PATHS goes."),
     ] = False,
+    views: Annotated[
+        int | None,
+        Parameter(help="Encode so many augmented views of each image, too, for the method mta (its authors: 64)."),
+    ] = None,
     root: Root = None,
     allow_urls: AllowUrls = False,
     frame_step: FrameStep = 1.0,
@@ -217,7 +223,7 @@ def encode(
 
         moontide encode photos/ --out store/ --classes "tabby cat, golden retriever, espresso"
         moontide encode 'shards/*.tar' --out store/ --encoder google/siglip2-base-patch16-224 --device cuda
-        moontide encode data/ --dataset oxford_pets --out pets/ --encoder openclip:ViT-B-16/laion2b_s34b_b88k
+        moontide encode data/ --dataset oxford_pets --out pets/ --encoder openclip:ViT-B-16/laion2b_s34b_b88k --views 64
         moontide encode 'shards/*.tar' --out store/ --engine ray --address auto --device cuda
         moontide encode --into store/ more/
         moontide encode --into store/ --remove 'photos/blurred/*'
@@ -232,7 +238,7 @@ def encode(
     sources: dict[str, Any] = {"root": root, "allow_urls": allow_urls, "frame_step": frame_step}
     if benchmark:
         return _benchmark(list_images(paths, **sources).images, choice)
-    way = _Way(choice, engine, address, shard_size, strict)
+    way = _Way(choice, engine, address, shard_size, strict, views)
     if into is not None:
         return _existing(into, paths, sources, remove, verify, way)
     assert out is not None
@@ -248,6 +254,7 @@ class _Way:
     address: str | None
     shard_size: int
     strict: bool
+    views: int | None
 
 
 def _check(
@@ -294,12 +301,12 @@ def _new(
     from moontide.encoders.pipeline import origin_of
     from moontide.encoders.places import ImageFile, path_id
     from moontide.encoders.sources import list_images
+    from moontide.store.classes import read_classes
     from moontide.store.datasets import read_dataset, read_folders
     from moontide.store.features import MANIFEST, FeatureStore
-    from moontide.store.files import read_class_names
 
     labels: dict[str, int] | None = None
-    names: Sequence[str] = () if classes is None else read_class_names(classes)
+    names: Sequence[str] | ClassList = () if classes is None else read_classes(classes)
     templates: Sequence[str] = ()
     skipped: Sequence[Skip] = ()
     if dataset is None:
@@ -330,13 +337,13 @@ def _existing(
     store = FeatureStore.open(into)
     if verify:
         store.verify()
-        print(f"{into} holds {store.n} images in {len(store.shards)} files, all as they were written")
+        say(f"{into} holds {store.n} images in {len(store.shards)} files, all as they were written")
     if remove:
         gone = [one for one in store.ids if any(fnmatchcase(one, pattern) for pattern in remove)]
         if not gone:
             raise InputError(f"'--remove' must name images of the store. Got {', '.join(remove)}, which names none.")
         store = store.remove(gone)
-        print(f"{into} holds {store.n} images ({len(gone)} removed)")
+        say(f"{into} holds {store.n} images ({len(gone)} removed)")
     if not paths:
         return 0
     images, skipped = list_images(paths, **sources)
@@ -377,11 +384,17 @@ def _fill(
     skipped = [*skipped, *undecoded]
     for one in skipped:
         note(f"skipped {one.id}: {one.reason}")
+    if way.views is not None and store.n:
+        from moontide.store.views import add_views
+
+        with progress_bar("views", "images") as progress:
+            add_views(store, encoder, images, way.views, progress)
     if not store.n:
         raise InputError(f"None of the {len(skipped)} images can be used; see the reasons above.")
     new = store.n - before
     how = f"{seconds:.1f} s, {new / seconds:.1f} images/s, {encoder.precision}"
-    print(f"{store.folder} holds {store.n} images ({new} new) by {encoder.id}; {len(skipped)} skipped; {how}")
+    emit(store=store.folder, images=store.n, new=new, encoder=encoder.id, skipped=[list(one) for one in skipped])
+    say(f"{store.folder} holds {store.n} images ({new} new) by {encoder.id}; {len(skipped)} skipped; {how}")
     return 1 if way.strict and skipped else 0
 
 

@@ -8,6 +8,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from moontide.cli.common import note
+from moontide.cli.output import emit
 from moontide.encoders.base import DEFAULT
 
 
@@ -39,4 +40,6 @@ def export(
     from moontide.encoders import encoder as make
     from moontide.encoders import onnx
 
-    note(f"wrote {out}: {onnx.export(make(encoder), out, int8)}")
+    about = onnx.export(make(encoder), out, int8)
+    emit(out=out, about=str(about))
+    note(f"wrote {out}: {about}")

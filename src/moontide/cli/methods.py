@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from moontide.cli.common import AsJson, table_console
+from moontide.cli.common import table_console
+from moontide.cli.output import emit_whole
+from moontide.options import json_safe
 
 # What the MOON paper has in its tables, and what is published here for the first time; the others are rivals.
 PAPER = {
@@ -21,8 +22,6 @@ GROUPS = {"ours": "ours", "paper": "the paper's", "rivals": "rivals"}
 def methods(
     name: Annotated[str | None, Parameter(help="One method, with all its options and presets.")] = None,
     /,
-    *,
-    as_json: AsJson = False,
 ) -> None:
     """List the methods, or one of them with its options, their defaults and allowed values, and its presets.
 
@@ -33,10 +32,8 @@ def methods(
     """
     from moontide.registry import method_names
 
-    if as_json:
-        found = [describe(n) for n in method_names()] if name is None else describe(name)
-        print(json.dumps(json_safe(found), indent=2))
-    elif name is None:
+    emit_whole(json_safe([describe(n) for n in method_names()] if name is None else describe(name)))
+    if name is None:
         _print_all([describe(n) for n in method_names()])
     else:
         _print_one(describe(name))
@@ -112,16 +109,3 @@ def _print_one(m: dict[str, Any]) -> None:
     for preset, options in m["presets"].items():
         settings = ", ".join(f"{key}={value}" for key, value in options.items())
         console.print(f"preset {preset}: {settings or 'the defaults'}")
-
-
-def json_safe(value: Any) -> Any:
-    """Write infinities as text, which JSON has no number for.
-
-    >>> json_safe({"cap": float("inf"), "m": [3]})
-    {'cap': 'inf', 'm': [3]}
-    """
-    if isinstance(value, dict):
-        return {key: json_safe(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [json_safe(item) for item in value]
-    return str(value) if isinstance(value, float) and value in (float("inf"), float("-inf")) else value

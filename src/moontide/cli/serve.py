@@ -30,7 +30,7 @@ def serve(
         Parameter(help="Class names of the stream 'default': a comma-separated list, or a file with one name a line."),
     ] = None,
     samples: Annotated[Path | None, Parameter(help="A folder of images that the page offers for a try-out.")] = None,
-    device: Annotated[Literal["cpu", "cuda"], Parameter(help="Where to compute.")] = "cpu",
+    device: Annotated[str, Parameter(help="Where to compute: cpu, cuda, cuda:1 or mps.")] = "cpu",
     log_format: Annotated[Literal["text", "json"], Parameter(help="Lines of the log: text, or JSON objects.")] = "text",
     new_token: Annotated[
         str | None, Parameter(help="Make a token of this name, print it once, and exit. With tokens all need one.")
@@ -72,7 +72,8 @@ def serve(
     except ImportError as error:
         raise missing_extra(error.name or "fastapi", "serve", "The server") from None
     from moontide.encoders import encoder as make_encoder
-    from moontide.store.files import check_device, read_class_names
+    from moontide.store.classes import read_class_names
+    from moontide.store.files import check_device
 
     if classes is not None and encoder is None:
         raise OptionError("'--classes' needs '--encoder', which embeds them; or create streams with prototypes.")

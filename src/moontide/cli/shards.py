@@ -11,6 +11,7 @@ from cyclopts import Group, Parameter
 
 from moontide.cli.common import Source, note, print_classes, progress_bar
 from moontide.cli.given import GivenFiles
+from moontide.cli.output import emit, say
 from moontide.errors import OptionError
 from moontide.protocols import Method
 
@@ -83,8 +84,9 @@ def adapt_many(
 ) -> None:
     """Run a method over shards and print what changed."""
     from moontide.engine.run import adapt_shards
+    from moontide.store.classes import read_class_names
     from moontide.store.features import FeatureStore
-    from moontide.store.files import check_device, is_store, read_class_names, read_text
+    from moontide.store.files import check_device, is_store, read_text
     from moontide.store.inputs import read_class_prior, read_negatives
 
     if given.known is not None:
@@ -129,5 +131,6 @@ def adapt_many(
         )
     replaced = f", {found.replaced} workers replaced" if found.replaced else ""
     note(f"wrote {len(found.files)} files to {out} in {time.perf_counter() - start:.1f} s{replaced}")
-    print(f"changed    {found.changed} of {found.n}")
+    emit(out=out, samples=found.n, changed=found.changed)
+    say(f"changed    {found.changed} of {found.n}")
     print_classes(found.counts, names)

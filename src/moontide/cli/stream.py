@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
+from moontide.cli.answers import NO_ANSWER_CHOICE, AnswerChoice
 from moontide.cli.common import (
     NO_CHOICE,
     NO_SOURCE,
@@ -17,14 +18,19 @@ from moontide.cli.common import (
     Source,
     check_not_input,
     note,
+    print_answers,
     print_summary,
     progress_bar,
 )
 from moontide.cli.given import NO_GIVEN, GivenFiles
+from moontide.cli.output import emit
 from moontide.errors import OptionError
 
 if TYPE_CHECKING:
     from moontide.protocols import Method
+
+
+BATCH = 64  # samples in a batch where nothing says it
 
 
 def stream(
@@ -32,7 +38,9 @@ def stream(
     /,
     *,
     choice: Choice = NO_CHOICE,
-    batch_size: Annotated[int, Parameter(help="Samples that come in together.")] = 64,
+    batch_size: Annotated[
+        int | None, Parameter(help="Samples that come in together (else those of the state to resume, else 64).")
+    ] = None,
     drop_last: Annotated[
         bool,
         Parameter(
@@ -47,8 +55,9 @@ def stream(
     ] = None,
     save_state: Annotated[Path | None, Parameter(help="Where to write the state after the last batch.")] = None,
     out: Annotated[
-        Path | None, Parameter(help="Where to write the predictions: an .npz, .csv, .jsonl or .parquet.")
+        Path | None, Parameter(help="Where to write the predictions: an .npz, .csv, .jsonl, .json, .xlsx or .parquet.")
     ] = None,
+    answers: AnswerChoice = NO_ANSWER_CHOICE,
     given: GivenFiles = NO_GIVEN,
     source: Source = NO_SOURCE,
 ) -> None:
@@ -61,21 +70,27 @@ def stream(
         moontide stream monday.npz --known labels.csv --class-prior shares.csv
     """
     from moontide.evaluate import compare_predictions, scored_rows
+    from moontide.plausible import ask
+    from moontide.store.classes import read_classes
     from moontide.store.files import PREDICTIONS, check_output, read_task
     from moontide.store.predictions import more_columns, write_predictions
-    from moontide.streams import load_state, run_stream
+    from moontide.streams import load_state, run_stream, saved_batch_size
     from moontide.streams import save_state as write_state
 
+    answers.check()
     for path, kinds in ((out, PREDICTIONS), (save_state, (".safetensors",))):
         if path is not None:
             check_output(path, kinds)
             check_not_input(path, features, source.text, source.labels, *given.paths)
     task, labels, ids = read_task(features, **asdict(source))
+    ask(task)
     solver, state = (choice.make(), None) if resume is None else load_state(resume, task.features)
     if resume is not None:
         check_same_method(choice, solver, resume)
         if given.class_prior is not None or given.negatives is not None:
             raise OptionError("'--class-prior' and '--negatives' are part of a state; leave them out with '--resume'.")
+        batch_size = saved_batch_size(resume) if batch_size is None else batch_size
+    batch_size = BATCH if batch_size is None else batch_size
     given.require(solver)
     task = given.add(task, ids)
     start = time.perf_counter()
@@ -83,12 +98,18 @@ def stream(
         state, result = run_stream(solver, task, batch_size, state=state, drop_last=drop_last, progress=progress)
     n = len(result.labels)
     note(f"{solver.name}: {n} samples in {-(-n // batch_size)} batches, {time.perf_counter() - start:.2f} s")
+    classes = None if source.classes is None else read_classes(source.classes)
+    said, more = answers.make(task, result, classes)
     if out is not None:
-        write_predictions(out, result, ids and ids[:n], task.class_names, more_columns(task, n=n))
+        write_predictions(out, result, ids and ids[:n], task.class_names, more_columns(task, n=n) | more, said)
         note(f"wrote {out}")
+        emit(out=out)
     if save_state is not None:
-        write_state(save_state, solver, state)
+        write_state(save_state, solver, state, batch_size)
+        emit(state=save_state, seen=state.seen)
         note(f"wrote {save_state}, the state after {state.seen} samples")
+    if said is not None:
+        print_answers(said)
     print_summary(compare_predictions(labels, result, scored_rows(task, n)), result, task)
 
 

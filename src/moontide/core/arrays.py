@@ -109,6 +109,8 @@ def as_real(x: Any, name: str, ndim: int = 2) -> Array:
     else:
         try:
             x = np.asarray(x)
+            if x.dtype == object and x.ndim == 1 and all(np.ndim(row) for row in x):  # as in a column of a data frame
+                x = np.stack([np.asarray(row) for row in x])
         except ValueError:
             raise InputError(
                 f"'{name}' must be a rectangular array of numbers; its rows have different lengths."

@@ -72,8 +72,11 @@ class ONNX(Encoder):
         except ImportError as error:
             raise missing_extra(str(error.name), "onnx", f"The encoder onnx:{model}") from None
         provider = "CPUExecutionProvider" if device == "cpu" else "CUDAExecutionProvider"
+        if device == "mps":
+            raise ResourceError("onnxruntime does not run on mps; use the device 'cpu'.")
         if provider not in onnxruntime.get_available_providers():
             raise ResourceError("onnxruntime finds no CUDA device here; use the device 'cpu', or onnxruntime-gpu.")
+        where = {"device_id": device.partition(":")[2] or "0"} if device != "cpu" else {}
         for name, digest in files.items():
             if not (folder / name).is_file() or _digest(folder / name) != digest:
                 raise FileError(f"{folder / name} is missing or not what was exported (by its SHA-256); export again.")
@@ -81,7 +84,7 @@ class ONNX(Encoder):
             options = onnxruntime.SessionOptions()
             options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # leave the cores to the decoders
             self.image, self.text = (
-                onnxruntime.InferenceSession(folder / n, options, providers=[provider]) for n in (IMAGE, TEXT)
+                onnxruntime.InferenceSession(folder / n, options, providers=[(provider, where)]) for n in (IMAGE, TEXT)
             )
             self.tokenizer = Tokenizer.from_file(str(folder / TOKENIZER))
             wanted = tuple(self.image.get_inputs()[0].shape[2:])

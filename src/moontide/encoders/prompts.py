@@ -17,6 +17,7 @@ import numpy as np
 from moontide.core.arrays import unit_rows
 from moontide.encoders.base import Encoder, FloatArray
 from moontide.errors import FileError, InputError, OptionError, unknown_name
+from moontide.store.classes import ClassList
 
 ENSEMBLE = (
     "itap of a {}.",
@@ -43,11 +44,13 @@ class Classes(NamedTuple):
 
 def embed_classes(
     encoder: Encoder,
-    names: Sequence[str],
+    names: Sequence[str] | ClassList,
     templates: Sequence[str] = (),
     descriptions: Mapping[str, Sequence[str]] | None = None,
 ) -> Classes:
     """Embed class names; where neither templates nor descriptions are given, in the encoder's own templates.
+
+    Synonyms and descriptions that a list of classes has are prompts besides the name.
 
     >>> from moontide.encoders.base import Encoder
     >>> class Letters(Encoder):
@@ -64,7 +67,8 @@ def embed_classes(
     class names have underscores, which the encoder sees as they are: big_ben, ben_big
     class names are almost the same to the encoder (cosine above 0.98): big_ben and ben_big
     """
-    names = tuple(names)
+    classes = names if isinstance(names, ClassList) else ClassList(tuple(names))
+    names = classes.names
     if not names:
         raise InputError("'classes' must have at least one name.")
     templates = tuple(templates) or (() if descriptions else encoder.templates)
@@ -75,11 +79,16 @@ def embed_classes(
     absent = [name for name in names if descriptions is not None and not sentences.get(name)]
     if absent:
         raise InputError(f"The descriptions have no sentence for the class {absent[0]!r}; add one, or leave it out.")
-    prompts = [[t.replace("{}", name) for t in templates] + list(sentences.get(name, ())) for name in names]
+    prompts = [
+        [t.replace("{}", phrase) for phrase in classes.phrases(name) for t in templates]
+        + [*sentences.get(name, ()), *classes.descriptions.get(name, ())]
+        for name in names
+    ]
     rows = encoder.encode_text([prompt for one in prompts for prompt in one])  # (sum of prompts, d)
     own = np.split(rows, np.cumsum([len(one) for one in prompts])[:-1])
     text: FloatArray = unit_rows(np.stack([one.mean(axis=0) for one in own]), "classes")
-    return Classes(names, text, templates, [*_doubts(names, text), *encoder.doubts(names)])
+    spoken = [classes.phrases(name)[0] for name in names]
+    return Classes(names, text, templates, [*_doubts(names, text), *classes.doubts(), *encoder.doubts(spoken)])
 
 
 def find_templates(given: Sequence[str]) -> tuple[str, ...]:

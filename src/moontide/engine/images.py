@@ -96,7 +96,7 @@ def encode_on_ray(
         compute=ray.data.ActorPoolStrategy(size=min(count, len(pieces))),
         fn_constructor_args=[spec],
         num_cpus=cpus,
-        num_gpus=int(device == "cuda"),
+        num_gpus=int(device.startswith("cuda")),
     )
     for row in encoded.iter_rows():
         told = json.loads(row["told"])

@@ -52,7 +52,7 @@ def resources() -> dict[str, float]:
 
 def places(workers: int | None, device: str = "cpu") -> int:
     """Return how many workers to start: `workers`, else one a CPU, or one a GPU; more than there are is an error."""
-    kind = "GPU" if device == "cuda" else "CPU"
+    kind = "GPU" if device.startswith("cuda") else "CPU"
     have = int(resources().get(kind, 0))
     if have < (workers or 1):
         raise ResourceError(f"The Ray cluster has {have} {kind}s, and each of {workers or 1} workers needs one.")
@@ -74,7 +74,7 @@ class Ray:
         threads = {name: str(cpus) for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")}
         self._actor = ray.remote(
             num_cpus=cpus,
-            num_gpus=int(job.device == "cuda"),
+            num_gpus=int(job.device.startswith("cuda")),
             runtime_env={"env_vars": threads},
             concurrency_groups={WATCH: 1},  # a thread that tells how far the other is
         )(Worker)

@@ -39,14 +39,14 @@ from moontide.engine.files import (
 from moontide.engine.local import Engine, Local
 from moontide.engine.partition import quantiser, recall
 from moontide.engine.worker import Job
-from moontide.errors import FileError, MoontideError, OptionError, ResourceError, without_credentials
+from moontide.errors import FileError, MoontideError, OptionError, ResourceError, listed, without_credentials
 from moontide.protocols import Method, Plan
 from moontide.registry import method_names, method_type
 from moontide.store.remote import check_remote
 from moontide.types import check_class_names, check_class_prior, check_negatives
 
 SHARE = 0.7  # of the available memory that workers may take
-SHOWN = 20  # bad shards named in an error
+SHOWN = 80  # characters of the names of bad shards in an error
 CHECKPOINT = "checkpoint"
 AROUND = 4  # calls besides those of the method: check, sample, nearest, write
 
@@ -228,8 +228,10 @@ def _look_at(paths: Sequence[str], d: int) -> tuple[Source, ...]:
 
 
 def _bad_shards(problems: Sequence[str], count: int) -> FileError:
-    more = f" And {len(problems) - SHOWN} more." if len(problems) > SHOWN else ""
-    return FileError(f"{len(problems)} of {count} shards cannot be used: {' '.join(problems[:SHOWN])}{more}")
+    """Say which shards cannot be used: why the first cannot, and the names of others."""
+    names = [problem.split()[0].rpartition("/")[2] for problem in problems[1:]]
+    others = f" So are {listed(names, SHOWN)}." if names else ""
+    return FileError(f"{len(problems)} of {count} shards cannot be used: {problems[0]}{others}")
 
 
 def _check_given(method: Method, anchors: NDArray[np.float32], **given: Any) -> dict[str, NDArray[np.float32]]:

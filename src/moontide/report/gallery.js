@@ -32,7 +32,7 @@ const plural = (n, word, many = `${word}s`) => `${number(n)} ${n === 1 ? word : 
 const name = (i) => D.names[i];
 const file = (i) => name(i).split("/").pop() || name(i);
 const quoted = (k) => `“${D.classes[k]}”`;
-const confidence = (i) => D.top_now[i * TOP + Math.max(0, D.top.subarray(i * TOP, i * TOP + TOP).indexOf(label[i]))];
+const confidence = (i) => D.confidence[i];
 function tally(classes) {
   const counts = new Uint32Array(K);
   for (const k of classes) counts[k]++;
@@ -53,7 +53,7 @@ bySize.forEach((k, r) => { rank[k] = r; });
 // ---- header
 function head() {
   const seen = bySize.filter((k) => countsNow[k]).length;
-  $("title").textContent = `${plural(N, "image")}, ${plural(K, "class", "classes")}`;
+  $("title").textContent = `${plural(N, "image")}, ${plural(D.choices, "class", "classes")}`;
   document.title = `${$("title").textContent} – Moontide`;
   $("about").textContent = Object.entries(D.about).map(([key, value]) => `${key} ${value}`).join(" · ");
   const fact = (title, value, more) => make("div", {}, make("dt", { textContent: title }), make("dd", {}, `${value} `, make("small", { textContent: more })));

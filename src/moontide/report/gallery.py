@@ -27,6 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 import moontide
+from moontide.answers import TOP, Answers, answer, leading
 from moontide.core.arrays import to_numpy
 from moontide.core.graph import Graph, nearest_neighbours
 from moontide.evaluate import scored_rows
@@ -41,7 +42,7 @@ Thumbnail = Callable[[int, int], bytes | None]  # (which image, its longest side
 THUMBNAILS = 1500  # pictures on a page
 EXPLAINED = 400  # changed images whose neighbours come before further changed images
 LARGE, SMALL = 256, 128  # longest side of a picture in pixels, where there are few and where there are THUMBNAILS
-NEIGHBOURS, TOP = 3, 5
+NEIGHBOURS = 3
 SKIPPED = 1000  # skipped files that are named
 SCRIPTS = (
     "gallery.js",
@@ -65,12 +66,14 @@ def write_gallery(
     skipped: Sequence[tuple[str, str]] = (),
     parts: Sequence[IntArray] | None = None,
     about: Mapping[str, str] | None = None,
+    answers: Answers | None = None,
 ) -> None:
     """Write the page of a result to `path`.
 
     names: how the samples are called, mostly their paths. thumbnail: makes the picture of one; called from threads.
     truth: their class numbers where these are known. skipped: files that are not in the task, and why.
     parts: which rows were labelled together, None where all were. about: what else to say of it, as name and value.
+    answers: what is said of the samples, where that is not just their classes.
 
     >>> import tempfile
     >>> task = Task(np.eye(3), np.eye(3), class_names=("cat", "dog", "fox"))
@@ -79,7 +82,7 @@ def write_gallery(
     ...     (Path(folder) / "a.html").read_text().count("</html>")
     1
     """
-    data = gallery_data(task, result, names, truth, parts)
+    data = gallery_data(task, result, names, truth, parts, answers)
     chosen = pictured(np.flatnonzero(to_numpy(result.changed)), data.pop("graph").neighbours)
     side = min(LARGE, int(SMALL * (THUMBNAILS / len(chosen)) ** 0.5))
     with ThreadPoolExecutor() as pool:
@@ -97,6 +100,7 @@ def gallery_data(
     names: Sequence[str],
     truth: IntArray | None = None,
     parts: Sequence[IntArray] | None = None,
+    answers: Answers | None = None,
 ) -> dict[str, Any]:
     """Return what the page knows of the samples (not their pictures), ready for JSON but for `graph`.
 
@@ -106,7 +110,10 @@ def gallery_data(
     ('in/', ['a.jpg', 'b.jpg', 'c.jpg'], ('cat', 'dog'))
     """
     probs, before = to_numpy(result.probs), to_numpy(result.zero_shot)
-    labels, first = to_numpy(result.labels), to_numpy(result.zero_shot_labels)
+    class_names = task.class_names or tuple(f"class {k}" for k in range(task.k))
+    answers = answers or answer(result, class_names)
+    labels, first = answers.labels, to_numpy(result.zero_shot_labels)
+    beta = None if result.beta is None else [round(float(b), 4) for b in to_numpy(result.beta)]
     top = leading(to_numpy(result.scores), TOP)  # (N, m)
     graph = neighbours(task, result, parts)
     xy = layout(to_numpy(task.features))
@@ -114,10 +121,12 @@ def gallery_data(
     prefix = shared[: shared.rfind("/") + 1]
     return {
         "n": task.n,
-        "classes": task.class_names or tuple(f"class {k}" for k in range(task.k)),
+        "classes": answers.names,
+        "choices": answers.choices,  # the classes that a person can set; those behind are levels of a tree
         "prefix": prefix,
         "names": [name[len(prefix) :] for name in names],
         "label": pack(labels),
+        "confidence": pack(shares(answers.confidence)),
         "before": pack(first),
         "before_share": pack(shares(np.take_along_axis(before, first[:, None], axis=1))),
         "top": pack(top),
@@ -127,7 +136,7 @@ def gallery_data(
         "cosines": pack(shares(graph.weights)),
         "x": pack(xy[:, 0] * 65535),
         "y": pack(xy[:, 1] * 65535),
-        "beta": None if result.beta is None else [round(float(b), 4) for b in to_numpy(result.beta)],
+        "beta": beta and beta + [0.0] * (len(answers.names) - task.k),
         "truth": None if truth is None else pack(truth),
         "known": None if task.known is None else pack(to_numpy(task.known) + 1),  # 0: not known
         "unknown": None if result.unknown is None else pack(np.argsort(np.argsort(to_numpy(result.unknown)))),  # ranks
@@ -207,22 +216,6 @@ def shares(values: AnyArray) -> AnyArray:
     array([ 2500,     0, 10000])
     """
     return np.rint(np.clip(np.asarray(values, dtype=np.float64), 0, 1) * SHARE).astype(np.int64)
-
-
-def leading(scores: AnyArray, m: int) -> AnyArray:
-    """Return the classes of the m largest scores of each row, the largest first, (N, m).
-
-    >>> leading(np.asarray([[0.1, 0.7, 0.2]]), 2)
-    array([[1, 2]])
-    """
-    m = min(m, scores.shape[1])
-    found = np.empty((len(scores), m), dtype=np.int64)
-    for start in range(0, len(scores), 4096):  # a copy of some rows at a time
-        rows = scores[start : start + 4096]
-        some = np.sort(np.argpartition(-rows, m - 1, axis=1)[:, :m], axis=1)  # of equals the lower class is first
-        order = np.argsort(-np.take_along_axis(rows, some, axis=1), axis=1, kind="stable")
-        found[start : start + 4096] = np.take_along_axis(some, order, axis=1)
-    return found
 
 
 def neighbours(task: Task, result: Result, parts: Sequence[IntArray] | None = None) -> Graph:

@@ -92,7 +92,7 @@ function match() {
   const called = (k) => D.classes[k].toLowerCase(), whole = words.join(" ");
   const place = (k) => (called(k) === whole ? -1 : (called(k).startsWith(whole) ? 0 : TOP + 1) + (likely.includes(k) ? likely.indexOf(k) : TOP));
   matches = [];
-  for (let k = 0; k < K; k++) if (words.every((word) => called(k).includes(word))) matches.push(k);
+  for (let k = 0; k < D.choices; k++) if (words.every((word) => called(k).includes(word))) matches.push(k);
   matches = matches.sort((a, b) => place(a) - place(b) || D.classes[a].localeCompare(D.classes[b])).slice(0, MATCHES);
   active = 0;
   showMatches();
@@ -137,7 +137,7 @@ function go(held, arrow) {
   else held.isConnected ? held.focus() : now[at].focus();
 }
 function corrections() {
-  const all = [...Array(K).keys()].sort((a, b) => D.classes[a].localeCompare(D.classes[b])).map((k) => make("option", { value: k, textContent: D.classes[k] }));
+  const all = [...Array(D.choices).keys()].sort((a, b) => D.classes[a].localeCompare(D.classes[b])).map((k) => make("option", { value: k, textContent: D.classes[k] }));
   $("fix").replaceChildren(make("option", { value: "", textContent: "not set" }), make("optgroup", { label: "Likeliest" }), make("optgroup", { label: "All classes" }, ...all));
   $("fix").onchange = () => fix(current, $("fix").value === "" ? null : Number($("fix").value));
   $("typed").oninput = match;

@@ -53,6 +53,19 @@ def signed(gain: float) -> tuple[str, str]:
 _SIGNS = {"up": "+", "down": "−", "same": "±"}
 
 
+def extent(n: Number) -> str:
+    """Return what is printed behind a number: half its interval, and its gain.
+
+    >>> extent(Number(81.2, half=0.5, gain=15.0))
+    ' ±0.5 (+15.0)'
+    """
+    half = "" if n.half is None else f" ±{n.half:.1f}"
+    if n.gain is None:
+        return half
+    way, size = signed(n.gain)
+    return f"{half} ({_SIGNS[way]}{size})"
+
+
 def markdown(grid: Grid) -> str:
     """Return a table for Markdown.
 
@@ -71,12 +84,7 @@ def markdown(grid: Grid) -> str:
             return "–"
         value = f"{n.value:.{n.digits}f}"
         value = f"**{value}**" if n.rank == 1 else f"<u>{value}</u>" if n.rank == 2 else value
-        if n.half is not None:
-            value += f" ±{n.half:.1f}"
-        if n.gain is not None:
-            way, size = signed(n.gain)
-            value += f" ({_SIGNS[way]}{size})"
-        return value
+        return value + extent(n)
 
     def row(cells: Sequence[str]) -> str:
         return "| " + " | ".join(cells) + " |"

@@ -19,6 +19,7 @@ from fastapi.responses import JSONResponse, Response
 
 import moontide
 from moontide.errors import FileError, MoontideError, ResourceError
+from moontide.serve import auth
 from moontide.serve.auth import Guard
 from moontide.serve.batching import BusyError
 from moontide.serve.images import KindError, TooLargeError
@@ -42,9 +43,7 @@ STATUS: dict[type[BaseException], int] = {
     FileError: 503,
     MoontideError: 422,
 }
-PAGES = {"/": "index.html", "/docs": "docs.html"} | {
-    f"/{name}": name for name in ("app.js", "known.js", "docs.js", "style.css", "icon.svg")
-}
+PAGES = {"/": "index.html", "/docs": "docs.html"} | {path: path[1:] for path in sorted(auth.PAGES) if "." in path}
 KINDS = {"html": "text/html", "js": "text/javascript", "css": "text/css", "svg": "image/svg+xml"}
 
 

@@ -28,7 +28,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from moontide.errors import OptionError
 from moontide.serve.metrics import Metrics
 
-PAGES = frozenset({"/", "/docs", "/app.js", "/known.js", "/docs.js", "/style.css", "/icon.svg"})
+SCRIPTS = ("app", "feed", "kept", "draw", "known", "docs")
+PAGES = frozenset({"/", "/docs", "/style.css", "/icon.svg", *(f"/{name}.js" for name in SCRIPTS)})
 PUBLIC = PAGES | {"/openapi.json", "/healthz", "/readyz"}
 SCOPES = ("read", "push", "admin")  # each opens what the ones before it do, and more
 PUSHES = frozenset({"embeddings", "images", "known"})  # what else than GET does not need the scope "admin"
@@ -38,7 +39,7 @@ WRONG_SECONDS, LOG_SECONDS = 0.2, 10.0  # that a wrong token costs; between two 
 METHODS = frozenset({"GET", "POST", "DELETE", "HEAD", "OPTIONS", "PUT", "PATCH"})
 HEADERS = [
     (b"content-security-policy", b"default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
-     b"img-src 'self' blob:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"),
+     b"img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"),
     (b"x-content-type-options", b"nosniff"),
     (b"referrer-policy", b"no-referrer"),
     (b"cache-control", b"no-store"),

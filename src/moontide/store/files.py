@@ -9,6 +9,7 @@ Nothing is unpickled. A file is written under a temporary name in its own folder
     .parquet      the column `embedding`, or the only one of its kind: lists of numbers, or binary values of one length
                   (little-endian numbers of the type that the field's metadata gives under `dtype`, else float32);
                   and the column `id`
+    .csv, .tsv    a table of numbers, and .pt, .pth torch's tensors: see `store.other`
 
 A store and the .safetensors files in it say how they were made; image and text features of different spaces, logit
 scales or precisions are refused.
@@ -33,16 +34,17 @@ import numpy.typing as npt
 
 from moontide.core.arrays import Array, as_matrix, like
 from moontide.core.memory import available_bytes, human
-from moontide.errors import FileError, InputError, MoontideError, ResourceError, missing_extra
+from moontide.errors import FileError, InputError, MoontideError, OptionError, ResourceError, missing_extra
 from moontide.metrics import IntArray, check_labels
-from moontide.types import Task
+from moontide.types import Task, class_numbers_of
 
 if TYPE_CHECKING:
     from moontide.store.features import Origin
 
 ARRAYS = ("image_features", "text_features", "view_features", "labels", "classnames", "logit_scale", "temperature")
-FEATURES = (".npz", ".npy", ".safetensors", ".parquet")
-PREDICTIONS = (".npz", ".csv", ".jsonl", ".parquet")
+FEATURES = (".npz", ".npy", ".safetensors", ".parquet", ".csv", ".tsv", ".pt", ".pth")
+TABLES = (".csv", ".jsonl", ".json", ".xlsx", ".parquet")
+PREDICTIONS = (".npz", *TABLES)
 UNNAMED = ""  # the name of the matrix in a file that holds only one
 
 AnyArray = npt.NDArray[Any]
@@ -68,9 +70,9 @@ def read_task(
 ) -> FileTask:
     """Read a task; what is passed here goes before what the files hold.
 
-    With `text`, class embeddings and class names come from that file. `classes` is a comma-separated list or a text
-    file with one name a line; `labels` is a .npy or a text file with one number a line. On the device "cpu" the arrays
-    are numpy's, on "cuda" torch's. The logit scale is 100 where nothing says it.
+    With `text`, class embeddings and class names come from that file. `classes` is a comma-separated list or a file as
+    in `store.classes`; `labels` is a .npy or a text file with one number or class name per line. On the device "cpu"
+    the arrays are numpy's, on others torch's. The logit scale is 100 where nothing says it.
 
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     path = Path(folder) / "features.npz"
@@ -79,6 +81,8 @@ def read_task(
     >>> task.n, task.class_names, round(task.logit_scale), labels, ids
     (3, ('cat', 'dog'), 50, array([0, 1, 1]), None)
     """
+    from moontide.store.classes import read_class_names
+
     check_device(device)
     images = read_arrays(features)
     anchors = images if text is None else read_text(text)
@@ -96,7 +100,9 @@ def read_task(
     found = images.arrays.get("labels") if labels is None else read_labels(labels)
     if labels is None and images.origin is not None and images.class_names() != anchors.class_names():
         found = None  # those of a store are of its own classes
-    return FileTask(task, None if found is None else check_labels(found, task.n, task.k), images.ids)
+    if found is not None:
+        found = check_labels(class_numbers_of(found, task.class_names, "labels"), task.n, task.k)
+    return FileTask(task, found, images.ids)
 
 
 def check_device(device: str) -> None:
@@ -106,14 +112,21 @@ def check_device(device: str) -> None:
     """
     if device == "cpu":
         return
+    kind, _, number = device.partition(":")
+    if not (kind == "cuda" and (number.isdecimal() or device == "cuda")) and device != "mps":
+        raise OptionError(f"'device' must be cpu, cuda, cuda:NUMBER or mps. Got {device[:40]!r} instead.")
     try:
         import torch
     except ImportError:
         raise missing_extra("torch", "torch", f"Running on {device}") from None
-    if not torch.cuda.is_available():
+    count = torch.cuda.device_count() if kind == "cuda" else int(torch.backends.mps.is_available())
+    if not count:
+        name = "CUDA" if kind == "cuda" else "MPS"
         raise ResourceError(
-            "torch finds no CUDA device on this machine; use the device 'cpu', or see what 'moontide doctor' says."
+            f"torch finds no {name} device on this machine; use the device 'cpu', or see what 'moontide doctor' says."
         )
+    if int(number or 0) >= count:
+        raise ResourceError(f"There is no device {device}: torch finds {count} on this machine, numbered from 0.")
 
 
 def place(x: AnyArray, dtype: str | None, device: str) -> Array:
@@ -122,6 +135,7 @@ def place(x: AnyArray, dtype: str | None, device: str) -> Array:
     >>> place(np.eye(2), "float32", "cpu").dtype
     dtype('float32')
     """
+    dtype = "float32" if device == "mps" else dtype  # which knows no float64
     x = x.astype(dtype or x.dtype, copy=False)
     if device == "cpu":
         return x
@@ -211,7 +225,8 @@ def read_arrays(path: str | Path, names: Sequence[str] = ARRAYS) -> Arrays:
     path = Path(path)
     if is_store(path):
         return _read_store(path)
-    readers = dict(zip(FEATURES, (_read_npz, _read_npy, _read_safetensors, _read_parquet), strict=True))
+    kinds = (_read_npz, _read_npy, _read_safetensors, _read_parquet, _read_csv, _read_csv, _read_pt, _read_pt)
+    readers = dict(zip(FEATURES, kinds, strict=True))
     with reading(path):
         if path.suffix not in readers:
             raise FileError(f"{path} must be a file of the kind {', '.join(FEATURES)}. Got '{path.suffix}' instead.")
@@ -334,6 +349,19 @@ def _read_parquet(path: Path, names: Sequence[str]) -> Arrays:
     return Arrays(path, {UNNAMED: matrix}, ids)
 
 
+def _read_csv(path: Path, names: Sequence[str]) -> Arrays:
+    from moontide.store.other import read_numbers
+
+    matrix, ids = read_numbers(path)
+    return Arrays(path, {UNNAMED: matrix}, ids)
+
+
+def _read_pt(path: Path, names: Sequence[str]) -> Arrays:
+    from moontide.store.other import read_tensors
+
+    return Arrays(path, read_tensors(path, names))
+
+
 def read_parquet_column(path: str | Path, name: str) -> list[Any]:
     """Read one column of a .parquet file, None where a value is missing.
 
@@ -357,18 +385,8 @@ def parquet_module(doing: str) -> ModuleType:
     return parquet
 
 
-def read_class_names(classes: str) -> list[str]:
-    """Read class names from a comma-separated list, or from a text file with one name a line.
-
-    >>> read_class_names("cat, dog")
-    ['cat', 'dog']
-    """
-    names = classes.split(",") if "," in classes else _read_lines(Path(classes))
-    return [name.strip() for name in names if name.strip()]
-
-
 def read_labels(path: str | Path) -> AnyArray:
-    """Read class numbers from a .npy, or from a text file with one number a line.
+    """Read class numbers or names from a .npy, or from a text file with one a line.
 
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     _ = (Path(folder) / "labels.txt").write_text("2\\n0\\n")
@@ -378,12 +396,19 @@ def read_labels(path: str | Path) -> AnyArray:
     path = Path(path)
     if path.suffix == ".npy":
         return read_arrays(path).matrix("labels")
-    lines = _read_lines(path)
-    for number, line in enumerate(lines, 1):
-        if not re.fullmatch(r"-?\d{1,18}", line.strip()):
-            line = f"{line[:40]}..." if len(line) > 43 else line
-            raise FileError(f"{path} must have one class number a line. Got {line!r} in line {number} instead.")
-    return np.asarray([int(line) for line in lines], dtype=np.int64)
+    lines = [line.strip() for line in _read_lines(path)]
+    if "" in lines:
+        raise FileError(f"{path} must have one class number or name per line. Line {lines.index('') + 1} is empty.")
+    return np.asarray([int(x) for x in lines], np.int64) if all(map(is_whole, lines)) else np.asarray(lines)
+
+
+def is_whole(text: str) -> bool:
+    """Tell whether a text is a whole number, of at most 18 digits.
+
+    >>> is_whole("-3"), is_whole("cat")
+    (True, False)
+    """
+    return re.fullmatch(r"-?\d{1,18}", text) is not None
 
 
 def _read_lines(path: Path) -> list[str]:
@@ -397,13 +422,17 @@ def check_output(path: str | Path, kinds: Sequence[str] = PREDICTIONS) -> None:
     >>> check_output("predictions.txt")
     Traceback (most recent call last):
         ...
-    moontide.errors.FileError: The output predictions.txt must end in .npz, .csv, .jsonl, .parquet. Got '.txt' instead.
+    moontide.errors.FileError: The output predictions.txt must end in .npz, .csv, .jsonl, .json, .xlsx, .parquet.
     """
     path = Path(path)
     if path.suffix not in kinds:
-        raise FileError(f"The output {path} must end in {', '.join(kinds)}. Got '{path.suffix}' instead.")
+        raise FileError(f"The output {path} must end in {', '.join(kinds)}.")
     if path.suffix == ".parquet":
         parquet_module("Writing")
+    if path.suffix == ".xlsx":
+        from moontide.store.tables import require_xlsx
+
+        require_xlsx()
     if not os.path.isdir(path.parent):
         raise FileError(f"The folder of the output {path} does not exist; create {path.parent} first.")
     if reason := _why_not(path):

@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from moontide.answers import NONE_OF_THESE
 from moontide.errors import FileError, InputError
 from moontide.metrics import IntArray
 from moontide.store.files import AnyArray, read_arrays, read_parquet_column, reading
@@ -70,8 +71,9 @@ def read_known(
     else:
         raise FileError(f"Known labels must be a .csv or an .npz. Got {path} instead.")
     given = [(str(one), str(label)) for one, label in zip(samples, labels, strict=True)]
-    given = [(one, label) for one, label in given if label.strip() not in ("", "-1")]
-    if not given:
+    some = [(one, label) for one, label in given if label.strip() not in ("", "-1")]
+    given = [(one, label) for one, label in some if label.strip() != NONE_OF_THESE]
+    if not some:
         raise FileError(f"{path} has no label: every one is empty. Fill some in, or leave the file out.")
     numbers = _numbers(path, [label for _, label in given], class_names, k)
     where = _rows(path, [one for one, _ in given], range(n) if key == "row" else ids, others or {})
@@ -81,6 +83,27 @@ def read_known(
             raise FileError(f"{path} has two labels for {short(one)!r}; keep one.")
         known[row] = number
     return known
+
+
+def read_none(path: str | Path, ids: Sequence[Any], others: Mapping[str, int] | None = None) -> list[bool]:
+    """Return which samples a file of known labels calls "none of these", (N,).
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     _ = (Path(folder) / "known.csv").write_text("id,label\\nb.jpg,none of these\\n")
+    ...     read_none(Path(folder) / "known.csv", ["a.jpg", "b.jpg"])
+    [False, True]
+    """
+    path, found = Path(path), [False] * len(ids)
+    if path.suffix != ".csv":
+        return found
+    rows = _read_csv(path)
+    key = next((name for name in KEYS if name in rows), "")
+    named = zip(rows.get(key, []), rows.get("label", []), strict=False)
+    samples = [one for one, label in named if label.strip() == NONE_OF_THESE]
+    for row in _rows(path, samples, range(len(ids)) if key == "row" else ids, others or {}):
+        found[row] = True
+    return found
 
 
 def _whole(path: Path, known: AnyArray, n: int, k: int) -> IntArray:

@@ -166,13 +166,32 @@ def _is_numbers(kind: Any) -> bool:
     return bool(listed and (pa.types.is_floating(kind.value_type) or pa.types.is_integer(kind.value_type)))
 
 
-def write_columns(handle: BinaryIO, columns: Mapping[str, Any]) -> None:
+def read_columns(path: str | Path) -> dict[str, list[Any]]:
+    """Read all columns as lists.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     pq.write_table(pa.table({"id": ["a"], "n": [1]}), Path(folder) / "f.parquet")
+    ...     read_columns(Path(folder) / "f.parquet")
+    {'id': ['a'], 'n': [1]}
+    """
+    with pq.ParquetFile(path) as file:
+        found: dict[str, list[Any]] = file.read().to_pydict()
+    return found
+
+
+def write_columns(handle: BinaryIO, columns: Mapping[str, Any], vector: npt.NDArray[Any] | None = None) -> None:
     """Write named columns; those called `...class_name` are text, also where all of them are missing.
 
+    vector: (N, d), one more column `vector` of lists of one length.
+
     >>> import io
-    >>> write_columns(buffer := io.BytesIO(), {"label": [0, 1], "class_name": [None, None]})
+    >>> write_columns(buffer := io.BytesIO(), {"label": [0, 1], "class_name": [None, None]}, vector=np.eye(2))
     >>> pq.read_table(buffer).schema.types
-    [DataType(int64), DataType(string)]
+    [DataType(int64), DataType(string), FixedSizeListType(fixed_size_list<element: float>[2])]
     """
     arrays = {k: pa.array(v, pa.string()) if k.endswith("class_name") else pa.array(v) for k, v in columns.items()}
+    if vector is not None:
+        flat = pa.array(np.ascontiguousarray(vector, dtype=np.float32).reshape(-1))
+        arrays["vector"] = pa.FixedSizeListArray.from_arrays(flat, vector.shape[1])
     pq.write_table(pa.table(arrays), handle)

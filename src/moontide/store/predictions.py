@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from moontide.answers import Answers, answer, leading, top_classes
 from moontide.core.arrays import to_numpy
-from moontide.store.files import check_output, parquet_module, replacing
+from moontide.store.files import check_output, replacing
 from moontide.store.tables import write_table
 from moontide.types import Result, Task
+
+TOP = 5
 
 
 def write_predictions(
@@ -20,18 +24,20 @@ def write_predictions(
     ids: Sequence[Any] | None = None,
     class_names: Sequence[str] | None = None,
     more: Mapping[str, Sequence[Any]] | None = None,
+    answers: Answers | None = None,
 ) -> None:
-    """Write a result as its extension says: arrays to .npz, or one row a sample to .csv, .jsonl or .parquet.
+    """Write a result as its extension says: arrays to .npz, or a table with one row per sample.
 
-    A method that scores the unknown adds an array, or a column, `unknown`; `more` has further ones by name.
+    A method that scores the unknown adds an array, or a column, `unknown`; `more` has further ones by name. Where
+    `answers` says more than the classes, a label is -1 where the answer is no class, and its name is in `class_name`.
 
     >>> import tempfile
     >>> result = Result(probs=np.asarray([[0.25, 0.75]]), zero_shot=np.asarray([[0.6, 0.4]]))
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     write_predictions(Path(folder) / "p.csv", result, ["a"], ["cat", "dog"])
     ...     print((Path(folder) / "p.csv").read_text())
-    id,label,class_name,confidence,zero_shot_label,zero_shot_class_name
-    a,1,dog,0.75,0,cat
+    id,label,class_name,confidence,top5,zero_shot_label,zero_shot_class_name
+    a,1,dog,0.75,"[{""label"": ""dog"", ""confidence"": 0.75}, {""label"": ""cat"", ""confidence"": 0.25}]",0,cat
     <BLANKLINE>
     """
     path = Path(path)
@@ -39,28 +45,38 @@ def write_predictions(
     names = ("probs", "scores", "labels", "zero_shot_labels", "confidence", "unknown")
     values = {name: getattr(result, name) for name in names}
     arrays: dict[str, Any] = {name: to_numpy(x) for name, x in values.items() if x is not None}
+    k = arrays["probs"].shape[1]
+    said = answers or answer(result, class_names or [""] * k)
+    arrays |= {"labels": said.numbers(k), "confidence": said.confidence.astype(arrays["confidence"].dtype)}
     with replacing(path) as handle:
         if path.suffix == ".npz":
-            arrays |= {name: np.asarray(values) for name, values in (more or {}).items()}
+            top = leading(arrays["probs"], TOP)
+            arrays |= {"top5_labels": top, "top5_confidence": np.take_along_axis(arrays["probs"], top, axis=1)}
+            if answers is not None:
+                arrays["answers"] = np.asarray(said.texts)
+            arrays |= {name: _array(values) for name, values in (more or {}).items()}
             np.savez(handle, **arrays)
             return
-        named = [None] * arrays["probs"].shape[1] if class_names is None else class_names
-        labels, before = arrays["labels"].tolist(), arrays["zero_shot_labels"].tolist()
+        named: Sequence[Any] = [None] * k if class_names is None else class_names
+        before = arrays["zero_shot_labels"].tolist()
         columns = {
-            "id": range(len(labels)) if ids is None else ids,
-            "label": labels,
-            "class_name": [named[k] for k in labels],
+            "id": range(len(before)) if ids is None else ids,
+            "label": arrays["labels"].tolist(),
+            "class_name": [None] * len(before) if class_names is None and answers is None else said.texts,
             "confidence": rounded(arrays["confidence"]).tolist(),
+            "top5": top_classes(arrays["probs"], range(k) if class_names is None else class_names),
             "zero_shot_label": before,
-            "zero_shot_class_name": [named[k] for k in before],
+            "zero_shot_class_name": [named[i] for i in before],
         }
         if "unknown" in arrays:
             columns["unknown"] = rounded(arrays["unknown"]).tolist()
-        columns |= more or {}
-        if path.suffix == ".parquet":
-            parquet_module("Writing").write_columns(handle, columns)
-        else:
-            write_table(handle, columns, path.suffix)
+        write_table(handle, columns | dict(more or {}), path.suffix)
+
+
+def _array(values: Sequence[Any]) -> np.ndarray[Any, Any]:
+    """Return a column as an array, lists as JSON."""
+    nested = any(isinstance(value, list | dict) for value in values)
+    return np.asarray([json.dumps(value) for value in values] if nested else values)
 
 
 def more_columns(task: Task, groups: Sequence[str] | None = None, n: int | None = None) -> dict[str, list[Any]]:

@@ -1,4 +1,8 @@
-"""Tables of text: .csv that no spreadsheet computes, and .jsonl."""
+"""Tables of named columns as .csv that no spreadsheet computes, .jsonl, .json, .xlsx and .parquet.
+
+Values that are lists, such as the most likely classes, stay lists where the format has them, and are JSON in one cell
+of a .csv or .xlsx.
+"""
 
 from __future__ import annotations
 
@@ -8,25 +12,42 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, BinaryIO
 
+from moontide.errors import missing_extra
+from moontide.store.files import parquet_module
+
 FORMULA = re.compile(r"'*[=+\-@\t\r\n]")  # how text begins that a spreadsheet computes, or that is written like it
+CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f]")  # what a cell of an .xlsx cannot hold
 
 
 def write_table(handle: BinaryIO, columns: Mapping[str, Sequence[Any]], kind: str) -> None:
-    """Write named columns as .csv with a header, or as .jsonl.
+    """Write named columns, one row per sample, in the format of `kind`, the ending of a file.
 
     >>> buffer = io.BytesIO()
     >>> write_table(buffer, {"id": [0], "name": ["cat"]}, ".jsonl")
     >>> buffer.getvalue()
     b'{"id": 0, "name": "cat"}\\n'
     """
+    if kind == ".parquet":
+        parquet_module("Writing").write_columns(handle, columns)
+        return
+    if kind == ".xlsx":
+        _write_xlsx(handle, columns)
+        return
     text = io.TextIOWrapper(handle, encoding="utf-8", newline="")
     rows = zip(*columns.values(), strict=True)
     if kind == ".csv":
         text.write(csv_row(columns))
         text.writelines(map(csv_row, rows))
     else:
-        for row in rows:
-            text.write(json.dumps(dict(zip(columns, row, strict=True)), ensure_ascii=False, default=str) + "\n")
+        whole = kind == ".json"
+        ends = ["[\n", ",\n", "\n]\n"] if whole else ["", "\n", "\n"]
+        text.write(ends[0])
+        empty = True
+        for i, row in enumerate(rows):
+            found = json.dumps(dict(zip(columns, row, strict=True)), ensure_ascii=False, default=str)
+            text.write((ends[1] if i else "") + found)
+            empty = False
+        text.write("" if empty and not whole else ends[2])
     text.detach()
 
 
@@ -36,7 +57,7 @@ def csv_row(values: Iterable[Any]) -> str:
     >>> csv_row(["a,b", 0.5, None, "=1"])
     '"a,b",0.5,,\\'=1\\n'
     """
-    cells = ("" if value is None else str(as_cell(value)) for value in values)
+    cells = ("" if value is None else str(as_cell(_flat(value))) for value in values)
     quoted = (f'"{cell.replace(chr(34), chr(34) * 2)}"' if re.search(r'[",\r\n]', cell) else cell for cell in cells)
     return ",".join(quoted) + "\n"
 
@@ -57,3 +78,43 @@ def from_cell(text: str) -> str:
     ('=HYPERLINK(A1)', "'tis")
     """
     return text[1:] if text[:1] == "'" and FORMULA.match(text[1:]) else text
+
+
+def _flat(value: Any) -> Any:
+    """Return a value as one cell holds it."""
+    return json.dumps(value, ensure_ascii=False, default=str) if isinstance(value, list | dict | tuple) else value
+
+
+def require_xlsx() -> Any:
+    """Return what writes .xlsx files, or say what is missing.
+
+    >>> require_xlsx().__name__
+    'openpyxl'
+    """
+    try:
+        import openpyxl
+    except ImportError:
+        raise missing_extra("openpyxl", "xlsx", "Writing .xlsx files") from None
+    return openpyxl
+
+
+def _write_xlsx(handle: BinaryIO, columns: Mapping[str, Sequence[Any]]) -> None:
+    openpyxl = require_xlsx()
+    from openpyxl.cell import WriteOnlyCell
+
+    book = openpyxl.Workbook(write_only=True)
+    sheet = book.create_sheet("labels")
+
+    def cell(value: Any) -> Any:
+        value = _flat(value)
+        value = value if isinstance(value, int | float | str | type(None)) else str(value)
+        if not isinstance(value, str):
+            return value
+        made = WriteOnlyCell(sheet, value=CONTROL.sub(" ", value)[:32_767])
+        made.data_type = "s"  # a name that begins with = is no formula
+        return made
+
+    sheet.append([cell(name) for name in columns])
+    for row in zip(*columns.values(), strict=True):
+        sheet.append([cell(value) for value in row])
+    book.save(handle)

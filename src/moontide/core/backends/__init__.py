@@ -1,7 +1,7 @@
 """Three ways to compute the same, one of them chosen once for a task.
 
 - `plain`    array API: numpy and torch, float32 and float64, any device; the equations of `core.ple` as they stand.
-- `loops`    Numba on a CPU, float32 in numpy (`pip install 'moontide[fast]'`): all operations of a row while it is in
+- `loops`    Numba on a CPU, float32 in numpy (the extra `fast`): all operations of a row while it is in
              the cache, products of the classes that have samples only, class means in the span of few samples.
 - `kernels`  Triton on a GPU, float32: fused kernels, and a run that repeats is replayed as one CUDA graph.
 

@@ -1,0 +1,94 @@
+"""Write the tables of README.md and of docs/choose.md between their marks: python docs/make_tables.py [--check].
+
+The table of the README is that of docs/tide.md, which `scripts/bench grid --write docs/tide.md` measures. That of
+docs/choose.md is measured here, on simulated features; --check does not measure it again.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from moontide import Task, method
+from moontide.metrics import accuracy
+from moontide.simulate import simulate
+
+DOCS = Path(__file__).parent
+METHODS = {"zero_shot": "zero-shot", "stata": "StatA", "moon": "MOON", "gda_clip": "GDA-CLIP", "tide": "TIDE"}
+KINDS = {"few classes there": "few of the candidate classes", "most or all there": "most or all of them"}
+CANDIDATES, RUNS = 200, 20
+BATCHES = {  # what is simulated: samples, classes that are there, how uneven they are
+    "1 image": (1, 1, 1),
+    "64 images, 3 classes there": (64, 3, 1),
+    "64 images, 20 classes there": (64, 20, 1),
+    "1000 images, all 200 there": (1000, 200, 1),
+    "1000 images, all 200, long-tailed": (1000, 200, 10),
+}
+
+
+def headline() -> str:
+    """Return the rows of docs/tide.md that sum up the grid, with the best of each in bold."""
+    page = (DOCS / "tide.md").read_text(encoding="utf-8")
+    (head,) = re.findall(r"^\| mean accuracy \|(.*)\|$", page, re.MULTILINE)
+    columns = [name.strip() for name in head.split("|")]
+    kept = [i for i, name in enumerate(columns) if name != "GDA-CLIP"]
+    rows = [["a batch holds", *(columns[i] for i in kept)], ["---"] + ["---"] * len(kept)]
+    for words, shown in KINDS.items():
+        (found,) = re.findall(rf"^\| {words}[^|]*\|(.*)\|$", page, re.MULTILINE)
+        values = [found.split("|")[i].strip() for i in kept]
+        best = max(values, key=float)
+        rows.append([shown, *(f"**{value}**" if value == best else value for value in values)])
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def measured() -> str:
+    """Return the mean accuracy of each method on each kind of batch, and of TIDE with one known label per class."""
+    rows = [["a batch", *METHODS.values(), "TIDE, one known label per class"], ["---"] * (len(METHODS) + 2)]
+    for words, (n, present, imbalance) in BATCHES.items():
+        found = np.asarray([scores(n, present, imbalance, seed) for seed in range(RUNS)]).mean(axis=0)
+        cells = [f"{100 * value:.1f}" for value in found]
+        rows.append([words, *cells[:-1], cells[-1] if n > 1 else "-"])
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def scores(n: int, present: int, imbalance: int, seed: int) -> list[float]:
+    """Return the accuracy of each method on one batch, and that of TIDE with known labels on the others."""
+    data = simulate(n, CANDIDATES, effective_classes=present, imbalance=imbalance, seed=seed)
+    task = Task(data.features, data.text, data.logit_scale)
+    found = [accuracy(data.labels, method(name).fit_predict(task).labels) for name in METHODS]
+    first = np.unique(data.labels, return_index=True)[1]
+    known, rest = np.full(n, -1), np.ones(n, dtype=bool)
+    known[first], rest[first] = data.labels[first], False
+    if not rest.any():
+        return [*found, float("nan")]
+    labels = method("tide").fit_predict(Task(data.features, data.text, data.logit_scale, known=known)).labels
+    return [*found, accuracy(data.labels[rest], labels[rest])]
+
+
+def put(page: Path, mark: str, text: str) -> str:
+    """Return a page with a text between its marks."""
+    pattern = rf"(<!-- {mark} -->\n).*?(<!-- /{mark} -->)"
+    made, count = re.subn(pattern, rf"\1\n{text}\n\n\2", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    assert count == 1, f"{page} must have the mark {mark} once"
+    return made
+
+
+def main(arguments: list[str]) -> int:
+    """Write the tables, or with --check tell whether that of the README is the one of docs/tide.md."""
+    readme, choose = DOCS.parent / "README.md", DOCS / "choose.md"
+    made = put(readme, "headline", headline())
+    if "--check" in arguments:
+        stale = made != readme.read_text(encoding="utf-8")
+        if stale:
+            print("README.md is stale: run python docs/make_tables.py", file=sys.stderr)
+        return int(stale)
+    readme.write_text(made, encoding="utf-8")
+    choose.write_text(put(choose, "measured", measured()), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,135 @@
+"""The options of what is said of a sample: its class, an upper level of a tree, none of the classes, or several."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Group, Parameter
+
+from moontide.errors import OptionError
+
+if TYPE_CHECKING:
+    from moontide.answers import Answers
+    from moontide.store.classes import ClassList
+    from moontide.types import Result, Task
+
+ANSWERS = Group("Answers")
+
+
+@Parameter(name="*", group=ANSWERS)
+@dataclass(frozen=True)
+class AnswerChoice:
+    """The options that say how probabilities become answers.
+
+    >>> AnswerChoice(unknown="0.2") == NO_ANSWER_CHOICE
+    False
+    """
+
+    unknown: Annotated[
+        str | None,
+        Parameter(
+            help="Which samples are 'none of these': a share of all, those least like any class (0.2), or all above a "
+            "score of the column unknown ('>0.9')."
+        ),
+    ] = None
+    roll_up: Annotated[
+        float | None,
+        Parameter(
+            help="Answer the deepest level of a tree of classes (animal/dog/beagle, or a column 'parent') that has at "
+            "least this probability, say 0.8."
+        ),
+    ] = None
+    multi: Annotated[
+        bool,
+        Parameter(
+            negative="",
+            show_default=False,
+            help="Also list, in the column multi, all classes that are in the image, each with its probability.",
+        ),
+    ] = False
+    classes_per_image: Annotated[
+        float | None, Parameter(help="How many classes an image has on average, for --multi (else 1).")
+    ] = None
+
+    def check(self) -> None:
+        """Refuse values outside their ranges, before anything is read."""
+        from moontide.answers import check_roll_up, check_unknown
+
+        if self.unknown is not None:
+            check_unknown(self.unknown)
+        if self.roll_up is not None:
+            check_roll_up(self.roll_up)
+        if self.classes_per_image is not None and not self.multi:
+            raise OptionError("'--classes-per-image' has no effect without '--multi'; add it, or leave it out.")
+
+    def make(
+        self, task: Task, result: Result, classes: ClassList | None, is_none: Any = None
+    ) -> tuple[Answers | None, dict[str, Sequence[Any]]]:
+        """Return the answers, None where they are just the classes, and further columns of the table."""
+        from moontide.answers import answer
+        from moontide.multi import listed_classes, multi_label
+        from moontide.store.classes import ClassList
+
+        n = len(result.labels)
+        names = task.class_names or tuple(f"class {k}" for k in range(task.k))
+        more: dict[str, Sequence[Any]] = {}
+        answers = None
+        if self.unknown is not None or self.roll_up is not None or (is_none is not None and any(is_none)):
+            paths = (classes or ClassList.of(names)).paths
+            known = None if task.known is None else task.known[:n]
+            answers = answer(
+                result, names, unknown=self.unknown, roll_up=self.roll_up, paths=paths, known=known, is_none=is_none
+            )
+            if self.roll_up is not None:
+                more["deepest"] = [names[k] for k in answers.classes]
+        if self.multi:
+            found = multi_label(task.rows(0, n), result, self.classes_per_image or 1.0)
+            more["multi"] = listed_classes(found, names)
+        return answers, more
+
+
+@Parameter(name="*", group=ANSWERS)
+@dataclass(frozen=True)
+class SortChoice:
+    """The options that put images into folders.
+
+    >>> SortChoice(sort_into=Path("sorted")).copy
+    False
+    """
+
+    sort_into: Annotated[
+        Path | None,
+        Parameter(
+            help="A new folder for links to the images, one sub-folder per label; 'moontide undo' takes it back."
+        ),
+    ] = None
+    copy: Annotated[
+        bool, Parameter(negative="", show_default=False, help="Copies instead of links, for --sort-into.")
+    ] = False
+    rename: Annotated[
+        str | None,
+        Parameter(
+            help="New names, with {label}, {name}, {number} or {confidence}: of the links and copies or, without "
+            "--sort-into, of the images themselves; 'undo' takes it back."
+        ),
+    ] = None
+
+    def check(self) -> None:
+        """Refuse what does not go together, and a folder that is in use."""
+        from moontide.sorting import UNDO
+
+        if self.copy and self.sort_into is None:
+            raise OptionError("'--copy' has no effect without '--sort-into'; add it, or leave '--copy' out.")
+        if self.rename is not None and not any(field in self.rename for field in ("{name}", "{number}")):
+            raise OptionError(f"'--rename' must have {{name}} or {{number}}. Got {self.rename[:80]!r} instead.")
+        folder = self.sort_into
+        if folder is not None and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            sorted_before = (folder / UNDO).exists()
+            remedy = f"take it back with 'moontide undo {folder}'" if sorted_before else "name a new one"
+            raise OptionError(f"'--sort-into' must be a new or empty folder, and {folder} is not; {remedy}.")
+
+
+NO_ANSWER_CHOICE, NO_SORT_CHOICE = AnswerChoice(), SortChoice()  # nothing said on the command line

@@ -1,0 +1,19 @@
+"""`moontide completion`: what a shell needs to complete commands and options."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from cyclopts import Parameter
+
+
+def completion(shell: Annotated[Literal["bash", "zsh", "fish"], Parameter(help="The shell.")], /) -> None:
+    """Print a script that completes commands and options in a shell. For example:
+
+    moontide completion bash > ~/.local/share/bash-completion/completions/moontide
+    moontide completion zsh > ~/.zfunc/_moontide
+    moontide completion fish > ~/.config/fish/completions/moontide.fish
+    """
+    from moontide.cli import app
+
+    print(app.generate_completion(prog_name="moontide", shell=shell))

@@ -1,0 +1,220 @@
+"""What every command takes besides its own options: how it speaks, its seed, and where its defaults come from.
+
+`everywhere` adds the options to a command. While it runs, `say` prints a line of its summary, `emit` names a value for
+`--json`, and `seed` is the seed. A file `moontide.toml` in the working folder (or that of the environment variable
+MOONTIDE_CONFIG) has defaults, one table per command:
+
+    [adapt]
+    method = "moon"
+    batch-size = 64
+
+    [bench.run]
+    runs = 20
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import io
+import json
+import os
+import random
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, redirect_stdout
+from contextvars import ContextVar
+from dataclasses import dataclass, fields, is_dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+from cyclopts import Group, Parameter
+
+CONFIG = Path(os.environ.get("MOONTIDE_CONFIG", "moontide.toml"))
+EVERYWHERE = Group("Every command")
+LINES = "lines"  # what a command printed that has no other JSON
+WHOLE = ""  # the name of a value that is the whole answer
+
+
+@Parameter(name="*", group=EVERYWHERE)
+@dataclass(frozen=True)
+class Output:
+    """The options of every command.
+
+    >>> Output(quiet=True).as_json
+    False
+    """
+
+    as_json: Annotated[
+        bool, Parameter(name="--json", negative="", show_default=False, help="Print one JSON object, and nothing else.")
+    ] = False
+    quiet: Annotated[
+        bool, Parameter(negative="", show_default=False, help="Print no notes, warnings, progress or summary.")
+    ] = False
+    seed: Annotated[int | None, Parameter(help="Seed of all that is drawn at random (else 0).")] = None
+    print_config: Annotated[
+        bool,
+        Parameter(
+            negative="",
+            show_default=False,
+            help=f"Print the options as they apply, with those of {CONFIG.name}, and exit.",
+        ),
+    ] = False
+
+
+NO_OUTPUT = Output()
+_output: ContextVar[Output] = ContextVar("moontide_output", default=NO_OUTPUT)
+_values: ContextVar[dict[str, Any] | None] = ContextVar("moontide_values", default=None)
+
+
+def output() -> Output:
+    """Return how the command that runs should speak.
+
+    >>> output().quiet
+    False
+    """
+    return _output.get()
+
+
+def say(line: str) -> None:
+    """Print a line of a summary, unless the user wants quiet.
+
+    >>> say("changed    3 of 9")
+    changed    3 of 9
+    """
+    if not output().quiet:
+        print(line)
+
+
+def emit(**values: Any) -> None:
+    """Name values of the answer, for --json.
+
+    >>> emit(changed=3)
+    """
+    held = _values.get()
+    if held is not None:
+        held.update(values)
+
+
+def emit_whole(value: Any) -> None:
+    """Make a value the whole answer of --json, for commands whose answer is a list.
+
+    >>> emit_whole([1, 2])
+    """
+    emit(**{WHOLE: value})
+
+
+def seed() -> int:
+    """Return the seed of what is drawn at random.
+
+    >>> seed()
+    0
+    """
+    return output().seed or 0
+
+
+@contextmanager
+def speaking(chosen: Output) -> Iterator[None]:
+    """Let a command speak as it should: with --json, its values are printed at the end and nothing before.
+
+    >>> with speaking(Output(as_json=True)):
+    ...     say("changed    3 of 9")
+    ...     emit(changed=3)
+    {
+      "changed": 3
+    }
+    """
+    if chosen.seed is not None:
+        _sow(chosen.seed)
+    token, values = _output.set(chosen), _values.set({})
+    try:
+        if not chosen.as_json:
+            yield
+            return
+        printed = io.StringIO()
+        with redirect_stdout(printed):
+            yield
+        found = _values.get() or {LINES: printed.getvalue().splitlines()}
+        print(json.dumps(plain(found.get(WHOLE, found)), ensure_ascii=False, allow_nan=False, indent=2))
+    finally:
+        _output.reset(token)
+        _values.reset(values)
+
+
+def _sow(number: int) -> None:
+    """Seed every generator that a method of another package may draw from."""
+    random.seed(number)
+    np.random.seed(number % 2**32)  # noqa: NPY002 - others may use it
+    if "torch" in sys.modules:
+        sys.modules["torch"].manual_seed(number)
+
+
+def plain(value: Any) -> Any:
+    """Return a value as JSON has it: paths as text, arrays as lists, and what is no number as null.
+
+    >>> plain({"a": Path("b"), "c": float("nan")})
+    {'a': 'b', 'c': None}
+    """
+    if isinstance(value, Mapping):
+        return {str(key): plain(one) for key, one in value.items()}
+    if isinstance(value, list | tuple | set | frozenset | range):
+        return [plain(one) for one in value]
+    if isinstance(value, np.ndarray | np.generic):
+        return plain(value.tolist())
+    if isinstance(value, float):
+        return value if np.isfinite(value) else None
+    return value if isinstance(value, str | int | type(None)) else str(value)
+
+
+def everywhere(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a command with the options of every command.
+
+    >>> def adapt(*, batch_size: int = 1) -> None:
+    ...     say(f"in batches of {batch_size}")
+    >>> _ = everywhere(adapt)(batch_size=4, output=Output(print_config=True))
+    batch-size = 4
+    """
+    signature = inspect.signature(command, eval_str=True)
+
+    @functools.wraps(command)
+    def run(*values: Any, output: Output = NO_OUTPUT, **options: Any) -> Any:
+        if output.print_config:
+            bound = signature.bind_partial(*values, **options)
+            bound.apply_defaults()
+            print_config(bound.arguments)
+            return 0
+        with speaking(output):
+            return command(*values, **options)
+
+    added = inspect.Parameter("output", inspect.Parameter.KEYWORD_ONLY, default=NO_OUTPUT, annotation=Output)
+    del run.__wrapped__
+    run.__signature__ = signature.replace(parameters=[*signature.parameters.values(), added])  # type: ignore[attr-defined]
+    run.__annotations__ = {name: one.annotation for name, one in signature.parameters.items()} | {"output": Output}
+    return run
+
+
+def print_config(arguments: Mapping[str, Any]) -> None:
+    """Print the options of a command as a table of moontide.toml has them.
+
+    >>> print_config({"method": None, "shuffle": True, "template": ("a {}",)})
+    # method is not set
+    shuffle = true
+    template = ["a {}"]
+    """
+    for name, value in arguments.items():
+        if is_dataclass(value) and not isinstance(value, type):
+            print_config({_called(value, one.name): getattr(value, one.name) for one in fields(value)})
+        elif value is None:
+            print(f"# {name.replace('_', '-')} is not set")
+        else:
+            print(f"{name.replace('_', '-')} = {json.dumps(plain(value), ensure_ascii=False)}")
+
+
+def _called(held: Any, name: str) -> str:
+    """Return what an option is called on the command line, where that is not the name of its field."""
+    hints = inspect.get_annotations(type(held), eval_str=False)
+    text = str(hints.get(name, ""))
+    found = re.search(r"name=['\"]--([\w-]+)", text)
+    return found[1] if found else name

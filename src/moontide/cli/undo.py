@@ -1,0 +1,24 @@
+"""`moontide undo`: take back what --sort-into or --rename did."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from moontide.cli.output import emit, say
+
+
+def undo(
+    folder: Annotated[Path, Parameter(help="The folder of --sort-into, or of the images that --rename renamed.")], /
+) -> None:
+    """Take back what --sort-into or --rename of 'moontide classify' did. For example:
+
+    moontide undo sorted/
+    """
+    from moontide.sorting import undo as take_back
+
+    done = take_back(folder)
+    emit(undone=done)
+    say(f"undone     {done} {'image' if done == 1 else 'images'}")

@@ -1,0 +1,174 @@
+"""Questions about input that a method can compute with and that is hardly what the user meant.
+
+Each is a sentence with the remedy, asked by a warning, the first that applies and no other. All look at a sample of the
+rows only. They must never be asked of good data, so that every rule leaves a wide margin:
+
+    swapped        the rows of the text features cluster around those of the image features, not the other way round
+    another space  the cosines between images and text are near 0, and no class stands out for any image
+    logit scale    below 2, where CLIP has 100: mostly the temperature, or a scale that was left out
+    centred        the images have no common direction, which every encoder's have
+    lengths        the rows differ in length more than embeddings do
+    alike          samples that are almost the same, and far more classes than samples
+    labels         they count from 1, or agree with zero-shot less often than chance would
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from moontide.core.arrays import Array, row_norms, to_numpy
+from moontide.errors import ImplausibleWarning
+from moontide.metrics import IntArray
+from moontide.types import Task
+
+FloatArray = npt.NDArray[np.floating[Any]]
+
+IMAGES, CLASSES = 256, 1024  # rows that are looked at
+FEW, FEW_CLASSES = 20, 8  # images and classes that say something of the space
+NEAR_ZERO = 3.5  # mean of the largest cosines, in units of 1 / sqrt(d), below which they are near zero
+SKEW = 0.15  # of the cosines without the effects of image and class; classes of the same space give more
+CLUSTERED, NEAREST, TOP = 0.85, 2.1, 2.35  # of text rows that are images; in standard deviations
+MORE_CLASSES = 6  # classes for each sample, where images and text are swapped
+LOW_SCALE = 2.0
+COMMON = 0.1  # length of the mean of unit rows, above which images have a common direction
+GAP, NEARBY = 0.03, 0.25  # how much nearer images are to each other than to text, and cosines that no text reaches
+LENGTHS = 10.0  # ratio of row lengths, from the 1st to the 99th of a hundred
+ALIKE, MANY = 0.95, 20  # mean cosine of samples that look alike, and classes for each of them
+CHANCE = 5.0  # hits by chance, from which on fewer are doubtful
+
+
+def ask(task: Task, raw: Array | None = None) -> None:
+    """Warn about the first thing that is doubtful about a task; `raw` are the image features before they were scaled.
+
+    >>> ask(Task(np.eye(3), np.eye(3)))
+    """
+    found = doubt(task, raw)
+    if found is not None:
+        warnings.warn(found, ImplausibleWarning, stacklevel=3)
+
+
+def doubt(task: Task, raw: Array | None = None) -> str | None:
+    """Return the first question about a task, or None where nothing is doubtful.
+
+    >>> doubt(Task(np.eye(3), np.eye(3), logit_scale=0.01))[:53]
+    'The logit scale is 0.01, which makes all classes alike'
+    """
+    if task.logit_scale < LOW_SCALE:
+        return (
+            f"The logit scale is {task.logit_scale:g}, which makes all classes alike; it is 1 / temperature, 100 for "
+            "CLIP: pass logit_scale=100 (--logit-scale 100) or what the model has."
+        )
+    x, t = some_rows(task.features, IMAGES), some_rows(task.text, CLASSES)
+    if len(x) < 2 or len(t) < 2:
+        return None
+    cosines = x @ t.T  # (n, k)
+    plain = cosines - cosines.mean(1, keepdims=True) - cosines.mean(0) + cosines.mean()
+    if _swapped(task, x, t, plain):
+        return (
+            f"The {task.n} image features look like class names and the {task.k} text features like images; if they "
+            "are swapped, pass the image features first and the text features second."
+        )
+    if len(x) < FEW:
+        return _alike(task, x)
+    if float(np.linalg.norm(x.mean(0))) < COMMON < float(np.linalg.norm(t.mean(0))):
+        return (
+            "The image features have no common direction, as if their mean had been subtracted; pass them as the "
+            "encoder gives them, neither centred nor standardised."
+        )
+    if len(t) >= FEW_CLASSES and _unrelated(cosines, plain, task.d):
+        return (
+            "The image features do not fit the text features: cosines are near 0, and no class stands out. Make both "
+            "by one model, with its projection."
+        )
+    if cosines.mean() > max(off_diagonal(x @ x.T) - GAP, NEARBY):
+        return (
+            "The image features are nearer to the text features than to each other, which no model gives; is one file "
+            "or array passed for both?"
+        )
+    return _lengths(raw) or _alike(task, x)
+
+
+def _swapped(task: Task, x: FloatArray, t: FloatArray, plain: FloatArray) -> bool:
+    """Tell whether text rows, many for each sample, cluster around the samples as images do around class names."""
+    if task.k < MORE_CLASSES * task.n or task.n < FEW_CLASSES or not plain.std():
+        return False
+    owner = plain.argmax(0)  # (k,) the nearest sample of each class
+    similar, others = t @ t.T, ~np.eye(len(t), dtype=bool)
+    if task.k < MANY * task.n and off_diagonal(similar) > off_diagonal(x @ x.T):  # class names are more alike
+        return False
+    same = (owner[:, None] == owner) & others
+    if not same.any() or not (others & ~same).any():
+        return False
+    spread = similar[others].std() or 1.0
+    clustered = (similar[same].mean() - similar[others & ~same].mean()) / spread
+    nearest = (np.where(others, similar, -1).max(1).mean() - similar[others].mean()) / spread
+    return bool(clustered > CLUSTERED and nearest > NEAREST and (plain.max(0) / plain.std()).mean() > TOP)
+
+
+def _unrelated(cosines: FloatArray, plain: FloatArray, d: int) -> bool:
+    spread = plain.std()
+    skew = (plain**3).mean() / spread**3 if spread else 0.0
+    return bool(cosines.max(1).mean() * d**0.5 < NEAR_ZERO and skew < SKEW)
+
+
+def _lengths(raw: Array | None) -> str | None:
+    if raw is None:
+        return None
+    low, high = np.quantile(np.asarray(to_numpy(row_norms(raw)), dtype=np.float64), [0.01, 0.99])
+    if high < LENGTHS * low:
+        return None
+    return (
+        f"The image features have lengths from {low:.3g} to {high:.3g}, more different than embeddings are; pass what "
+        "the encoder's projection gives, not other columns or layers with it."
+    )
+
+
+def _alike(task: Task, x: FloatArray) -> str | None:
+    if task.k < MANY * task.n or task.n < FEW_CLASSES or off_diagonal(x @ x.T) < ALIKE:
+        return None
+    return (
+        f"The {task.n} samples are almost the same, and there are {task.k} classes: a batch like this says little of "
+        "them. Give fewer classes, or more and other samples."
+    )
+
+
+def doubt_labels(labels: IntArray, zero_shot: IntArray, k: int) -> str | None:
+    """Return a question about the labels (N,) that predictions among k classes are scored with, or None.
+
+    >>> doubt_labels(np.arange(40) % 4 + 1, np.arange(40) % 4, 5)[:34]
+    'The labels seem to count from 1: z'
+    """
+    hits, shifted = (int((zero_shot == labels - by).sum()) for by in (0, 1))
+    if len(labels) and labels.min() >= 1 and shifted > 2 * hits + CHANCE:
+        return "The labels seem to count from 1: zero-shot agrees with them when 1 is subtracted. Subtract it."
+    if len(labels) / k >= CHANCE and hits < len(labels) / k and len(np.unique(labels)) > 1:
+        return (
+            f"Zero-shot is right in {hits} of {len(labels)} samples, less than by chance; the labels, the class names "
+            "or the text features are in another order: see that they go together."
+        )
+    return None
+
+
+def some_rows(x: Array, count: int) -> FloatArray:
+    """Return at most `count` rows at equal distances, in numpy and float32.
+
+    >>> some_rows(np.eye(4), 2).argmax(1)
+    array([0, 3])
+    """
+    rows = np.linspace(0, x.shape[0] - 1, min(count, x.shape[0])).round().astype(np.int64)
+    found: FloatArray = np.asarray(to_numpy(x[rows]), dtype=np.float32)
+    return found
+
+
+def off_diagonal(square: FloatArray) -> float:
+    """Return the mean of the entries that are not on the diagonal.
+
+    >>> off_diagonal(np.asarray([[1.0, 0.5], [0.3, 1.0]]))
+    0.4
+    """
+    n = len(square)
+    return float((square.sum() - np.trace(square)) / max(1, n * (n - 1)))

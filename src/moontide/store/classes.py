@@ -1,0 +1,246 @@
+"""Class names as people have them: a list on the command line, or a .txt, .json, .csv or .tsv file.
+
+    .txt        one name per line; blank lines and lines that begin with # are left out
+    .json       a list of names, or an object: the name of each class with its synonyms and descriptions
+    .csv, .tsv  a header with a column of names (`NAMES`) and, where there are any, of synonyms (separated by ; or |),
+                of a description and of a parent; several rows of one name are one class with several descriptions
+
+A class with more than its name is embedded as the mean of all its prompts. A synonym takes the place of the name in the
+templates, a description is a prompt of its own; in a plain list, what has `SENTENCE` words or more is a description.
+
+Classes are a tree where names are paths, such as animal/dog/beagle, or where there is a column of parents.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from moontide.errors import FileError, InputError, listed, shorten
+from moontide.store.files import reading
+
+NAMES = ("name", "class", "class_name", "classname", "classnames", "label", "category", "species", "names", "classes")
+SYNONYMS, DESCRIPTIONS = ("synonym", "synonyms", "aliases"), ("description", "descriptions", "prompt", "prompts")
+PARENT = "parent"
+TEXTS, KINDS = (".txt", ".names", ".lst", ".list", ""), (".txt", ".json", ".csv", ".tsv")
+SENTENCE = 5  # words of a description
+LARGEST = 64 * 2**20  # bytes of a file of names
+SEPARATOR = "/"
+
+
+@dataclass(frozen=True)
+class ClassList:
+    """Names of classes with what else is known of them: further prompts, and their places in a tree.
+
+    >>> classes = ClassList.of(["animal/dog/beagle", "animal/cat"])
+    >>> classes.names, classes.paths
+    (('beagle', 'cat'), (('animal', 'dog', 'beagle'), ('animal', 'cat')))
+    """
+
+    names: tuple[str, ...]
+    synonyms: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    descriptions: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    paths: tuple[tuple[str, ...], ...] | None = None  # from the root of the tree to each class
+
+    @classmethod
+    def of(cls, names: Iterable[str], **more: Any) -> ClassList:
+        """Make a list of names, which are paths in a tree where at least two of them begin alike."""
+        names = tuple(names)
+        parts = [tuple(part.strip() for part in name.split(SEPARATOR) if part.strip()) or (name,) for name in names]
+        roots = Counter(one[0] for one in parts)
+        parts = [one if roots[one[0]] > 1 else (name,) for name, one in zip(names, parts, strict=True)]
+        if all(len(one) == 1 for one in parts):  # such as T-shirt/top
+            return cls(names, **more)
+        last = [one[-1] for one in parts]
+        count = Counter(last)
+        own = [one[-1] if count[one[-1]] == 1 else SEPARATOR.join(one) for one in parts]
+        renamed = dict(zip(names, own, strict=True))
+        more = {key: {renamed[name]: value for name, value in held.items()} for key, held in more.items()}
+        return cls(tuple(own), paths=tuple(parts), **more)
+
+    def phrases(self, name: str) -> list[str]:
+        """Return what takes the place of the name of a class in templates: the name, then its synonyms."""
+        last = name if self.paths is None else self.paths[self.names.index(name)][-1]
+        return [last, *self.synonyms.get(name, ())]
+
+    def doubts(self) -> list[str]:
+        """Say which synonyms stand for more than one class."""
+        owners: dict[str, set[str]] = {}
+        for name in self.names:
+            for word in {name, *self.synonyms.get(name, ())}:
+                owners.setdefault(word.casefold(), set()).add(name)
+        double = [f"{word} ({' and '.join(sorted(names))})" for word, names in owners.items() if len(names) > 1]
+        return [f"synonyms stand for more than one class: {listed(double)}"] if double else []
+
+
+def read_classes(classes: str) -> ClassList:
+    """Read class names from a comma-separated list or a file.
+
+    >>> read_classes("cat, dog").names
+    ('cat', 'dog')
+    >>> read_classes("dress hat")
+    Traceback (most recent call last):
+        ...
+    moontide.errors.FileError: There is no file 'dress hat'. To name classes, separate them by commas: "dress, hat".
+    """
+    path = Path(classes)
+    if not _is_file(path):
+        if "," in classes:
+            return ClassList.of(name.strip() for name in classes.split(",") if name.strip())
+        if path.suffix in (*KINDS, *TEXTS[:-1]) or SEPARATOR in classes or not classes.strip():
+            raise FileError(f"There is no file {shorten(classes, 160)}.")
+        words = ", ".join(classes.split()) if " " in classes.strip() else f"{classes.strip()},"
+        raise FileError(
+            f"There is no file {shorten(classes, 80)!r}. To name classes, separate them by commas: "
+            f'"{shorten(words, 80)}".'
+        )
+    if path.suffix not in (*KINDS, *TEXTS):
+        raise FileError(f"Class names must be a list with commas or a {', '.join(KINDS)}. Got {path} instead.")
+    with reading(path):
+        if path.stat().st_size > LARGEST:
+            raise FileError(f"{path} is too large for a file of class names: more than {LARGEST >> 20} MiB.")
+        text = path.read_text(encoding="utf-8-sig")
+        if "\0" in text:
+            raise FileError(f"{path} is no text; class names must be a {', '.join(KINDS)}.")
+        read = {".json": _from_json, ".csv": _from_table, ".tsv": _from_table}.get(path.suffix, _from_text)
+        found = read(path, text)
+    if not found.names:
+        raise FileError(f"{path} has no class names; give at least one.")
+    return found
+
+
+def read_class_names(classes: str) -> list[str]:
+    """Read the names alone, of the same kinds.
+
+    >>> read_class_names("cat, dog")
+    ['cat', 'dog']
+    """
+    return list(read_classes(classes).names)
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return bool(path.name) and path.exists()
+    except OSError:  # a long list is no path
+        return False
+
+
+def _from_text(path: Path, text: str) -> ClassList:
+    if text.lstrip().startswith(("[", "{")):
+        raise FileError(f"{path} looks like JSON; call it .json, or write one name per line.")
+    names = [line.strip() for line in text.splitlines()]
+    names = [name for name in names if name and not name.startswith("#")]
+    if len(names) == 1 and "," in names[0]:
+        raise FileError(f"{path} has one line with commas; write one name per line, or call it .csv with a header.")
+    return ClassList.of(names)
+
+
+def _from_json(path: Path, text: str) -> ClassList:
+    held = json.loads(text, object_pairs_hook=_Pairs)
+    if isinstance(held, list) and not isinstance(held, _Pairs):
+        if all(isinstance(name, str) for name in held):
+            return ClassList.of(name.strip() for name in held if name.strip())
+        if all(isinstance(one, _Pairs) for one in held):  # rows of a table
+            rows = [{str(key): value for key, value in one} for one in held]
+            return _from_rows(path, rows, list(dict.fromkeys(key for row in rows for key in row)))
+    if not isinstance(held, _Pairs):
+        raise FileError(
+            f'{path} must be a list of names, ["cat", "dog"], or an object of synonyms, {{"cat": ["kitty"]}}.'
+        )
+    double = [name for i, (name, _) in enumerate(held) if name in [other for other, _ in held[:i]]]
+    if double:
+        raise FileError(f"{path} has more than one entry for {listed(map(repr, double))}; keep one.")
+    synonyms, descriptions = {}, {}
+    for name, value in held:
+        synonyms[name], descriptions[name] = _more(path, name, value)
+    return ClassList.of([name for name, _ in held], **_some(synonyms, descriptions))
+
+
+class _Pairs(list[tuple[str, Any]]):
+    """A JSON object, in which a name given twice is seen."""
+
+
+def _more(path: Path, name: str, value: Any) -> tuple[list[str], list[str]]:
+    """Return the synonyms and the descriptions of an entry of a JSON object."""
+    if isinstance(value, _Pairs):
+        keys = dict(value)
+        if not keys.keys() <= {*SYNONYMS, *DESCRIPTIONS}:
+            raise FileError(f"{path} must have 'synonyms' and 'descriptions' for {name!r}. Got {listed(keys)} instead.")
+        return _texts(path, name, keys, SYNONYMS), _texts(path, name, keys, DESCRIPTIONS)
+    found = _texts(path, name, {SYNONYMS[0]: value}, SYNONYMS)
+    sentences = [one for one in found if len(one.split()) >= SENTENCE]
+    return [one for one in found if one not in sentences and one != name], sentences
+
+
+def _texts(path: Path, name: str, held: Mapping[str, Any], keys: Sequence[str]) -> list[str]:
+    found: list[str] = []
+    for key in keys:
+        value = held.get(key) or []
+        value = [value] if isinstance(value, str) else value
+        if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
+            raise FileError(f"{path} must have texts for the class {shorten(name, 40)!r}. Got other values.")
+        found += [one.strip() for one in value if one.strip()]
+    return found
+
+
+def _from_table(path: Path, text: str) -> ClassList:
+    rows = list(csv.DictReader(io.StringIO(text, newline=""), delimiter="\t" if path.suffix == ".tsv" else ","))
+    header = list(rows[0]) if rows else [text.strip()]
+    if any(None in row for row in rows):
+        raise FileError(f"{path} has a row with more values than its header; put values with commas into quotes.")
+    plain = {str(name): str(name).strip().lower() for name in header}
+    return _from_rows(path, [{plain[key]: value for key, value in row.items()} for row in rows], list(plain.values()))
+
+
+def _from_rows(path: Path, rows: Sequence[Mapping[str, Any]], header: Sequence[str]) -> ClassList:
+    column = next((name for name in NAMES if name in header), None)
+    if column is None:
+        raise FileError(
+            f"{path} must have a column of names called {', '.join(NAMES[:3])} or {NAMES[5]}. "
+            f"It has {listed(map(repr, header), 80)}; name the column, or write a .txt with one name per line."
+        )
+    synonyms: dict[str, list[str]] = {}
+    descriptions: dict[str, list[str]] = {}
+    parents: dict[str, str] = {}
+    names: list[str] = []
+    merges = any(key in header for key in (*SYNONYMS, *DESCRIPTIONS))
+    for row in rows:
+        name = str(row.get(column) or "").strip()
+        if not name or name.startswith("#"):
+            continue
+        if name not in synonyms or not merges:
+            names.append(name)
+        cells = {key: re.split("[;|]", value) if isinstance(value, str) else value for key, value in row.items()}
+        synonyms.setdefault(name, []).extend(_texts(path, name, cells, SYNONYMS))
+        descriptions.setdefault(name, []).extend(_texts(path, name, row, DESCRIPTIONS))
+        parents[name] = str(row.get(PARENT) or "").strip()
+    more = _some(synonyms, descriptions)
+    if not any(parents.values()):
+        return ClassList.of(names, **more)
+    return ClassList(tuple(names), paths=tuple(_path_to(path, name, parents) for name in names), **more)
+
+
+def _path_to(path: Path, name: str, parents: Mapping[str, str]) -> tuple[str, ...]:
+    found = [name]
+    while above := parents.get(found[0], ""):
+        found = [*(part.strip() for part in above.split(SEPARATOR)), *found]
+        if len(found) > len(set(found)):
+            raise InputError(f"{path} has a class above itself: {shorten(' / '.join(found), 100)}; correct 'parent'.")
+    return tuple(found)
+
+
+def _some(synonyms: Mapping[str, list[str]], descriptions: Mapping[str, list[str]]) -> dict[str, Any]:
+    """Return what some class has, each text once."""
+    kinds = {"synonyms": synonyms, "descriptions": descriptions}
+    return {
+        kind: {name: list(dict.fromkeys(texts)) for name, texts in held.items() if texts}
+        for kind, held in kinds.items()
+        if any(held.values())
+    }

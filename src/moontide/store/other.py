@@ -1,0 +1,102 @@
+"""Embeddings in the files that other programs leave: tables of numbers (.csv, .tsv) and torch's .pt, weights only.
+
+.csv, .tsv  one row per sample, numbers only, with or without a header; a first column of names becomes the ids
+.pt, .pth   one tensor, or a dictionary of tensors; what would need to be unpickled otherwise is refused
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from moontide.errors import FileError, missing_extra
+
+INDEX = ("", "id", "path", "row", "index")  # headers of a first column that is no number of the vector
+AnyArray = npt.NDArray[Any]
+
+
+def read_numbers(path: Path) -> tuple[AnyArray, list[str] | None]:
+    """Read a table of numbers as a matrix, and its first column as ids where that holds no numbers.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     _ = (Path(folder) / "a.csv").write_text("id,x0,x1\\na.jpg,1,2\\nb.jpg,3,4\\n")
+    ...     read_numbers(Path(folder) / "a.csv")
+    (array([[1., 2.],
+           [3., 4.]], dtype=float32), ['a.jpg', 'b.jpg'])
+    """
+    text = path.read_text(encoding="utf-8-sig")
+    rows = [row for row in csv.reader(io.StringIO(text), delimiter="\t" if path.suffix == ".tsv" else ",") if row]
+    first = rows[0] if rows else []
+    counted = {tuple(map(str, range(start, start + len(first) + 1))) for start in (0, 1)}  # what pandas calls columns
+    bare = any(tuple(first[skip:]) == one[: len(first) - skip] for skip in (0, 1) for one in counted if len(first) > 2)
+    named = bool(first) and (bare or not any(map(_is_number, first[1:] or first)))
+    rows = rows[1:] if named else rows
+    if not rows:
+        raise FileError(f"{path} must be a table of numbers, one row per sample. It has no rows.")
+    called = not _is_number(rows[0][0]) or (named and first[0].strip().lower() in INDEX)
+    ids = [row[0] for row in rows] if called and len(rows[0]) > 1 else None
+    width = len(rows[0])
+    numbers = []
+    for i, row in enumerate(rows, 1):
+        if len(row) != width:
+            raise FileError(f"{path} must have {width} columns in every row. Row {i} has {len(row)}.")
+        try:
+            numbers.append([float(value) for value in (row if ids is None else row[1:])])
+        except ValueError:
+            bad = next(value for value in (row if ids is None else row[1:]) if not _is_number(value))
+            raise FileError(
+                f"{path} must be a table of numbers, one row per sample. Got {bad[:40]!r} in row {i}; a column of "
+                "vectors is read from .parquet: pandas.DataFrame.to_parquet writes it."
+            ) from None
+    return np.asarray(numbers, dtype=np.float32), ids
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def read_tensors(path: Path, names: Sequence[str]) -> dict[str, AnyArray | None]:
+    """Read the tensors of a .pt by name, "" for a lone one; those of other `names` are None. Nothing is unpickled.
+
+    >>> import tempfile, torch
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     torch.save(torch.eye(2), Path(folder) / "a.pt")
+    ...     read_tensors(Path(folder) / "a.pt", ())[""].shape
+    (2, 2)
+    """
+    try:
+        import torch
+    except ImportError:
+        raise missing_extra("torch", "torch", f"Reading {path.suffix} files") from None
+    try:
+        held = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception:  # of many kinds, with paragraphs of advice to switch the protection off
+        held = None
+    if isinstance(held, torch.Tensor):
+        return {"": _array(held)}
+    if not isinstance(held, dict) or not any(isinstance(value, torch.Tensor) for value in held.values()):
+        raise FileError(
+            f"{path} must hold a tensor or a dictionary of tensors; anything else would run code when it is loaded. "
+            "Where you trust it, convert it: np.save('features.npy', torch.load(FILE, weights_only=False).numpy())."
+        )
+    tensors = {str(name): value for name, value in held.items() if isinstance(value, torch.Tensor)}
+    if len(tensors) == 1 and not set(tensors) & set(names):
+        return {"": _array(next(iter(tensors.values())))}
+    return {name: _array(value) if name in names else None for name, value in tensors.items()}
+
+
+def _array(tensor: Any) -> AnyArray:
+    tensor = tensor.detach()
+    array: AnyArray = (tensor.float() if tensor.is_floating_point() and tensor.element_size() < 4 else tensor).numpy()
+    return array
