@@ -15,14 +15,15 @@ from typing import Any
 
 import torch
 
-from moontide.core.arrays import Array, affine, class_counts
+from moontide.core.arrays import Array, affine, class_counts, row_dots
 from moontide.core.backends import _triton, plain
-from moontide.core.mixture import VMF, Classes, Scores, Step
+from moontide.core.mixture import VMF, Classes, Laplacian, Scores, Step
 from moontide.core.ple import at_anchor, weighted_sums
 
 HALF = 2**23  # N x K above which precision "half" stores assignments in 16 bits: below, nothing is gained
 LARGEST = 2**25  # N x K above which launches no longer matter
 KEPT = 4  # captured shapes
+PLAIN = "plain"  # a shape whose run cannot be captured
 ALL = slice(None)
 
 _plans: OrderedDict[Any, Any] = OrderedDict()
@@ -51,8 +52,7 @@ class Rows(plain.Rows):
             logits = affine(self.f, scores.prototypes, scores.offset)  # (N, K)
         if self.labels is None and self.method.precision == "half" and logits.numel() > HALF:
             self.z, self.low = self.y.half(), self.f.half()
-        votes_of = self.votes_of if self.vote_weight is None else self.votes_of.weighted(self.vote_weight)
-        edges = votes_of.pointer, votes_of.neighbour, votes_of.weight
+        edges = self._edges()
         fixed = self.method.gamma != "assignments"
         z, labels, gamma, free, laplacian, counts = _triton.e_step(
             logits, self.z, edges, self.log_evidence, self.gamma, fixed
@@ -70,6 +70,26 @@ class Rows(plain.Rows):
         """Return `weighted_sums` of assignments in 16 bits, with products of 16 bits added up in 32."""
         gamma = self.gamma.half()[:, None]
         return _half_product(self.z.T, self.low * gamma), _half_product(self.z.T, gamma)[:, 0]
+
+    def _edges(self) -> tuple[Array, Array, Array]:
+        """Return the graph row by row: where the edges of each sample begin, its neighbours, and what they count."""
+        votes_of = self.votes_of if self.vote_weight is None else self.votes_of.weighted(self.vote_weight)
+        return votes_of.pointer, votes_of.neighbour, votes_of.weight
+
+    def finish(self) -> Laplacian:
+        """Return gamma_i z_i . (M z)_i of the assignments as they are.
+
+        Edge by edge, N at a time: a sparse product would sort the edges first, for which it waits.
+        """
+        (pointer, neighbour, weight), (z, _) = self._edges(), self.unpack()
+        n, count = len(z), len(weight)
+        sample = torch.repeat_interleave(torch.diff(pointer), output_size=count)  # (E,)
+        value = torch.zeros_like(self.gamma)
+        for start in range(0, count, n):
+            at = slice(start, start + n)
+            dots = row_dots(z[sample[at]], z[neighbour[at]])  # (N,)
+            value.index_add_(0, sample[at], weight[at] * dots)
+        return Laplacian(self.gamma * value)
 
     def unpack(self) -> tuple[Array, Array]:
         """Return z and y."""
@@ -110,12 +130,23 @@ def run(solve: Callable[[Array, Array], tuple[Any, ...]], method: Any, task: Any
             _plans[key] = "seen"
         else:
             if plan == "seen":
-                plan = _Captured(solve, f, text)
-            out = plan.run(f, text)
+                plan = _captured(solve, f, text)
+            out = solve(f, text) if plan is PLAIN else plan.run(f, text)
             _plans[key] = plan
         while len(_plans) > KEPT:
             _plans.popitem(last=False)
         return out
+
+
+def _captured(solve: Callable[[Array, Array], tuple[Any, ...]], f: Array, text: Array) -> Any:
+    """Return a captured run, or PLAIN where something in it cannot be captured by this version of torch or driver."""
+    try:
+        return _Captured(solve, f, text)
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError:
+        torch.cuda.synchronize()
+        return PLAIN
 
 
 class _Captured:
