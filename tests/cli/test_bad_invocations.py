@@ -101,7 +101,6 @@ OTHERS = [
     (*FILE, "--set", "=1"),
     (*FILE, "--set", "x"),
     (*FILE, "--group-by", "nothing"),
-    (*FILE, "--seed", "1"),
     (*FILE, "--allow-remote", "https"),
     (*FILE, "--workers", "2"),
     (*FILE, "extra", "words"),
