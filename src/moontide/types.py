@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -176,8 +177,11 @@ def class_numbers_of(labels: Any, class_names: Sequence[str] | None, name: str) 
     values = np.asarray(labels)
     if values.dtype.kind not in "USO" or not all(isinstance(one, str | bytes) or one is None for one in values.flat):
         return labels
-    texts = ["" if one is None else one.decode() if isinstance(one, bytes) else str(one) for one in values.flat]
-    if all(text.strip().lstrip("-").isdecimal() for text in texts):
+    texts = [
+        "" if one is None else one.decode(errors="replace") if isinstance(one, bytes) else str(one)
+        for one in values.flat
+    ]
+    if all(re.fullmatch(r"\s*-?[0-9]{1,18}\s*", text) for text in texts):
         return values.astype(np.int64)  # numbers that were stored as text
     if class_names is None:
         raise InputError(f"'{name}' has names, and the task has none to find them in: pass 'class_names', or numbers.")

@@ -65,6 +65,11 @@ INPUTS = [
     (("bench", "run", "batch-64"), "--data"),
     (("classify", "--classes", "cat,dog", "--encoder", "tiny"), None),
 ]
+INPUTS += [
+    (("export-labels", "--to", "coco", "--out", "x.json"), None),
+    (("import-labels", "--from", "label-studio", "--out", "x.csv"), None),
+    (("undo",), None),
+]
 NO_INPUT = ["", "nowhere.npz", "loop.npz", LONG, "features.npz/x.npz", "locked/x.npz", "/dev/zero", "bad.npz"]
 
 OUTPUTS = [
@@ -74,6 +79,10 @@ OUTPUTS = [
     (("compare", "{features}", "--methods", "zero_shot"), "--out"),
     (PHOTOS, "--out"),
     (PHOTOS, "--report"),
+]
+OUTPUTS += [
+    (("export-labels", "labels.csv", "--to", "coco"), "--out"),
+    (("import-labels", "label.json", "--from", "label-studio"), "--out"),
 ]
 NO_OUTPUT = ["", "nowhere/x{}", "loop.npz/x{}", LONG + "{}", "features.npz/x{}", "/dev/full{}", "/proc/x{}", "x.pdf"]
 KIND = {"--save-state": ".safetensors", "--report": ".html"}
@@ -101,7 +110,6 @@ OTHERS = [
     (*FILE, "--set", "=1"),
     (*FILE, "--set", "x"),
     (*FILE, "--group-by", "nothing"),
-    (*FILE, "--seed", "1"),
     (*FILE, "--allow-remote", "https"),
     (*FILE, "--workers", "2"),
     (*FILE, "extra", "words"),
@@ -166,6 +174,8 @@ def folder(tmp_path_factory):
     (here / "loop.npz").symlink_to("loop.npz")
     (here / "locked").write_text("")
     (here / "bad.npz").write_bytes(b"PK\x03\x04 rubbish")
+    (here / "labels.csv").write_text("id,label,confidence\na.jpg,cat,0.5\n")
+    (here / "label.json").write_text("[]")
     (here / "minus.txt").write_text("--1\n" * 8)
     (here / "huge.txt").write_text(f"{10**30}\n" * 8)
     return here

@@ -103,6 +103,11 @@ def truth_for_numbers(client):
     return values(client, [[True] * D])
 
 
+@case(422, "real numbers", "true or false")
+def one_truth_among_numbers(client):
+    return values(client, [[1.0] * (D - 1) + [True]])
+
+
 @case(422, "real numbers")
 def nothing_for_numbers(client):
     return values(client, [[None] * D])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -124,7 +125,7 @@ def check_not_input(out: Path, *inputs: Path | None) -> None:
 
     >>> check_not_input(Path("out.npz"), Path("in.npz"), None)
     """
-    if any(path is not None and path.resolve() == out.resolve() for path in inputs):
+    if any(path is not None and os.path.realpath(path) == os.path.realpath(out) for path in inputs):
         raise FileError(f"The output {out} is an input of this very command; give it another name.")
 
 

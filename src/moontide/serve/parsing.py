@@ -70,6 +70,9 @@ def parse_here(body: bytes, field: str, others: tuple[str, ...]) -> Parsed:
         if name != field and name not in others:
             raise InputError(f"'{name[:50]}': Extra inputs are not permitted; known are {known}.")
     rows = value.pop(field, None)
+    seen = (b"true" in body or b"false" in body) and isinstance(rows, list)  # else there is nothing to look for
+    if seen and any(isinstance(number, bool) for row in rows if isinstance(row, list) for number in row):
+        raise InputError(f"'{field}' must hold real numbers. Got true or false among them.")
     return value, None if rows is None else check_rows(rows, field)
 
 
