@@ -1,9 +1,10 @@
-"""TIDE beside zero-shot, StatA, MOON and GDA-CLIP on real feature packs, from few classes to all, even or long-tailed.
+"""TIDE beside other methods on real feature packs, from few classes to all, even or long-tailed.
 
     scripts/bench grid                           # the grid, biased texts, the photographs of examples/, trust
     scripts/bench grid --ablation                # TIDE without each of its parts
     scripts/bench grid --streams                 # batches of 1, 16 and 128 in five orders
     scripts/bench grid --known                   # 1 and 4 known labels per class
+    scripts/bench grid --all                     # every method there is, with few and with all classes
     scripts/bench grid --cost [--device cuda]    # time against MOON's, on simulated features
     scripts/bench grid --write docs/tide.md      # into the marked parts of the page, too
 
@@ -24,6 +25,7 @@ from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parent))  # where `python -m benchmarks.grid` does not look
 
+from grid_parts import report_all
 from grid_parts import report_grid as grid_reports
 from grid_parts import report_more as more_reports
 from grid_parts.ablations import ABLATIONS
@@ -68,8 +70,10 @@ class Part(NamedTuple):
     reports: dict[str, Callable[[Results, Settings], str]]
 
 
-def accuracy_jobs(found: list[Cell], runs: int, titles: tuple[str, ...], measure: str = "accuracy") -> list[Job]:
-    return [Job(measure, cell, run, titles) for cell in found for run in range(runs_of(cell, runs))]
+def accuracy_jobs(
+    found: list[Cell], most: int, titles: tuple[str, ...], measure: str = "accuracy", runs: int | None = None
+) -> list[Job]:
+    return [Job(measure, cell, run, titles) for cell in found for run in range(runs or runs_of(cell, most))]
 
 
 def grid_jobs(s: Settings) -> list[Job]:
@@ -104,6 +108,20 @@ def known_jobs(s: Settings) -> list[Job]:
     return [Job("known", cell, run, WITH_LABELS) for cell in found for run in range(LABEL_RUNS)]
 
 
+def all_jobs(s: Settings) -> list[Job]:
+    """Every method that features alone are enough for; those that remember, on a stream too."""
+    batches = [
+        job
+        for kind in report_all.KINDS
+        for cell in report_all.cells_of(s.packs, kind)
+        for job in accuracy_jobs(
+            [cell], s.runs, report_all.titles_for(cell, s.packs), runs=report_all.runs_of(cell, kind, s.runs)
+        )
+    ]
+    streams = [StreamCell(pack.name, *report_all.STREAM) for pack in s.packs]
+    return [*batches, *(Job("stream", cell, 0, report_all.on_streams(cell.pack, s.packs)) for cell in streams)]
+
+
 PARTS = {
     "grid": Part(
         "all cells, and the photographs of examples/",
@@ -132,6 +150,11 @@ PARTS = {
         stream_jobs,
         {"streams": lambda r, s: more_reports.report_streams(r, ON_STREAMS + s.methods)},
     ),
+    "all": Part(
+        "every method that features alone are enough for",
+        all_jobs,
+        {"all": lambda r, s: report_all.report(r, s.packs)},
+    ),
     "known": Part(
         "known labels of some samples", known_jobs, {"known": lambda r, s: more_reports.report_known(r, WITH_LABELS)}
     ),
@@ -146,7 +169,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--cost", action="store_true", help="time against MOON's, on simulated features")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="for --cost")
     parser.add_argument("--packs", type=Path, nargs="+", help=f"feature packs with labels; default: {FOLDER}/*.npz")
-    parser.add_argument("--methods", nargs="+", default=[], help="further methods, in the grid and on streams")
+    parser.add_argument("--methods", nargs="+", default=[], help="further methods, in the grid and on streams; or all")
     parser.add_argument("--runs", type=int, default=100, help="batches of 64 in a cell; a fifth of it of larger ones")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes of one thread each")
     parser.add_argument("--out", type=Path, default=Path("results/grid.jsonl"), help="the log, read and continued")
@@ -166,7 +189,8 @@ def run(args: argparse.Namespace) -> dict[str, str]:
         if not paths:
             raise SystemExit(f"There are no feature packs in {FOLDER}; name some with --packs.")
         own = photographs(args.out.parent) if "grid" in chosen else None
-        more = tuple(name for name in args.methods if name not in METHODS)
+        wanted = report_all.titles() if args.methods == ["all"] else args.methods
+        more = tuple(name for name in wanted if name not in METHODS)
         settings = Settings([read_pack(path) for path in paths], read_pack(own) if own else None, args.runs, more)
         names = [pack.name for pack in settings.packs]
         if len(set(names)) < len(names):

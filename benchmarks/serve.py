@@ -8,7 +8,8 @@ bytes.
 
 `--clients 1 8 32` measures throughput instead: so many clients push at once, each again when it is answered, in turns
 in one run; `--impatient 400` adds clients that come again after 50 ms when they are refused; `--streams 2` shares the
-clients among streams; `--soak 1800` watches the memory and the latency of a server over so many seconds.
+clients among streams; `--threads 0` lets the server compute on all cores, as it does by itself, where a micro-batch is
+large enough; `--soak 1800` watches the memory and the latency of a server over so many seconds.
 """
 
 import argparse
@@ -23,8 +24,9 @@ import threading
 import time
 from pathlib import Path
 
-for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
-    os.environ[variable] = "1"  # here and in the server: the threads of one would slow the other down
+THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+for variable in THREADS:
+    os.environ[variable] = "1"  # here, and in the server but for --threads: those of one would slow the other down
 
 import numpy as np  # noqa: E402
 
@@ -62,13 +64,17 @@ def main():
     parser.add_argument("--streams", type=int, default=1, help="streams that the clients share")
     parser.add_argument("--seconds", type=float, default=5, help="of a row of throughput")
     parser.add_argument("--soak", type=float, help="seconds to watch memory and latency, with 4 clients")
+    parser.add_argument("--threads", type=int, default=1, help="of linear algebra in the server; 0: one a core")
     arguments = parser.parse_args()
     if arguments.clients or arguments.soak:
         return throughput(arguments)
     print(f"{arguments.method}, {DIM}-d, {arguments.pushes} pushes a row, one client, times in ms\n")
     print(f"| {' | '.join(COLUMNS)} |\n|{'---|' * len(COLUMNS)}")
     for fsync in arguments.fsync:
-        with tempfile.TemporaryDirectory(dir=arguments.data) as folder, serving(folder, fsync) as (port, _):
+        with (
+            tempfile.TemporaryDirectory(dir=arguments.data) as folder,
+            serving(folder, fsync, arguments.threads) as (port, _),
+        ):
             for k in arguments.classes:
                 for batch in arguments.batch:
                     cells = row(arguments.method, k, batch, arguments.pushes, port, fsync, Path(folder))
@@ -76,10 +82,12 @@ def main():
 
 
 @contextlib.contextmanager
-def serving(folder, fsync):
+def serving(folder, fsync, threads):
     """Run a server; yields its port and its process."""
     command = [sys.executable, "-c", SERVER, "serve", "--port", "0", "--data", folder, "--fsync", fsync]
-    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    limits = {name: str(threads) for name in THREADS if threads}
+    others = {name: value for name, value in os.environ.items() if name not in THREADS}
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=others | limits)
     try:
         yield int(server.stdout.readline().split()[2].rpartition(":")[2]), server
     finally:
@@ -108,7 +116,7 @@ def throughput(arguments):
             for batch in arguments.batch:
                 with (
                     tempfile.TemporaryDirectory(dir=arguments.data) as folder,
-                    serving(folder, fsync) as (port, server),
+                    serving(folder, fsync, arguments.threads) as (port, server),
                 ):
                     load = Load(arguments.method, k, batch, port, server.pid, arguments.streams)
                     if arguments.soak:

@@ -18,6 +18,7 @@ from moontide.checks.encoder import rows_as_images
 from moontide.checks.tasks import expect_sound, single
 from moontide.core.arrays import to_numpy
 from moontide.core.simplex import zero_shot
+from moontide.errors import InputError
 from moontide.methods.zero_shot import ZeroShot
 from moontide.options import option
 from moontide.protocols import Method, OnlineMethod, PerBatch, State, zero_shot_of
@@ -119,6 +120,10 @@ def written_to(task: Task) -> Any:
     return predicted(task.features, task)
 
 
+def raising(error: Exception) -> Any:
+    raise error
+
+
 def to_simplex(p: Any) -> Any:
     return p / p.sum(axis=1, keepdims=True)
 
@@ -159,6 +164,12 @@ FAULTS: dict[str, list[Callable[[Task, Result], Result]]] = {
     "check_other_logit_scales": [lambda t, r: replace(r, native_scores=np.exp(t.logit_scale * t.features @ t.text.T))],
     "check_wide_space": [lambda t, r: replace(r, native_scores=r.probs / t.features.var(axis=0).min() ** 5)],
     "check_inputs_untouched": [lambda t, r: replace(r, probs=written_to(t))],
+    "check_random_tasks": [
+        lambda t, r: replace(r, probs=r.probs / (t.d > 5)),
+        lambda t, r: replace(r, probs=r.probs / (t.logit_scale > 1e-9)),
+        lambda t, r: raising(InputError("Two\nlines.")) if t.d % 3 == 0 else r,
+        lambda t, r: raising(InputError("long " * 100)) if t.d % 3 == 0 else r,
+    ],
     "check_deterministic": [lambda t, r: replace(r, probs=to_simplex(r.probs + GENERATOR.random()))],
 }  # fmt: skip
 

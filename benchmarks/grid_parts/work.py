@@ -102,8 +102,8 @@ class Results:
 def measure(bench: Bench, jobs: list[Job], path: Path, processes: int) -> Results:
     """Do what of the jobs is not in the log yet, write a line for each result, and return all results."""
     log = read_log(path)
-    left = [job._replace(titles=tuple(t for t in job.titles if bench.key(job, t) not in log)) for job in jobs]
-    left = sorted((job for job in left if job.titles), key=bench.weight, reverse=True)
+    apart = [job._replace(titles=(title,)) for job in jobs for title in job.titles]  # one slow method holds up no other
+    left = sorted((job for job in apart if bench.key(job, job.titles[0]) not in log), key=bench.weight, reverse=True)
     if left:
         path.parent.mkdir(parents=True, exist_ok=True)
         torn = path.exists() and not path.read_bytes().endswith(b"\n")
@@ -130,7 +130,7 @@ def shown(answers: Iterator[Any], jobs: list[Job], bench: Bench) -> Iterator[Any
         now = time.monotonic()
         if number == len(jobs) or now - last > (0.2 if terminal else 10):
             minutes, seconds = divmod(round((now - start) * (total - done) / done), 60)
-            line = f"{number:,} of {len(jobs):,} batches, about {minutes} min {seconds:02d} s left"
+            line = f"{number:,} of {len(jobs):,} results, about {minutes} min {seconds:02d} s left"
             end = "\n" if number == len(jobs) or not terminal else ""
             print(f"\r{line:<60}" if terminal else line, end=end, file=sys.stderr, flush=True)
             last = now

@@ -24,14 +24,29 @@ moontide.errors.UnknownNameError: There is no method 'mooon'. Did you mean 'moon
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 
 LENGTH = 300  # characters of an error sentence
 LISTED = 160  # characters of the known names in it
 
 
+def without_credentials(text: str) -> str:
+    """Return text with the user, the password and the query of every URL in it left out, for whatever is shown.
+
+    >>> without_credentials("postgresql://me:secret@db/streams and https://a.org/x.npy?sig=abc are gone")
+    'postgresql://***@db/streams and https://a.org/x.npy?*** are gone'
+    """
+    text = re.sub(r"(\w://)[^\s/?#]*@", r"\1***@", text)
+    return re.sub(r"(\w://[^\s?]*\?)[^\s'\")]+", r"\1***", text)
+
+
 class MoontideError(Exception):
-    """Every error that Moontide raises on purpose."""
+    """Every error that Moontide raises on purpose; its sentence has no credentials, whatever path it names."""
+
+    def __str__(self) -> str:
+        """Return the sentence."""
+        return without_credentials(super().__str__())
 
 
 class ImplausibleWarning(UserWarning):

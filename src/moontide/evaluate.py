@@ -108,6 +108,8 @@ def split_rows(
         raise OptionError("'shuffle' has no effect without 'batch_size': all that goes together is one batch.")
     if batch_size is not None and batch_size < 1:
         raise OptionError(f"'batch_size' must be at least 1. Got {batch_size} instead.")
+    if shuffle_seed is not None and shuffle_seed < 0:
+        raise OptionError(f"'seed' must be at least 0. Got {shuffle_seed} instead.")
     order: IntArray = np.arange(n) if shuffle_seed is None else np.random.default_rng(shuffle_seed).permutation(n)
     members = [order]
     if groups is not None:
@@ -233,7 +235,9 @@ def compare_methods(
     names = list(dict.fromkeys(names))
     for name in names:
         check_name(name)
-    ask(read_task(features, **source).task)  # refuses a bad file once, here
+    task = read_task(features, **source).task  # refuses a bad file once, here
+    split_rows(task.n, None, batch_size)
+    ask(task)
     outcomes = []
     for done, name in enumerate(names, 1):
         outcomes.append(_run_apart(name, {"features": str(features), "batch_size": batch_size, "source": source}))

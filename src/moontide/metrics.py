@@ -90,6 +90,19 @@ def expected_calibration_error(
     return float(np.abs(right - sure) @ counts / counts.sum())
 
 
+def calibration_gaps(hit: npt.ArrayLike, confidence: npt.ArrayLike, bins: int = 15) -> npt.NDArray[np.float64]:
+    """Return hits less confidences, summed in each bin, (B,): they add up over batches.
+
+    The ECE of all samples together is the sum of the absolute sums, divided by their number. A mean of the ECEs of
+    small batches is not: it is larger, as in a bin of few samples hits and confidence always differ.
+
+    >>> float(calibration_gaps([True, False], [0.9, 0.8], bins=1).round(9)[0])
+    -0.7
+    """
+    sure, right, counts = reliability(np.asarray(hit, dtype=bool), True, confidence, bins).T
+    return np.asarray((right - sure) * counts)
+
+
 def tail_accuracy(accuracies: npt.ArrayLike, share: float = 0.1) -> float:
     """Return the expected tail accuracy: the mean of the worst `share` of the runs (at least one, rounded up).
 

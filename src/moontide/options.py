@@ -153,3 +153,16 @@ class Options:
             if name not in specs:
                 raise unknown_name(f"option of {cls.title()}", name, specs)
         return {name: specs[name].parse(text) for name, text in settings.items()}
+
+
+def json_safe(value: Any) -> Any:
+    """Write infinities as text, which JSON has no number for.
+
+    >>> json_safe({"cap": float("inf"), "m": [3]})
+    {'cap': 'inf', 'm': [3]}
+    """
+    if isinstance(value, dict):
+        return {key: json_safe(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [json_safe(item) for item in value]
+    return str(value) if isinstance(value, float) and value in (float("inf"), float("-inf")) else value

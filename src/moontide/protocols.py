@@ -215,14 +215,18 @@ class OnlineMethod(Method):
             after, result = self._step(state, x, self.check_known(state, x, known))
         return dataclasses.replace(after, seen=state.seen + len(x)), result
 
-    def correct(self, state: S, x: Array, known: Array) -> S:
+    def correct(self, state: S, x: Array, known: Array, before: Array | None = None) -> S:
         """Return the state after labels of samples that were predicted before became known, (n, d) and (n,).
 
         The next step makes use of them; a sample that the state no longer remembers counts as a labelled one all the
-        same. An entry of -1 takes back a label that was given by mistake.
+        same. An entry of -1 takes back a label that was given by mistake. `before` (n,) are the labels that these
+        samples had so far, -1 where none: they no longer count, so that every sample has one label however often it is
+        corrected. Without it, samples that the state no longer remembers are taken to have had none.
         """
         x = self.check(state, x)
-        return self._correct(state, x, self.check_known(state, x, known))
+        known = self.check_known(state, x, known)
+        none = known * 0 - 1
+        return self._correct(state, x, known, none if before is None else self.check_known(state, x, before))
 
     def check_known(self, state: State, x: Array, known: Array) -> Array:
         """Return known labels as `_step` takes them, (n,), for a method that accepts them."""
@@ -244,7 +248,7 @@ class OnlineMethod(Method):
     def _step(self, state: S, x: Array, known: Array | None = None) -> tuple[S, Result]:
         raise TypeError(f"{type(self).__name__} does not implement _step.")
 
-    def _correct(self, state: S, x: Array, known: Array) -> S:
+    def _correct(self, state: S, x: Array, known: Array, before: Array) -> S:
         raise TypeError(f"{type(self).__name__} accepts known labels and does not implement _correct.")
 
     def _fit(self, task: Task) -> Result:

@@ -130,12 +130,13 @@ class Stream:
         labels = known if self._rows is None else join_known(self._known, self.waiting, known, len(x), self.state.text)
         return self._advance(rows, labels, 1 if self._late() else self.batch_size or 1)
 
-    def correct(self, x: Any, known: Array) -> None:
+    def correct(self, x: Any, known: Array, before: Array | None = None) -> None:
         """Tell the method the labels (n,) of samples (n, d) that were answered before; the next answers make use of it.
 
-        Samples that still wait are not answered yet: they are not looked for, and count as others would.
+        `before` are the labels that they had so far, -1 where none, which no longer count. Samples that still wait are
+        not answered yet: they are not looked for, and count as others would.
         """
-        self.state = self.method.correct(self.state, x, known)
+        self.state = self.method.correct(self.state, x, known, before)
 
     def poll(self) -> Result:
         """Return answers to the samples that wait if the oldest has waited `max_wait` seconds."""

@@ -26,7 +26,7 @@ from moontide.core.arrays import Array, device, like, namespace, to_numpy
 from moontide.errors import FileError, InputError, OptionError
 from moontide.protocols import Method, OnlineMethod, PerBatch, State, as_online, samples
 from moontide.registry import method as make_method
-from moontide.store.files import replacing
+from moontide.store.files import reading, replacing
 from moontide.types import Result, Task
 
 BATCH_SIZE = "batch_size"  # in the metadata
@@ -151,7 +151,7 @@ def load_state(path: str | Path, ref: Array | None = None, **live: Any) -> tuple
     >>> load_state("none.safetensors")
     Traceback (most recent call last):
         ...
-    moontide.errors.FileError: There is no state file none.safetensors.
+    moontide.errors.FileError: There is no file none.safetensors.
     """
     return read_state(*unpack(read_file(path), str(path)), str(path), ref, **live)
 
@@ -184,13 +184,8 @@ def state_bytes(
 
 def read_file(path: str | Path) -> bytes:
     """Return the contents of a state file."""
-    path = Path(path)
-    if not path.exists():
-        raise FileError(f"There is no state file {path}.")
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise FileError(f"{path} cannot be read ({error.strerror}).") from error
+    with reading(Path(path)):
+        return Path(path).read_bytes()
 
 
 def unpack(data: bytes, source: str) -> tuple[dict[str, str], dict[str, Any]]:

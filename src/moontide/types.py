@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     import pandas
 
 PER_SAMPLE = ("views", "images")  # extras with one row a sample
+SHOWN = 5  # of the names in a warning
 
 
 @dataclass(frozen=True)
@@ -155,9 +157,11 @@ def check_class_names(names: Sequence[str], k: int, n: int | None = None) -> tup
             f"'class_names' must have one name for each of the {k} rows of 'text_features'. Got {len(names)}"
             + ("; are image and text features swapped?" if len(names) == n else ".")
         )
-    double = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < k else []
+    double = sorted(name for name, count in Counter(names).items() if count > 1)
     if double:
-        warnings.warn(f"class names appear more than once: {', '.join(double)}", UserWarning, stacklevel=3)
+        more = f" and {len(double) - SHOWN} more" if len(double) > SHOWN else ""
+        shown = ", ".join(double[:SHOWN])
+        warnings.warn(f"class names appear more than once: {shown}{more}", UserWarning, stacklevel=3)
     return names
 
 

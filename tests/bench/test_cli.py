@@ -68,13 +68,13 @@ def test_skipped_methods_are_named(moontide, features, tmp_path):
     assert "skipped: mta on toy: it needs views." in told
 
 
-def test_nothing_to_run_is_no_success(moontide, tmp_path):
+def test_data_of_which_none_can_be_used_are_bad_input(moontide, features, tmp_path):
     np.savez(tmp_path / "a.npz", image_features=np.eye(2), text_features=np.eye(2))
-    status, _, told = moontide(
-        "bench", "run", "batch-64", "--data", tmp_path, "--methods", "moon", "--out", tmp_path / "r"
-    )
-    assert status == 1
+    line = ("bench", "run", "batch-64", "--methods", "moon", "--runs", "1", "--out", tmp_path / "r", "--data")
+    status, _, told = moontide(*line, tmp_path / "a.npz")
+    assert status == 2
     assert "a.npz has no labels to score with." in told
+    assert not (tmp_path / "r").exists()
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,10 @@ from moontide.bench.records import key, read_records
 from moontide.bench.runner import run_suite, score
 from moontide.bench.suites import load_suite
 from moontide.errors import OptionError
+from moontide.metrics import expected_calibration_error
 from moontide.registry import method
+from moontide.report.bench import write_report
+from moontide.report.results import collect
 from moontide.samplers import rng_for
 
 METHODS = ["zero_shot", "moon"]
@@ -47,14 +50,57 @@ def test_a_record_says_all_that_a_run_is_known_by(features, tmp_path):
     )
     assert record["seed"] == ["batch-64", "toy", "batch-64-very_low", 0]
     assert {"moontide", "commit", "python", "numpy", "torch", "machine"} == set(record["environment"])
-    (indices,) = load_suite("batch-64").scenarios[0].batches("batch-64", "toy", pack.labels, 0)
+    (indices,) = load_suite("batch-64").scenarios[0].batches("toy", pack.labels, 0)
     sampler = load_suite("batch-64").scenarios[0].sampler
     assert np.array_equal(indices, sampler.draw(pack.labels, rng_for(*record["seed"])))
     right = method("moon").fit_predict(pack.task(indices)).labels == pack.labels[indices]
     assert (record["n"], record["correct"]) == (len(indices), int(right.sum()))
     assert record["accuracy"] == pytest.approx(right.mean(), abs=1e-6)
-    assert 0 <= record["ece"] <= 1
+    confidence = method("moon").fit_predict(pack.task(indices)).confidence
+    error = expected_calibration_error(right, np.ones_like(right), confidence)
+    assert np.abs(record["gaps"]).sum() / record["n"] == pytest.approx(error, abs=1e-6)
     assert record["seconds"] > 0
+
+
+def test_suites_that_include_a_scenario_draw_its_batches(features, tmp_path):
+    for suite in ("batch-64", "ablation"):
+        run(features, tmp_path / suite, suite=suite, runs=1)
+    own, ablation = (
+        {
+            r["scenario"]["id"]: r["accuracy"]
+            for r in read_records(tmp_path / suite)
+            if (r["method"], r["options"]) == ("moon", {})
+        }
+        for suite in ("batch-64", "ablation")
+    )
+    assert own.items() <= ablation.items()
+
+
+def test_an_infinite_option_is_written_found_again_and_reported(features, tmp_path):
+    path = tmp_path / "caps.toml"
+    path.write_text(
+        'version = 1\ntitle = "Caps"\ninclude = ["batch-64/low"]\nruns = 2\nmethods = ["zero_shot"]\n'
+        '[[method]]\nname = "moon"\npreset = "paper"\nlabel = "the text"\n'
+        '[[method]]\nname = "moon"\nsweep = { kappa_cap = [500.0, inf] }\n'
+    )
+    suite = load_suite(str(path))
+    first, again = (run_suite(suite, features, tmp_path / "out") for _ in range(2))
+    assert (first.written, dict(first.failed), again.written, again.found) == (8, {}, 0, 8)
+    written = [r["options"] for r in read_records(tmp_path / "out") if r["vary"]]
+    assert sorted(map(str, written)) == ["{'kappa_cap': 'inf'}"] * 2 + ["{'kappa_cap': 500.0}"] * 2
+    assert {r["options"]["temper"] for r in read_records(tmp_path / "out") if r["label"]} == {1.0}
+    (page, *_) = write_report(tmp_path / "out", tmp_path / "report")
+    assert "the text" in page.read_text()
+
+
+def test_scenarios_and_methods_are_reported_in_the_order_of_the_suite(features, tmp_path):
+    run(features, tmp_path, suite="ablation", runs=1, methods=None)
+    for path in tmp_path.glob("*.jsonl"):  # as several processes may have written them
+        path.write_text("".join(reversed(path.read_text().splitlines(keepends=True))))
+    tables = collect(tmp_path).tables
+    suite = load_suite("ablation")
+    assert [t.scenario["id"] for t in tables] == [s.id for s in suite.scenarios]
+    assert [row.title for row in tables[0].rows[2:]] == [e.label for e in suite.entries[2:]]
 
 
 def test_all_methods_meet_the_same_batches(features, tmp_path):
@@ -105,7 +151,7 @@ def test_workers_compute_on_one_thread_and_the_caller_is_left_as_it_was(features
 @pytest.mark.parametrize("name", ["moon", "tda"])
 def test_a_stream_starts_afresh_in_every_run_and_carries_state_only_where_the_method_does(features, name):
     pack = read_pack(features / "toy_vitb32.npz")
-    batches = load_suite("online-128").scenarios[0].batches("online-128", "toy", pack.labels, 0)
+    batches = load_suite("online-128").scenarios[0].batches("toy", pack.labels, 0)
     assert [len(batch) for batch in batches] == [128, 128]  # 300 = 2 x 128 + 44: the rest is dropped, as published
     first, again = (score(method(name), pack, batches, "online") for _ in range(2))
     assert first["batches"] == again["batches"]

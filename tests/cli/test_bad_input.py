@@ -372,7 +372,7 @@ def batch_size_zero(folder, arrays):
     return [npz(folder, **arrays), "--batch-size", "0"]
 
 
-@case("--batch-size", "int")
+@case("--batch-size", "a whole number", "'many'")
 def batch_size_that_is_no_number(folder, arrays):
     return [npz(folder, **arrays), "--batch-size", "many"]
 

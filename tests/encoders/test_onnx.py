@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import moontide
 from moontide.encoders import encoder
 from moontide.encoders.onnx import ONNX, export
 from moontide.errors import FileError, InputError, OptionError
@@ -50,6 +51,7 @@ def test_it_runs_without_torch_and_transformers(onnx_folder: Path) -> None:
     program = f"""
 import sys
 from PIL import Image
+import moontide
 from moontide.encoders import encoder
 rows = encoder("onnx:{onnx_folder}").encode_images([Image.new("RGB", (50, 40))])
 assert rows.shape == (1, 16)
@@ -113,3 +115,13 @@ def test_an_export_that_differs_is_not_written(clip_folder: Path, tmp_path: Path
     with pytest.raises(InputError, match="more than resize, crop and scale; it is not exported"):
         export(encoder(str(tmp_path / "source")), tmp_path / "made")
     assert [path.name for path in tmp_path.iterdir()] == ["source"]
+
+
+def test_nothing_is_reported_to_the_makers_of_the_runtime(onnx_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    monkeypatch.setattr("onnxruntime.disable_telemetry_events", lambda: calls.append("off"))
+    monkeypatch.setattr("onnxruntime.enable_telemetry_events", lambda: calls.append("on"))
+    encoder(f"onnx:{onnx_folder}")
+    assert calls == ["off"]
+    sources = Path(moontide.__file__).parent.rglob("*.py")
+    assert [path.name for path in sources if "import onnxruntime" in path.read_text()] == ["loading.py"]  # nowhere else

@@ -106,3 +106,31 @@ def test_rounding_does_not_add_up_along_a_stream() -> None:
                  - run_stream(SamplewiseMOON(bank=32), task, 100)[1].probs).max(axis=1)  # fmt: skip
     assert gap[-300:].max() < 2e-4
     assert gap.max() < 2e-4
+
+
+def test_the_preset_paper_is_the_text() -> None:
+    task = Task(*embeddings(40, 5, 24), 30.0)
+    given = SamplewiseMOON.from_preset("paper", bank=12, temper=50.0, kappa_cap=300.0, r_cap=0.99)
+    found = given.fit_predict(task).probs
+    f, t, d = np.asarray(task.features), np.asarray(task.text), task.d
+    logits = 30.0 * f @ t.T
+    y = np.exp(logits - logits.max(axis=1, keepdims=True))
+    y /= y.sum(axis=1, keepdims=True)
+    z = y.copy()
+    for i in range(1, len(f)):
+        bank = range(max(0, i - 12), i)
+        gamma = np.asarray([1 + (z[j] * np.log(z[j])).sum() / math.log(5) for j in bank])
+        confidence = np.sqrt(y[bank].mean(axis=0) * y[bank].max(axis=0))  # lambda_k, of the bank
+        n = (gamma[:, None] * z[bank]).sum(axis=0)
+        beta = (n / (n + 1 / confidence))[:, None]
+        v = (gamma[:, None] * z[bank]).T @ f[bank] / n[:, None]
+        resultant = beta * v + (1 - beta) * t
+        r = np.minimum(np.linalg.norm(resultant, axis=1), 0.99)
+        mu = resultant / np.linalg.norm(resultant, axis=1)[:, None]
+        kappa = np.minimum((d * r - r**3) / (1 - r**2), 300.0)
+        log_p = kappa * (mu @ f[i]) + (d - 1) / 2 * np.log(kappa) - kappa
+        votes = sum((f[i] @ f[j]) * z[j] for j in bank)  # the whole bank
+        score = np.log(y[i]) + (log_p + votes) / 50
+        z[i] = np.exp(score - score.max())
+        z[i] /= z[i].sum()
+    assert np.allclose(found, z, atol=1e-6)

@@ -162,6 +162,21 @@ def test_a_label_is_taken_back_while_its_sample_is_recent() -> None:
     assert (labelled.recent_known >= 0).sum() == 2
 
 
+def test_an_old_sample_has_one_label_however_often_it_is_corrected() -> None:
+    method = TIDE(memory=16)
+    state, _ = stepped(method, [0, 30, 60])
+    rows, right, wrong, none = [3, 50], LABELS[[3, 50]], (LABELS[[3, 50]] + 1) % 12, np.full(2, -1)
+    once = method.correct(state, FEATURES[rows], right)
+    found = method.correct(state, FEATURES[rows], wrong)
+    found = method.correct(found, FEATURES[rows], right, wrong)
+    found = method.correct(found, FEATURES[rows], right, right)
+    for name, value in vars(once).items():
+        np.testing.assert_allclose(getattr(found, name), value, atol=1e-12, err_msg=name)
+    for name, value in vars(state).items():
+        back = method.correct(found, FEATURES[rows], none, right)
+        np.testing.assert_allclose(getattr(back, name), value, atol=1e-12, err_msg=name)
+
+
 def test_a_correction_of_an_old_sample_counts_as_a_labelled_one_of_the_past() -> None:
     method = TIDE(memory=16)
     state, _ = stepped(method, [0, 30, 60])

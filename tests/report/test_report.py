@@ -12,6 +12,7 @@ from moontide.bench.records import Log
 from moontide.errors import FileError
 from moontide.report.bench import write_report
 from moontide.report.paper import DATASETS, About, paper
+from moontide.report.plots import figures, read_curves
 from moontide.report.results import collect
 from moontide.report.tables import accuracy_grids, measure_grids, runtime_grids, summary_grids, sweep_grids
 
@@ -29,7 +30,7 @@ def record(run, method, accuracy, **changes):
         "suite": "batch-64", "version": 1, "timing": False, "dataset": "imagenet", "backbone": "clip_vit_b16",
         "features": "f" * 64, "samples": 50000, "classes": 1000, "scenario": VERY_LOW, "run": run, "method": method,
         "options": {}, "label": None, "vary": None, "accuracy": accuracy, "zero_shot": 0.5, "n": 64,
-        "correct": round(64 * accuracy), "ece": 0.1, "seconds": 0.02, "environment": ENVIRONMENT,
+        "correct": round(64 * accuracy), "gaps": [6.4], "seconds": 0.02, "environment": ENVIRONMENT,
     }  # fmt: skip
     return {**made, **changes}
 
@@ -98,15 +99,17 @@ def test_numbers_printed_alike_share_their_rank(tmp_path):
 
 def test_further_measures(tmp_path):
     levels = [0.25, 0.5, 0.75, 1.0] * 5
-    records = [record(run, m, a, n=8 if a == 1 else 64, correct=8 if a == 1 else round(64 * a), seconds=a)
+    records = [record(run, m, a, n=8 if a == 1 else 64, correct=8 if a == 1 else round(64 * a), seconds=a,
+                      gaps=[8.0, -2.0] if run % 2 else [-4.0, -2.0])
                for run, a in enumerate(levels) for m in ("zero_shot", "moon")]  # fmt: skip
     write(tmp_path, records)
     (grid,) = measure_grids(collect(tmp_path).tables)
-    mean, pooled, tail, calibration, ms = (n.value for n in line(grid, "MOON").numbers)
+    mean, pooled, top, tail, calibration, ms = (n and n.value for n in line(grid, "MOON").numbers)
+    assert top is None  # records of before
     assert mean == pytest.approx(62.5)
     assert pooled == pytest.approx(100 * (16 + 32 + 48 + 8) / (3 * 64 + 8))
     assert tail == pytest.approx(25)  # the two worst of twenty runs
-    assert calibration == pytest.approx(10)
+    assert calibration == pytest.approx(100 * (abs(10 * 8 - 10 * 4) + 20 * 2) / (5 * (3 * 64 + 8)))  # of all together
     assert ms == pytest.approx(625)
 
 
@@ -125,14 +128,19 @@ def test_sweeps_and_runtime(tmp_path):
     assert [n.value for n in line(sweep, "MOON").numbers] == pytest.approx([61, 63, 70])
     (runtime,) = runtime_grids(tables)
     ours, theirs = runtime.blocks[0][1]
-    assert (ours.title, ours.numbers[0].value) == ("128 samples", pytest.approx(20))  # the median
-    assert theirs.numbers[0].value == 30
+    assert list(runtime.headings) == ["encoder", "MOON"]
+    assert (ours.title, ours.numbers[1].value) == ("128 samples", pytest.approx(20))  # the median
+    assert ours.numbers[0] is None
+    assert [number.value for number in theirs.numbers] == [8470, 30]
     assert accuracy_grids(tables) == []
 
 
 def test_the_summary_is_over_datasets_and_scenarios(tmp_path):
-    scenarios = [VERY_LOW, LOW]
-    scenarios += [{**s, "batch_size": 1000, "id": s["id"].replace("64", "1000")} for s in scenarios]
+    names = {64: ("very_low", "low", "medium"), 1000: ("medium", "high", "very_high")}
+    scenarios = [
+        {"id": f"batch-{size}-{name}", "name": name, "setting": "batch", "batch_size": size}
+        for size in names for name in names[size]
+    ]  # fmt: skip
     sets = [(scenario, name) for scenario in scenarios for name in DATASETS]
     rng = np.random.default_rng(0)
     records = [
@@ -142,8 +150,8 @@ def test_the_summary_is_over_datasets_and_scenarios(tmp_path):
         for method, options in (("zero_shot", {}), ("moon", {}), ("moon", {"alpha": 1.0}))
     ]  # fmt: skip
     (grid,) = summary_grids(collect(write(tmp_path, records)).tables)
-    assert list(grid.headings) == ["batches of 64", "batches of 1000"]
-    for column, size in enumerate((64, 1000)):
+    assert list(grid.headings) == [f"batches of {n}, {what}" for n in (64, 1000) for what in ("ImageNet", "Avg.")]
+    for column, size in ((1, 64), (3, 1000)):
         own = [r["accuracy"] for r in records if (r["options"], r["scenario"]["batch_size"]) == ({"alpha": 1.0}, size)]
         ours = line(grid, "without alpha")
         printed = grid.blocks[0][1][grid.blocks[0][1].index(ours) + 1]
@@ -186,14 +194,30 @@ def test_every_table_of_the_paper_can_be_looked_up():
     assert len({about.backbone for about, _ in cells}) == 8
     assert paper().cell(About.make({**b16, "scenario": "low"}, "zero_shot", {}), "dtd") == 43.5  # holds everywhere
     assert paper().cell(About.make({**b16, "scenario": "low"}, "moon", {"alpha": 1.0}), "dtd") is None
-    mean = paper().mean
-    assert mean(About.make({**b16, "scenario": "low"}, "moon", {})) == 73.1
-    assert mean(About.make({**b16, "scenario": "low"}, "zero_shot", {})) == 65.2
-    assert mean(About.make(b16, "moon", {"alpha": 1.0})) == 69.0  # ablation
-    assert mean(About.make({**b16, "scenario": "very_low"}, "moon", {"beta": "soft"})) == 75.3
-    assert mean(About.make({**b16, "scenario": "medium"}, "moon", {"confidence": "max"})) == 69.0  # lambda, mild
-    assert mean(About.make({**b16, "backbone": "siglip", "batch_size": 1000}, "moon", {})) == 85.1  # scaling
+
+    def mean(facts, *given):
+        return paper().average(About.make({**b16, **facts}, *given), DATASETS)
+
+    assert mean({"scenario": "low"}, "moon", {}) == 73.1
+    assert mean({"scenario": "low"}, "zero_shot", {}) == 65.2
+    assert mean({"scenario": "very_low"}, "moon", {"beta": "soft"}) == 75.3
+    assert mean({"scenario": "medium"}, "moon", {"confidence": "max"}) == 69.0  # lambda, mild
     assert paper().seconds[1000, "stata"] == 0.31
+
+
+def test_the_papers_means_over_scenarios_are_over_the_same_scenarios_and_datasets():
+    about = About("clip_vit_b16", "batch", 1000, None, "moon", "{}")
+    scenarios = [about._replace(scenario=name) for name in ("medium", "high", "very_high")]
+    assert paper().summary(scenarios, DATASETS) == 71.14  # as printed with the variants
+    assert paper().summary(scenarios[:2], DATASETS) == pytest.approx((72.9 + 71.3) / 2)
+    assert paper().summary(scenarios[:2], ["imagenet"]) == pytest.approx((81.6 + 81.8) / 2)
+    ablated = [one._replace(options='{"alpha": 1.0}') for one in scenarios]
+    assert paper().summary(ablated, DATASETS) == 68.9
+    assert paper().summary(ablated[:2], DATASETS) is None  # printed for all three together only
+    assert paper().summary(ablated, ["imagenet", "dtd"]) is None
+    scaled = [one._replace(backbone="siglip") for one in scenarios]
+    assert paper().summary(scaled, DATASETS) == 85.1
+    assert paper().summary(scaled, ["imagenet"]) == 91.3  # the scaling table's column
 
 
 class Outline(HTMLParser):
@@ -275,3 +299,27 @@ def test_names_are_escaped(tmp_path):
     assert "<script>" not in page
     assert "&lt;script&gt;" in page
     assert r"\& 100\%\_x" in (tmp_path / "report" / "report.tex").read_text(encoding="utf-8")
+
+
+def test_curves_of_ones_own_and_the_papers_number_stand_beside_a_sweep(tmp_path):
+    pytest.importorskip("matplotlib")
+    records = [record(0, "zero_shot", 0.5)]
+    records += [
+        record(0, "moon", 0.6 + v / 100, options={"iterations": v}, vary="iterations", suite="convergence")
+        for v in (1, 10)
+    ]
+    write(tmp_path, [{**r, "suite": "convergence"} for r in records])
+    path = tmp_path / "curves.csv"
+    lines = ["option,title,dataset,scenario,value,accuracy", *(f"iterations,Fig. 3,imagenet,,{x},{y}" for x, y in
+             ((1, 80), (10, 82)))]  # fmt: skip
+    path.write_text("\n".join(lines))
+    (curve,) = read_curves(path)
+    assert curve.points == [(1.0, 80.0), (10.0, 82.0)]
+    drawn = {f.name: f.svg for f in figures(collect(tmp_path).tables, [curve])}
+    name = "convergence-clip_vit_b16-iterations-curve"
+    with_both, without = drawn[name], {f.name: f.svg for f in figures(collect(tmp_path).tables)}[name]
+    assert b"Fig. 3" in with_both
+    assert b"the paper" in without  # its number at T = 10
+    path.write_text("option,title\niterations,x\n")
+    with pytest.raises(FileError, match="must have the columns option, title"):
+        read_curves(path)

@@ -19,7 +19,7 @@ CASES = [(shape, i) for shape in SHARES for i in range(3)]
 
 streams = st.builds(
     StreamSampler, st.just("dirichlet"), st.integers(1, 30), st.sampled_from([1e-6, 0.001, 0.1, 1.0, 50.0])
-) | st.builds(StreamSampler, st.sampled_from(["separate", "iid"]), st.integers(1, 30))
+) | st.builds(StreamSampler, st.sampled_from(["separate", "iid", "order"]), st.integers(1, 30))
 label_arrays = st.lists(st.integers(-3, 8), min_size=1, max_size=80).map(np.array)
 
 
@@ -154,3 +154,9 @@ def test_a_stream_without_one_full_batch_is_refused_unless_the_rest_is_kept():
     with pytest.raises(InputError, match="'batch_size' is 128 but the stream has 5 samples"):
         StreamSampler("iid").batches([0] * 5, rng())
     assert len(StreamSampler("iid", drop_last=False).batches([0] * 5, rng())[0]) == 5
+
+
+def test_order_leaves_the_samples_as_they_are():
+    labels = [2, 0, 1, 2, 0]
+    batches = StreamSampler("order", 2, drop_last=False).batches(labels, rng())
+    assert [batch.tolist() for batch in batches] == [[0, 1], [2, 3], [4]]

@@ -8,6 +8,7 @@ import socket
 import sqlite3
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -428,3 +429,20 @@ def test_a_stream_that_takes_long_to_read_is_loading_and_not_failed(app, sqlite,
         time.sleep(0.02)
     assert seen == {"loading", "ready"}
     assert client.get("/streams/a").json()["total"] == 3
+
+
+def test_streams_take_their_steps_at_the_same_time(app, sqlite, text, samples, push, monkeypatch):
+    """Each step waits for the others to be under way, so that they are answered only if all of them are."""
+    meeting, step = threading.Barrier(3, timeout=10), Stream.step
+
+    def together(self, *given):
+        meeting.wait()
+        return step(self, *given)
+
+    client = app(sqlite)
+    for name in "abc":
+        assert client.post("/streams", json={"name": name, "prototypes": text.tolist()}).status_code == 201
+    monkeypatch.setattr(Stream, "step", together)
+    with ThreadPoolExecutor(3) as pool:
+        answers = list(pool.map(lambda name: push(client, name, samples(4)), "abc"))
+    assert [answer.status_code for answer in answers] == [200] * 3

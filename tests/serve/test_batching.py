@@ -257,7 +257,7 @@ def test_listeners_share_the_bytes_of_an_event_and_are_cut_off_by_bytes_too(monk
         async with line_of(Recorder()) as line:
             one, two = line.listen(), line.listen()
             for _ in range(4):
-                line.tell("batch", {"labels": "x" * 900})
+                await line.tell("batch", {"labels": "x" * 900})
             heard = [queue.get_nowait() for queue in (one, two)]
             assert heard[0] is heard[1]
             assert not line.listeners

@@ -1,5 +1,6 @@
 """The whole of the interface over HTTP, with SQLite and with PostgreSQL."""
 
+import asyncio
 import json
 import re
 import sqlite3
@@ -15,6 +16,7 @@ from safetensors.numpy import load
 import moontide
 from moontide.protocols import as_online
 from moontide.serve import pushes
+from moontide.serve.encoding import encode_in_pieces
 from moontide.serve.journal import seal
 from moontide.serve.metrics import HELP
 from moontide.serve.service import Limits, sample_set
@@ -367,3 +369,22 @@ def test_pages_load_nothing_from_elsewhere(app, sqlite, path):
     assert not re.findall(r"https?://(?!127\.0\.0\.1|localhost|www\.w3\.org/2000/svg)[\w.]+", response.text)
     assert "default-src 'none'" in response.headers["content-security-policy"]
     assert response.headers["x-content-type-options"] == "nosniff"
+
+
+def test_the_description_of_many_classes_is_written_in_pieces():
+    told = {"name": "a", "class_names": [f"é{i}" for i in range(30_000)], "beta": [0.5] * 9000, "few": [], "none": None}
+    turns = []
+
+    async def both():
+        async def other():
+            while True:
+                turns.append(None)
+                await asyncio.sleep(0)
+
+        beside = asyncio.create_task(other())
+        content = await encode_in_pieces(told)
+        beside.cancel()
+        return content
+
+    assert json.loads(asyncio.run(both())) == told
+    assert len(turns) > 8

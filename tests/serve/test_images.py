@@ -105,3 +105,21 @@ def test_the_operators_sample_images(app, sqlite, colour, tmp_path):
     assert client.get("/samples/images/..").status_code in (404, 422)
     with pytest.raises(FileError, match="has no"):
         list_images(tmp_path / "data")
+
+
+def test_a_template_without_a_place_for_the_name_is_refused(client):
+    for template in ("a photo", "", "a photo of {", "{ }"):
+        made = client.post("/streams", json={"classes": ["red", "blue"], "template": template})
+        assert made.status_code == 422
+        assert "must have {} where the class name goes" in made.json()["detail"]
+    assert client.post("/streams", json={"classes": ["red", "blue"], "template": "{}"}).status_code == 201
+    assert len(client.get("/streams").json()) == 2
+
+
+def test_what_is_wrong_with_an_image_is_told_without_an_object_in_memory(client):
+    whole = picture("red", "PNG", (64, 64))
+    for damaged in (whole[:40], whole[:20], whole[:8] + b"rubbish" * 9, picture("red", "JPEG")[:30], whole[:-30]):
+        answer = send(client, whole, damaged)
+        assert answer.status_code in (415, 422)
+        assert answer.json()["detail"].startswith("Image 1 ")
+        assert " at 0x" not in answer.json()["detail"]

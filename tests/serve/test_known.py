@@ -218,3 +218,22 @@ def test_a_correction_reaches_the_samples_that_tide_remembers(client, text, samp
     assert state["recent_known"][-38:][[0, 5, 37]].tolist() == [1, 2, 3]  # not as samples of the past
     assert (state["recent_known"] >= 0).sum() == 3
     assert not state["known_counts"].any()
+
+
+@pytest.mark.parametrize("memory", [4, 64])
+def test_every_sample_has_one_label_however_often_it_is_corrected(client, text, samples, push, memory):
+    """The samples that TIDE no longer remembers (memory 4), and those that it does."""
+    x = samples(12)
+    for name in ("a", "b", "c"):
+        make(client, text, name, method="tide", options={"memory": memory})
+        push(client, name, x)
+    correct(client, [0, 1, 5], [1, 2, 3], name="a")
+    for labels in ([0, 2, 3], [0, 2, 3], [None, 4, 3], [1, 2, 3]):  # twice the same, taken back, and given again
+        assert correct(client, [0, 1, 5], labels, name="b").status_code == 200
+    one, two, none = (load(client.get(f"/streams/{name}/state").content) for name in "abc")
+    for field in one:
+        np.testing.assert_allclose(one[field], two[field], atol=1e-6, err_msg=field)
+    correct(client, [0, 1, 5], [None, None, None], name="b")
+    two = load(client.get("/streams/b/state").content)
+    for field in none:
+        np.testing.assert_allclose(none[field], two[field], atol=1e-6, err_msg=field)

@@ -4,6 +4,7 @@ import hmac
 import socket
 import sqlite3
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -117,6 +118,19 @@ def test_a_first_token_closes_a_server_that_was_open(sqlite, app):
         time.sleep(0.05)
 
 
+@pytest.mark.parametrize("name", ["", " ", "camera"])
+def test_a_new_token_has_a_name_of_its_own(name, capfd, sqlite):
+    assert main(["serve", "--new-token", "camera", "--data", sqlite]) == 0
+    first = capfd.readouterr().out
+    assert main(["serve", "--new-token", name, "--data", sqlite]) == 2
+    out, err = capfd.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert "--new-token" in err
+    with closing(open_store(sqlite)) as store:
+        assert list(store.tokens()) == ["camera"]
+        assert Token.read(store.tokens()["camera"]) == Token(digest_of(first.strip()))
+
+
 def test_tokens_are_made_shown_once_hashed_and_revoked(capfd, sqlite, app):
     assert main(["serve", "--new-token", "camera", "--data", sqlite]) == 0
     token = capfd.readouterr().out.strip()
@@ -179,7 +193,7 @@ def test_scopes_and_ends_on_the_command_line(capfd, sqlite):
     assert 7100 < kept.expires - time.time() <= 7200
     for arguments, words in (
         (["--new-token", "camera"], "not there yet"),
-        (["--new-token", " "], "not there yet"),
+        (["--new-token", " "], "must not be empty"),
         (["--new-token", "b", "--expires", "soon"], "such as 30d"),
         (["--scope", "read"], "are for '--new-token'"),
     ):

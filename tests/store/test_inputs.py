@@ -191,7 +191,7 @@ def test_groups_come_from_folders_columns_and_arrays(tmp_path):
         ("f.npz", "folder", None, "has no ids"),
         ("f.npz", "camera", None, "has no array 'camera'"),
         ("f.npz", "wide", None, "one text or number for each of the 3 samples"),
-        ("f.parquet", "shop", IDS, "has no column 'shop'. It has id, camera, embedding"),
+        ("f.parquet", "shop", IDS, "must have a column 'shop'. It has 'id', 'camera', 'embedding'"),
         ("f.parquet", "embedding", IDS, "one text or number"),
         ("f.npy", "shop", None, "need a .parquet with that column"),
     ]

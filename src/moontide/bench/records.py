@@ -1,6 +1,7 @@
 """One line of JSON a run: written so that nothing is lost but the run in flight, read so that a torn line does no harm.
 
-Every process writes a file of its own, `<suite>.<number>.jsonl`, and every line is on the disk before the next run.
+Every process writes a file of its own, `<suite>.<number>.jsonl`, and every line is on the disk before the next run. An
+infinite option is the text "inf", which JSON has no number for.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any
 
 import moontide
 from moontide.errors import FileError
+from moontide.options import json_safe
 
 Record = dict[str, Any]
 Key = tuple[Any, ...]
@@ -38,7 +40,7 @@ class Log:
 
     def write(self, record: Record) -> None:
         """Append a line; it is on the disk when this returns."""
-        line = json.dumps(record, ensure_ascii=False, allow_nan=False).encode() + b"\n"
+        line = json.dumps(json_safe(record), ensure_ascii=False, allow_nan=False).encode() + b"\n"
         try:
             self._path = self._path or self._claim()
             with open(self._path, "ab") as handle:
@@ -85,7 +87,7 @@ def key(record: Record) -> Key:
     >>> key({**a, "method": "moon", "options": {}, "seconds": 1}) == key({**a, "method": "moon", "options": {}})
     True
     """
-    options = json.dumps(record["options"], sort_keys=True)
+    options = json.dumps(json_safe(record["options"]), sort_keys=True)
     words = (record[name] for name in ("suite", "version", "dataset", "features"))
     return (*words, record["scenario"]["id"], record["run"], record["method"], options)
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
-from functools import cache
+from dataclasses import dataclass, field, replace
+from functools import cache, cached_property
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,13 @@ from moontide.bench.records import Log, Record, environment, key, read_records
 from moontide.bench.suites import Entry, Scenario, Suite
 from moontide.core.arrays import to_numpy
 from moontide.errors import FileError, MoontideError, OptionError
-from moontide.metrics import IntArray, expected_calibration_error
+from moontide.metrics import IntArray, calibration_gaps
 from moontide.protocols import Method, as_online, samples
 from moontide.registry import method_type
 
+TOP = 5  # a label among so many of the most probable classes counts in `top5`
 Progress = Callable[[int, int], None]  # (done, of how many)
+Limit = Callable[[Pack, Scenario, Entry], int]  # the most runs of a method in a scenario on some features
 
 
 @dataclass(frozen=True)
@@ -55,9 +58,20 @@ class Outcome:
 
 
 def run_suite(
-    suite: Suite, data: str | Path, out: str | Path, *, jobs: int = 1, progress: Progress | None = None
+    suite: Suite,
+    data: str | Path,
+    out: str | Path,
+    *,
+    jobs: int = 1,
+    progress: Progress | None = None,
+    limit: Limit | None = None,
+    device: str = "cpu",
+    encoder: str | None = None,
 ) -> Outcome:
     """Run what the folder `out` does not hold yet; interrupted at any moment, the next call goes on.
+
+    `limit` says how many of the runs of the suite a method does, for those that take too long; None: all of them.
+    `device` is where methods run. `encoder` names the one that made the features of a store, for methods that adapt it.
 
     >>> import tempfile
     >>> from moontide.bench.suites import load_suite
@@ -75,17 +89,18 @@ def run_suite(
         raise OptionError(f"'jobs' must be at least 1. Got {jobs} instead.")
     if suite.timing and jobs > 1:
         raise OptionError(f"The suite {suite.name} measures time, so nothing may run beside it: leave 'jobs' at 1.")
+    if device != "cpu" and jobs > 1:
+        raise OptionError("A GPU is for one process: leave 'jobs' at 1, or 'device' at cpu.")
     for entry in suite.entries:
         entry.build()
-    paths, out = find_data(data), Path(out)
+    outcome, out, source = Outcome(), Path(out), Source(device, encoder)
+    todo = plan(suite, find_data(data), {key(record) for record in read_records(out)}, outcome, limit, source)
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise FileError(f"The results folder {out} cannot be made: {error.strerror}.") from error
-    outcome = Outcome()
-    todo = plan(suite, paths, {key(record) for record in read_records(out)}, outcome)
     total = sum(len(job.entries) for job in todo)
-    worker = Worker(suite, out, environment())
+    worker = Worker(suite, out, environment(), source)
     for written, failed in map(worker, todo) if jobs == 1 else in_processes(worker, todo, jobs):
         outcome.written += written
         outcome.failed.update(failed)
@@ -94,19 +109,64 @@ def run_suite(
     return outcome
 
 
-def plan(suite: Suite, paths: Iterable[Path], done: set[Any], outcome: Outcome) -> list[Job]:
+@dataclass
+class Source:
+    """How packs are read: for which device, and with which encoder; every process makes its own.
+
+    >>> Source("cpu", None).read("missing.npz")
+    Traceback (most recent call last):
+        ...
+    moontide.errors.FileError: There is no file missing.npz.
+    """
+
+    device: str = "cpu"
+    encoder: str | None = None
+
+    def read(self, path: str | Path) -> Pack:
+        """Read a pack."""
+        return read_pack(path, self.made, self.device)
+
+    @cached_property
+    def made(self) -> Any:
+        """The encoder."""
+        if self.encoder is None:
+            return None
+        from moontide.encoders import encoder
+
+        return encoder(self.encoder, self.device)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Go to another process without the encoder."""
+        return Source, (self.device, self.encoder)
+
+
+def plan(
+    suite: Suite,
+    paths: Iterable[Path],
+    done: set[Any],
+    outcome: Outcome,
+    limit: Limit | None = None,
+    source: Source | None = None,
+) -> list[Job]:
     """List the jobs that are left; count in `outcome` what is done, and say what cannot be done.
 
+    Data of which none can be read are an error.
+
     >>> from moontide.bench.suites import load_suite
-    >>> outcome = Outcome()
-    >>> plan(load_suite("batch-64"), [Path("missing.npz")], set(), outcome), outcome.skipped
-    ([], ['There is no file missing.npz.'])
+    >>> plan(load_suite("batch-64"), [Path("missing.npz")], set(), Outcome())
+    Traceback (most recent call last):
+        ...
+    moontide.errors.FileError: There is no file missing.npz.
     """
-    jobs = []
+    jobs, source = [], source or Source()
+    paths, unread = list(paths), 0
     for path in paths:
         try:
-            pack = read_pack(path)
+            pack = source.read(path)
         except MoontideError as error:
+            unread += 1
+            if unread == len(paths):
+                raise
             outcome.skipped.append(str(error))
             continue
         able = []
@@ -118,14 +178,16 @@ def plan(suite: Suite, paths: Iterable[Path], done: set[Any], outcome: Outcome) 
                 able.append(number)
         for scenario in suite.scenarios:
             try:
-                scenario.batches(suite.name, pack.dataset, pack.labels, 0)
+                scenario.batches(pack.dataset, pack.labels, 0)
             except MoontideError as error:
                 outcome.skipped.append(f"{scenario.id} on {pack.dataset}: {error}")
                 continue
+            most = {n: limit(pack, scenario, suite.entries[n]) if limit else scenario.runs for n in able}
             for run in range(scenario.runs):
-                known = {n: key(_facts(suite, pack, scenario, run, suite.entries[n])) in done for n in able}
+                wanted = [n for n in able if run < most[n]]
+                known = {n: key(_facts(suite, pack, scenario, run, suite.entries[n])) in done for n in wanted}
                 outcome.found += sum(known.values())
-                left = tuple(n for n in able if not known[n])
+                left = tuple(n for n in wanted if not known[n])
                 if left:
                     jobs.append(Job(path, scenario, run, left))
     return jobs
@@ -140,14 +202,20 @@ def _facts(suite: Suite, pack: Pack, scenario: Scenario, run: int, entry: Entry)
         "features": pack.hash,
         "samples": len(pack.labels),
         "classes": int(pack.text.shape[0]),
-        "scenario": scenario.facts(),
+        "scenario": {**scenario.facts(), "place": suite.scenarios.index(scenario), **_elsewhere(scenario, pack)},
         "run": run,
+        "place": suite.entries.index(entry),
         "method": entry.name,
         "options": dict(entry.options),
         "label": entry.label,
         "vary": entry.vary,
         "timing": suite.timing,
     }
+
+
+def _elsewhere(scenario: Scenario, pack: Pack) -> Record:
+    """Return what says that a run was not on the CPU: a scenario of its own."""
+    return {} if pack.device == "cpu" else {"id": f"{scenario.id}-{pack.device}", "device": pack.device}
 
 
 class Worker:
@@ -158,42 +226,60 @@ class Worker:
     'batch-64'
     """
 
-    def __init__(self, suite: Suite, out: Path, about: Record) -> None:
-        self.suite, self.out, self.about = suite, out, about
+    def __init__(self, suite: Suite, out: Path, about: Record, source: Source | None = None) -> None:
+        self.suite, self.out, self.about, self.source = suite, out, about, source or Source()
         self.log = Log(out, suite.name)
-        self.pack = cache(read_pack)
-        self.warm: set[tuple[str, str, int]] = set()
+        self.pack = cache(self.source.read)
+        self.warm: set[tuple[Any, ...]] = set()
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Go to another process as a worker that has done nothing yet."""
-        return Worker, (self.suite, self.out, self.about)
+        return Worker, (self.suite, self.out, self.about, self.source)
 
     def __call__(self, job: Job) -> tuple[int, list[str]]:
         """Run every method of a job on the same batches; return how many records were written, and what failed."""
-        pack, scenario = self.pack(job.path), job.scenario
-        batches = scenario.batches(self.suite.name, pack.dataset, pack.labels, job.run)
+        pack, scenario = replace(self.pack(job.path), confident_views=self.suite.confident_views), job.scenario
+        batches = scenario.batches(pack.dataset, pack.labels, job.run)
         failed = []
+        forward = forward_seconds(pack, batches) if self.suite.timing and "encoder" in pack.extras else {}
         for number in job.entries:
             entry = self.suite.entries[number]
             try:
                 method = entry.build()
-                if self.suite.timing and (first := (pack.hash, scenario.id, number)) not in self.warm:
-                    score(method, pack, batches, scenario.setting)  # loads what the method imports and fills caches
+                # The first call of a process imports and compiles: no time of a run has that in it.
+                whole = self.suite.timing or pack.device != "cpu"  # a GPU does so for every shape
+                first = (number, scenario.setting, *((pack.hash, scenario.id) if whole else ()))
+                if first not in self.warm and (whole or find_spec("numba")):
+                    score(method, pack, batches if whole else batches[:1], scenario.setting)
                     self.warm.add(first)
                 scores = score(method, pack, batches, scenario.setting)
             except Exception as error:  # a method that fails does not stop the others
                 failed.append(f"{entry.name} on {pack.dataset}, {scenario.id}: {error!r}")
                 continue
             facts = _facts(self.suite, pack, scenario, job.run, entry)
-            seed = [self.suite.name, pack.dataset, scenario.id, job.run]
-            self.log.write({**facts, **scores, "seed": seed, "environment": self.about})
+            seed = list(scenario.seed(pack.dataset, job.run))
+            self.log.write({**facts, **scores, **forward, "seed": seed, "environment": self.about})
         return len(job.entries) - len(failed), failed
+
+
+def forward_seconds(pack: Pack, batches: Sequence[IntArray]) -> Record:
+    """Return how long the encoder takes for the images of a run, read and decoded before, and for the class texts."""
+    encoder, store = pack.extras["encoder"], pack.features
+    images = pack.extras["images"][np.concatenate(batches)]
+    prompts = [template.format(name) for name in store.class_names for template in store.origin.prompts]
+    encoder.encode_images(images[:1])  # loads and compiles
+    start = time.perf_counter()
+    encoder.encode_images(images)
+    encoder.encode_text(prompts)
+    return {"forward": round(time.perf_counter() - start, 6)}
 
 
 def score(method: Method, pack: Pack, batches: Sequence[IntArray], setting: str) -> Record:
     """Run a method on the batches of one run, a fresh state at the start of a stream, and score what it says.
 
-    Accuracy is the mean over batches; `correct` of `n` is the pooled one. Seconds are those of the method alone.
+    Accuracy is the mean over batches; `correct` of `n` is the pooled one, `top5` of `n` that of the five most probable
+    classes; `gaps` is what the calibration error of many
+    runs together is made of. Seconds are those of the method alone.
 
     >>> from moontide.registry import method
     >>> pack = Pack("toy", None, "", np.eye(3), np.eye(3), np.asarray([0, 1, 0]), 100.0)
@@ -203,9 +289,9 @@ def score(method: Method, pack: Pack, batches: Sequence[IntArray], setting: str)
     """
     solver = as_online(method)
     state: Any = None
-    seconds, hits, before, confidence = 0.0, [], [], []
+    seconds, hits, before, confidence, near = 0.0, [], [], [], 0
     for indices in batches:
-        task, labels = pack.task(indices), pack.labels[indices]
+        task, labels = pack.task(indices, method.needs), pack.labels[indices]
         start = time.perf_counter()
         if setting == "batch":
             result = method.fit_predict(task)
@@ -219,6 +305,8 @@ def score(method: Method, pack: Pack, batches: Sequence[IntArray], setting: str)
         hits.append(predicted == labels)
         before.append(float(np.mean(to_numpy(result.zero_shot_labels) == labels)))
         confidence.append(to_numpy(result.confidence))
+        probs = to_numpy(result.probs)  # (n, K)
+        near += int(((probs > probs[np.arange(len(labels)), labels][:, None]).sum(axis=1) < TOP).sum())
     pooled = np.concatenate(hits)
     by_batch = [round(float(np.mean(hit)), 6) for hit in hits]
     scores = {
@@ -226,7 +314,8 @@ def score(method: Method, pack: Pack, batches: Sequence[IntArray], setting: str)
         "zero_shot": round(float(np.mean(before)), 6),
         "n": int(pooled.size),
         "correct": int(pooled.sum()),
-        "ece": round(expected_calibration_error(pooled, np.ones_like(pooled), np.concatenate(confidence)), 6),
+        "top5": near,
+        "gaps": calibration_gaps(pooled, np.concatenate(confidence)).round(6).tolist(),
         "seconds": round(seconds, 6),
     }
     return scores if setting == "batch" else {**scores, "batches": by_batch}

@@ -4,13 +4,15 @@
     title = "Batch adaptation, batches of 64"
     runs = 1000                                # of every scenario
     timing = false                             # true: seconds are what counts, so nothing runs beside a run
+    confident_views = 0.1                      # where there are views: features are the mean of the surest tenth
     include = ["batch-64", "online-128/low"]   # scenarios of other suites, all or one; their methods where it has none
     methods = ["zero_shot", "moon"]            # methods with their defaults
 
     [[method]]                                 # a method with options
     name = "moon"
     label = "without alpha"                    # what reports call it
-    options = { alpha = 1.0 }
+    preset = "paper"                           # the options of one of its presets, ...
+    options = { alpha = 1.0 }                  # ... some of them changed
     sweep = { iterations = [1, 2, 3] }         # one entry for each value of one option
 
     [[scenario]]                               # a batch: BatchSampler
@@ -24,7 +26,8 @@
     batch_size = 128
     xi = 0.1
 
-A batch is known by (suite, dataset, scenario id, run) alone. A change of what results mean raises the version.
+A batch is known by (suite, dataset, scenario id, run) alone, the suite being the one that declares the scenario: suites
+that include it draw the same batches. A change of what results mean raises the version.
 """
 
 from __future__ import annotations
@@ -43,8 +46,8 @@ from moontide.protocols import Method
 from moontide.registry import method, method_names, method_type
 from moontide.samplers import BatchSampler, StreamSampler, rng_for
 
-_SUITE = {"version", "title", "runs", "timing", "include", "methods", "method", "scenario"}
-_METHOD = {"name", "label", "options", "sweep"}
+_SUITE = {"version", "title", "runs", "timing", "confident_views", "include", "methods", "method", "scenario"}
+_METHOD = {"name", "label", "preset", "options", "sweep"}
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,7 @@ class Scenario:
     name: str
     sampler: BatchSampler | StreamSampler
     runs: int
+    suite: str = ""  # the one that declares it
 
     @property
     def setting(self) -> str:
@@ -69,14 +73,18 @@ class Scenario:
         """The scenario's own word in the seed of a run."""
         return f"{self.setting}-{self.sampler.batch_size or 'all'}-{self.name}"
 
-    def batches(self, suite: str, dataset: str, labels: ArrayLike, run: int) -> list[np.ndarray[Any, Any]]:
+    def seed(self, dataset: str, run: int) -> tuple[str, str, str, int]:
+        """Return the words that the batches of a run are drawn by."""
+        return self.suite, dataset, self.id, run
+
+    def batches(self, dataset: str, labels: ArrayLike, run: int) -> list[np.ndarray[Any, Any]]:
         """Return the indices of each batch of a run: one batch, or all of a stream.
 
         >>> scenario = Scenario("two", BatchSampler(3, 2), runs=1)
-        >>> [len(batch) for batch in scenario.batches("demo", "toy", [0, 0, 1, 1, 2, 2], 0)]
+        >>> [len(batch) for batch in scenario.batches("toy", [0, 0, 1, 1, 2, 2], 0)]
         [3]
         """
-        rng = rng_for(suite, dataset, self.id, run)
+        rng = rng_for(*self.seed(dataset, run))
         if isinstance(self.sampler, StreamSampler):
             return list(self.sampler.batches(labels, rng))
         return [self.sampler.draw(labels, rng)]
@@ -125,6 +133,7 @@ class Suite:
     scenarios: tuple[Scenario, ...]
     entries: tuple[Entry, ...]
     timing: bool = False
+    confident_views: float | None = None
 
     def choose(self, names: list[str] | None) -> Suite:
         """Return the suite with some of its methods, or others with their defaults; ["all"] is every method there is.
@@ -189,7 +198,7 @@ def _suite(name: str, table: dict[str, Any]) -> Suite:
     scenarios = [scenario for part in included for scenario in part.scenarios]
     if "runs" in table:
         scenarios = [replace(scenario, runs=table["runs"]) for scenario in scenarios]
-    scenarios += [_scenario(dict(row), table.get("runs")) for row in table.get("scenario", [])]
+    scenarios += [_scenario(name, dict(row), table.get("runs")) for row in table.get("scenario", [])]
     entries = [Entry(method_name) for method_name in table.get("methods", [])]
     entries += [entry for row in table.get("method", []) for entry in _entries(row)]
     if not entries and included:
@@ -197,7 +206,10 @@ def _suite(name: str, table: dict[str, Any]) -> Suite:
     ids = [scenario.id for scenario in scenarios]
     if not entries or not ids or len(set(ids)) < len(ids):
         raise TypeError("a suite has at least one method, and scenarios that are all different")
-    return Suite(name, table["version"], table["title"], tuple(scenarios), tuple(entries), table.get("timing", False))
+    return Suite(
+        name, table["version"], table["title"], tuple(scenarios), tuple(entries), table.get("timing", False),
+        table.get("confident_views"),
+    )  # fmt: skip
 
 
 def _include(part: str) -> Suite:
@@ -209,7 +221,7 @@ def _include(part: str) -> Suite:
     return replace(suite, scenarios=chosen)
 
 
-def _scenario(row: dict[str, Any], default_runs: int | None) -> Scenario:
+def _scenario(suite: str, row: dict[str, Any], default_runs: int | None) -> Scenario:
     name, runs = row.pop("name"), row.pop("runs", default_runs)
     if not isinstance(runs, int):
         raise TypeError(f"'runs' of the scenario {name} must be a whole number")
@@ -217,13 +229,18 @@ def _scenario(row: dict[str, Any], default_runs: int | None) -> Scenario:
     if isinstance(classes, list):
         row["effective_classes"] = tuple(classes)
     if "stream" in row:
-        return Scenario(name, StreamSampler(row.pop("stream"), **row), runs)
-    return Scenario(name, BatchSampler(**row), runs)
+        return Scenario(name, StreamSampler(row.pop("stream"), **row), runs, suite)
+    return Scenario(name, BatchSampler(**row), runs, suite)
 
 
 def _entries(row: dict[str, Any]) -> list[Entry]:
     _known("key of a method", row, _METHOD)
     options = row.get("options", {})
+    if "preset" in row:
+        presets = method_type(row["name"]).presets
+        if row["preset"] not in presets:
+            raise unknown_name(f"preset of {row['name']}", row["preset"], presets)
+        options = {**presets[row["preset"]], **options}
     if "sweep" not in row:
         return [Entry.make(row["name"], options, row.get("label"))]
     ((option, values),) = row["sweep"].items()

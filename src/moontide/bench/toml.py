@@ -6,8 +6,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from moontide.errors import FileError
-
 if sys.version_info >= (3, 11):
     import tomllib
 else:  # pragma: no cover
@@ -22,12 +20,10 @@ def read_toml(path: Path) -> dict[str, Any]:
         ...
     moontide.errors.FileError: There is no file no-such-suite.toml.
     """
-    try:
+    from moontide.store.files import reading  # which is read by what this describes
+
+    with reading(path):
         return tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise FileError(f"There is no file {path}.") from None
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise FileError(f"{path} cannot be read as TOML ({error}).") from error
 
 
 def toml_files(folder: str) -> dict[str, Path]:

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from functools import partial
 from importlib.util import find_spec
 
-from moontide.checks import common, online
+from moontide.checks import common, fuzz, online
 from moontide.checks.tasks import Extras, Tasks
 from moontide.protocols import Method, OnlineMethod
 
@@ -37,6 +37,7 @@ def checks_for(method: Method, extras: Extras | None = None) -> list[tuple[str, 
     ...     check()
     """
     chosen = [check for name, check in vars(common).items() if name.startswith("check_") and name not in CHOSEN]
+    chosen.append(fuzz.check_random_tasks)
     if find_spec("torch"):
         chosen.append(common.check_torch_equals_numpy)
     if isinstance(method, OnlineMethod):

@@ -1,5 +1,8 @@
 """The command line, one file a command. Bad input gives one sentence on stderr and the exit status 2.
 
+The other statuses: 1 for a run that found nothing to do or did it in part, 130 after Ctrl-C, 141 where the reader of
+the output has gone, quietly, as other programs in a pipe do.
+
 >>> main(["--version"])
 0.2.0
 0
@@ -8,6 +11,7 @@
 from __future__ import annotations
 
 import atexit
+import io
 import os
 import signal
 import sys
@@ -16,13 +20,14 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, TextIO
 
-from cyclopts import App, CycloptsError
+from cyclopts import App, CycloptsError, Parameter
 from cyclopts.config import Toml
 
 import moontide
 from moontide.cli.adapt import adapt
 from moontide.cli.bench import bench
 from moontide.cli.classify import classify
+from moontide.cli.common import note, value_of
 from moontide.cli.compare import compare
 from moontide.cli.completion import completion
 from moontide.cli.demo import demo
@@ -36,7 +41,7 @@ from moontide.cli.output import CONFIG, everywhere, output
 from moontide.cli.serve import serve
 from moontide.cli.stream import stream
 from moontide.cli.undo import undo
-from moontide.errors import MoontideError, shorten
+from moontide.errors import MoontideError, shorten, without_credentials
 
 INTERRUPTED = 130  # the exit status after Ctrl-C
 
@@ -47,6 +52,7 @@ app = App(
     help_format="markdown",
     result_action="return_value",
     suppress_keyboard_interrupt=False,
+    default_parameter=Parameter(converter=value_of),
     config=Toml(CONFIG),
 )
 # each imports its parts when it is called
@@ -60,25 +66,71 @@ app.command(bench)
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command line (default: the program's own) and return the exit status."""
+    _open_outputs()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         warnings.simplefilter("always", UserWarning)
         warnings.showwarning = _printer()
         try:
-            status = app(arguments, exit_on_error=False, print_error=False)
-            sys.stdout.flush()
-            return int(status or 0)
-        except (CycloptsError, MoontideError) as error:
-            return _fail(str(error), 2)
-        except KeyboardInterrupt:
-            return _interrupted(leave=arguments is None)
+            return _run(arguments)
         except BrokenPipeError:  # the reader of our output, say `head`, has gone
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            _drop_outputs()
             return 141
-        except Exception as error:
-            if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":  # numpy's or torch's
-                return _fail("There is not enough memory; split the samples into batches (--batch-size).", 2)
+
+
+def _run(arguments: Sequence[str] | None) -> int:
+    try:
+        status = app(arguments, exit_on_error=False, print_error=False)
+        sys.stdout.flush()
+        return int(status or 0)
+    except (CycloptsError, MoontideError) as error:
+        return _fail(str(error), 2)
+    except KeyboardInterrupt:
+        return _interrupted(leave=arguments is None)
+    except SystemExit as error:  # rich's way to end on a broken pipe
+        raise error.__context__ or error from None
+    except BrokenPipeError:
+        raise
+    except UnicodeEncodeError as error:
+        what = error.object[error.start : error.end]
+        return _fail(f"{what!a} cannot be written in the character set of this locale; set PYTHONUTF8=1.", 2)
+    except OSError as error:
+        if error.errno is None:
             raise
+        if error.filename is None:  # a write to standard output: files have names
+            _drop_outputs(sys.stdout)
+            return _fail(f"Standard output cannot be written: {error.strerror}.", 2)
+        return _fail(f"{os.fsdecode(error.filename)} cannot be read or written: {error.strerror}.", 2)
+    except Exception as error:
+        if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":  # numpy's or torch's
+            return _fail("There is not enough memory; split the samples into batches (--batch-size).", 2)
+        raise
+
+
+def _open_outputs() -> None:
+    """Have both outputs: where the caller has closed stdout, a write fails, and no file takes the number of either.
+
+    What the character set of the locale lacks is written as \\xNN or \\uNNNN.
+    """
+    for number, name, way in ((1, "stdout", os.O_RDONLY), (2, "stderr", os.O_WRONLY)):
+        if getattr(sys, name) is None:
+            null = os.open(os.devnull, way)
+            os.dup2(null, number)
+            if null != number:
+                os.close(null)
+            setattr(sys, name, os.fdopen(number, "w", closefd=False))
+        channel = getattr(sys, name)
+        if isinstance(channel, io.TextIOWrapper):
+            channel.reconfigure(errors="backslashreplace")
+
+
+def _drop_outputs(*outputs: TextIO) -> None:
+    """Let what is still to be written go nowhere, so that the end of the program does not fail once more."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    for channel in outputs or (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):  # one without a number
+            os.dup2(null, channel.fileno())
+    os.close(null)
 
 
 def _interrupted(leave: bool) -> int:
@@ -99,7 +151,8 @@ def _interrupted(leave: bool) -> int:
 
 
 def _fail(sentence: str, status: int) -> int:
-    print(f"error: {shorten(' '.join(sentence.split()))}", file=sys.stderr)
+    with suppress(OSError):  # nobody can be told
+        print(without_credentials(f"error: {shorten(' '.join(sentence.split()))}"), file=sys.stderr)
     return status
 
 
@@ -117,6 +170,6 @@ def _printer() -> Any:
     ) -> None:
         if str(message) not in seen and not output().quiet:
             seen.add(str(message))
-            print(f"warning: {message}", file=sys.stderr)
+            note(f"warning: {message}")
 
     return show

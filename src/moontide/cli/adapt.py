@@ -40,9 +40,10 @@ def adapt(
     features: Annotated[
         str,
         Parameter(
-            help="Image embeddings: a store that 'moontide encode' made; an .npz with image_features, text_features and, "
-            "if there are any, labels, classnames, logit_scale or temperature, view_features; or an .npy, .safetensors "
-            "or .parquet together with --text. Another folder, or a glob such as 's3://bucket/*.parquet', is one task in many shards.",
+            help="Image embeddings: a store that 'moontide encode' made; an .npz with image_features, text_features "
+            "and, if there are any, labels, classnames, logit_scale or temperature, view_features; or an .npy, "
+            ".safetensors or .parquet together with --text. Another folder, or a glob such as "
+            "'s3://bucket/*.parquet', is one task in many shards.",
             group=INPUT,
         ),
     ],

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import App, Parameter
 
 from moontide.cli.common import note, progress_bar, table_console
 from moontide.cli.output import emit, everywhere
+from moontide.encoders.base import DEFAULT
+
+if TYPE_CHECKING:
+    from moontide.bench.suites import Suite
 
 RESULTS = Path("results")
+VIEWS = 64  # of an image, for MTA, as published
 UNKNOWN = "-"
 
 bench = App(name="bench", help="Run the paper's experiments, stop and go on at any moment, and report the results.")
@@ -22,8 +27,23 @@ def run(
     *,
     data: Annotated[
         Path,
-        Parameter(help="Features with labels: a file, a feature store, or a folder of them; see the docs for names."),
+        Parameter(
+            help="Features with labels: a file, a feature store, or a folder of them; see the docs for names. With "
+            "'--dataset', images."
+        ),
     ],
+    dataset: Annotated[
+        str | None,
+        Parameter(
+            help="The dataset of the paper whose images lie in DATA, or 'folders' for one sub-folder a class: they are "
+            "encoded first, into a store in the results folder."
+        ),
+    ] = None,
+    encoder: Annotated[
+        str | None,
+        Parameter(help="What encodes them, as for 'moontide encode'; or what made a store, for methods that adapt it."),
+    ] = None,
+    device: Annotated[Literal["cpu", "cuda"], Parameter(help="Where methods and encoder run.")] = "cpu",
     methods: Annotated[
         str | None,
         Parameter(help="Names or labels separated by commas, or 'all' for every method there is; else the suite's."),
@@ -37,14 +57,22 @@ def run(
     Example:
 
     moontide bench run batch-64 --data features/ --methods zero_shot,stata,moon --runs 100 --jobs 2
+    moontide bench run online-128 --data images/ --dataset oxford_pets --encoder openai/clip-vit-base-patch16
     """
     from moontide.bench.runner import run_suite
     from moontide.bench.suites import load_suite
+    from moontide.registry import method_type
 
     names = None if methods is None else [name.strip() for name in methods.split(",")]
     chosen = load_suite(suite).choose(names).shorten(runs)
+    if dataset is not None:
+        needs = {need for entry in chosen.entries for need in method_type(entry.name).needs}
+        encoder = encoder or DEFAULT
+        data = _encoded(data, dataset, encoder, device, out, VIEWS if "views" in needs else None)
     with progress_bar(suite) as progress:
-        outcome = run_suite(chosen, data, out, jobs=jobs, progress=progress)
+        outcome = run_suite(
+            chosen, data, out, jobs=jobs, progress=progress, device=device, encoder=_if_adapted(chosen, encoder)
+        )
     for reason in outcome.skipped:
         note(f"skipped: {reason}")
     for reason, count in outcome.failed.items():
@@ -56,11 +84,37 @@ def run(
     return 1 if outcome.failed or not outcome.written + outcome.found else 0
 
 
+def _encoded(
+    data: Path, dataset: str, encoder: str, device: Literal["cpu", "cuda"], out: Path, views: int | None
+) -> Path:
+    """Encode the images of a dataset into a store in the results folder, or go on with it."""
+    from moontide.cli.encode import EncoderChoice, encode
+
+    store = out / "features" / dataset
+    encode((str(data),), out=store, choice=EncoderChoice(encoder, device), dataset=dataset, views=views)
+    return store
+
+
+def _if_adapted(suite: Suite, encoder: str | None) -> str | None:
+    """Return the encoder where the suite measures its time, or a method takes it; else it need not be loaded again."""
+    from moontide.registry import method_type
+
+    asked = suite.timing or any("encoder" in method_type(entry.name).needs for entry in suite.entries)
+    return encoder if asked else None
+
+
 def report(
     results: Annotated[Path, Parameter(help="A results folder of 'moontide bench run'.")] = RESULTS,
     /,
     *,
     out: Annotated[Path | None, Parameter(help="The folder to write to; else 'report' in the results folder.")] = None,
+    curves: Annotated[
+        Path | None,
+        Parameter(
+            help="Curves to draw beside one's own, such as the paper's: a CSV file with the columns option, title, "
+            "dataset, scenario, value, accuracy; an empty dataset or scenario fits all."
+        ),
+    ] = None,
 ) -> None:
     """Write report.md, report.tex, report.html and CSV files from the results, and from nothing else.
 
@@ -70,7 +124,7 @@ def report(
     """
     from moontide.report.bench import write_report
 
-    written = write_report(results, results / "report" if out is None else out)
+    written = write_report(results, results / "report" if out is None else out, curves)
     for path in written:
         note(f"wrote {path}")
     emit(written=written)

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 from cyclopts import Group, Parameter
 
 from moontide.cli.output import emit, output, say
-from moontide.errors import FileError, OptionError
+from moontide.errors import FileError, OptionError, without_credentials
 
 if TYPE_CHECKING:
+    from cyclopts import Token
     from rich.console import Console
 
     from moontide.answers import Answers
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 
 INPUT = Group("Input")
 SHOWN_CLASSES, SHOWN_GROUPS = 5, 20
+DIGITS = 18  # of a whole number, which then fits into 64 bits
 CLASS_FILES = (
     "a comma-separated list; a .txt with one per line; a .json, a list or names with synonyms and descriptions; or a "
     ".csv or .tsv with a column 'name'"
@@ -32,8 +35,8 @@ CLASS_FILES = (
 Features = Annotated[
     Path,
     Parameter(
-        help="Image embeddings: a store that 'moontide encode' made; an .npz with image_features, text_features and, if "
-        "there are any, labels, classnames, logit_scale or temperature, view_features; or an .npy, .safetensors or "
+        help="Image embeddings: a store that 'moontide encode' made; an .npz with image_features, text_features and, "
+        "if there are any, labels, classnames, logit_scale or temperature, view_features; or an .npy, .safetensors or "
         ".parquet together with --text.",
         group=INPUT,
     ),
@@ -125,6 +128,32 @@ def check_not_input(out: Path, *inputs: Path | None) -> None:
         raise FileError(f"The output {out} is an input of this very command; give it another name.")
 
 
+def value_of(kind: Any, tokens: Sequence[Token]) -> Any:
+    """Read the words of an argument as a value of its type; an empty word is none, and neither is 1.5 a whole number.
+
+    The errors are what follows the name of the argument.
+
+    >>> from cyclopts import Token
+    >>> value_of(int | None, [Token(keyword="--seed", value="7")])
+    7
+    >>> value_of(int, [Token(keyword="--seed", value="1.5")])
+    Traceback (most recent call last):
+        ...
+    moontide.errors.OptionError: it must be a whole number. Got '1.5' instead.
+    """
+    from cyclopts import convert
+
+    for token in tokens:
+        if not token.value.strip():
+            raise OptionError("it must not be empty." if token.keyword else "An argument must not be empty.")
+        if int in (kind, *get_args(kind)):
+            if not re.fullmatch(r"[+-]?[0-9]+", token.value):
+                raise OptionError(f"it must be a whole number. Got {token.value!r} instead.")
+            if len(token.value) > DIGITS:
+                raise OptionError(f"it must have {DIGITS} digits at most. Got {len(token.value)} instead.")
+    return convert(kind, tokens)
+
+
 @contextmanager
 def progress_bar(label: str, unit: str | None = None) -> Iterator[Callable[..., None]]:
     """Show a bar on stderr while it is a terminal, with the speed in `unit`/s; yields (done, total) -> None to move it.
@@ -159,12 +188,12 @@ def progress_bar(label: str, unit: str | None = None) -> Iterator[Callable[..., 
 
 
 def note(sentence: str) -> None:
-    """Print a line that is not part of the output.
+    """Print a line that is not part of the output, without credentials.
 
     >>> note("done")
     """
     if not output().quiet:
-        print(sentence, file=sys.stderr)
+        print(without_credentials(sentence), file=sys.stderr)
 
 
 def table_console() -> Console:

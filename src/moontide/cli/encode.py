@@ -199,6 +199,10 @@ def encode(
         bool,
         Parameter(negative="", show_default=False, help="Write nothing; print where the time of encoding PATHS goes."),
     ] = False,
+    views: Annotated[
+        int | None,
+        Parameter(help="Encode so many augmented views of each image, too, for the method mta (its authors: 64)."),
+    ] = None,
     root: Root = None,
     allow_urls: AllowUrls = False,
     frame_step: FrameStep = 1.0,
@@ -219,7 +223,7 @@ def encode(
 
         moontide encode photos/ --out store/ --classes "tabby cat, golden retriever, espresso"
         moontide encode 'shards/*.tar' --out store/ --encoder google/siglip2-base-patch16-224 --device cuda
-        moontide encode data/ --dataset oxford_pets --out pets/ --encoder openclip:ViT-B-16/laion2b_s34b_b88k
+        moontide encode data/ --dataset oxford_pets --out pets/ --encoder openclip:ViT-B-16/laion2b_s34b_b88k --views 64
         moontide encode 'shards/*.tar' --out store/ --engine ray --address auto --device cuda
         moontide encode --into store/ more/
         moontide encode --into store/ --remove 'photos/blurred/*'
@@ -234,7 +238,7 @@ def encode(
     sources: dict[str, Any] = {"root": root, "allow_urls": allow_urls, "frame_step": frame_step}
     if benchmark:
         return _benchmark(list_images(paths, **sources).images, choice)
-    way = _Way(choice, engine, address, shard_size, strict)
+    way = _Way(choice, engine, address, shard_size, strict, views)
     if into is not None:
         return _existing(into, paths, sources, remove, verify, way)
     assert out is not None
@@ -250,6 +254,7 @@ class _Way:
     address: str | None
     shard_size: int
     strict: bool
+    views: int | None
 
 
 def _check(
@@ -379,6 +384,11 @@ def _fill(
     skipped = [*skipped, *undecoded]
     for one in skipped:
         note(f"skipped {one.id}: {one.reason}")
+    if way.views is not None and store.n:
+        from moontide.store.views import add_views
+
+        with progress_bar("views", "images") as progress:
+            add_views(store, encoder, images, way.views, progress)
     if not store.n:
         raise InputError(f"None of the {len(skipped)} images can be used; see the reasons above.")
     new = store.n - before

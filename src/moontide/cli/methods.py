@@ -8,6 +8,7 @@ from cyclopts import Parameter
 
 from moontide.cli.common import table_console
 from moontide.cli.output import emit_whole
+from moontide.options import json_safe
 
 # What the MOON paper has in its tables, and what is published here for the first time; the others are rivals.
 PAPER = {
@@ -108,16 +109,3 @@ def _print_one(m: dict[str, Any]) -> None:
     for preset, options in m["presets"].items():
         settings = ", ".join(f"{key}={value}" for key, value in options.items())
         console.print(f"preset {preset}: {settings or 'the defaults'}")
-
-
-def json_safe(value: Any) -> Any:
-    """Write infinities as text, which JSON has no number for.
-
-    >>> json_safe({"cap": float("inf"), "m": [3]})
-    {'cap': 'inf', 'm': [3]}
-    """
-    if isinstance(value, dict):
-        return {key: json_safe(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [json_safe(item) for item in value]
-    return str(value) if isinstance(value, float) and value in (float("inf"), float("-inf")) else value

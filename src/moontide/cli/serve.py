@@ -65,7 +65,7 @@ def serve(
         from moontide.serve.auth import new_token as draw_token
         from moontide.serve.databases import open_store
         from moontide.serve.images import list_images
-        from moontide.serve.server import run
+        from moontide.serve.server import check_port, run
         from moontide.serve.service import Service
     except MissingExtraError:
         raise
@@ -81,6 +81,7 @@ def serve(
         raise OptionError("'--samples' needs '--encoder', which embeds them; leave it out, or add one.")
     if new_token is None and (scope != "admin" or stream is not None or expires is not None):
         raise OptionError("'--scope', '--stream' and '--expires' are for '--new-token'; add it, or leave them out.")
+    check_port(port)
     if verify is not None:
         return _verify(verify)
     if backup is not None:

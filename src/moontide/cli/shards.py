@@ -45,6 +45,14 @@ class Cluster:
             negative="", show_default=False, help="Leave out rows with NaN, infinity or only zeros, and count them."
         ),
     ] = False
+    allow_remote: Annotated[
+        tuple[str, ...],
+        Parameter(
+            negative="",
+            show_default=False,
+            help="A protocol that shards may be fetched by, such as https, besides s3, gs and az; may be repeated.",
+        ),
+    ] = ()
 
 
 NO_CLUSTER = Cluster()  # nothing said on the command line
@@ -61,7 +69,9 @@ def is_many(features: str, cluster: Cluster) -> bool:
     folder = Path(features).is_dir() and not is_store(features)
     many = cluster.engine is not None or "://" in features or any(c in features for c in "*?[") or folder
     if not many and cluster != NO_CLUSTER:
-        raise OptionError("'--address', '--workers', '--graph' and '--skip-bad-rows' are for shards; add '--engine'.")
+        raise OptionError(
+            "'--address', '--workers', '--graph', '--skip-bad-rows', '--allow-remote' are for shards; add '--engine'."
+        )
     if cluster.engine != "ray" and (cluster.address is not None or cluster.workers is not None):
         raise OptionError("'--address' and '--workers' have no effect without '--engine ray'.")
     if cluster.workers is not None and cluster.workers < 1:
@@ -114,6 +124,7 @@ def adapt_many(
             workers=cluster.workers,
             graph=cluster.graph,
             skip_bad_rows=cluster.skip_bad_rows,
+            allow_remote=cluster.allow_remote,
             device=source.device,
             report=note,
             progress=progress,

@@ -16,6 +16,7 @@ Only the decoders in `FORMATS` are tried, never those that run other programs. A
 from __future__ import annotations
 
 import io
+import re
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -65,7 +66,8 @@ def decode(file: BinaryIO | Path | bytes, steps: Steps | None = None) -> Image:
     except MemoryError:
         raise ImageError("it does not fit into memory") from None
     except Exception as error:  # the decoders raise whatever they stumble over in a broken file
-        why = str(error).strip().partition("\n")[0].rstrip(".") or type(error).__name__
+        why = re.sub(r"\s*<[^>]* at 0x[^>]*>", "", str(error)).strip().partition("\n")[0].rstrip(".")
+        why = why or type(error).__name__
         raise ImageError(f"it is damaged or cut short ({why})") from error
 
 

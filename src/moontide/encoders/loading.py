@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from moontide.errors import FileError, MoontideError
 
@@ -27,6 +28,18 @@ def saying(what: str) -> Iterator[None]:
     except Exception as error:  # the libraries raise whatever they stumble over in a broken file
         why = str(error).strip().partition("\n")[0].partition(". ")[0].rstrip(".: ") or type(error).__name__
         raise FileError(f"{what} ({why}).") from error
+
+
+def onnx_runtime() -> Any:
+    """Import onnxruntime, and keep it from reporting what is run to its makers.
+
+    >>> onnx_runtime().__name__
+    'onnxruntime'
+    """
+    import onnxruntime
+
+    onnxruntime.disable_telemetry_events()
+    return onnxruntime
 
 
 def ask_hub(name: str) -> None:

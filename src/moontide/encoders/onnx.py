@@ -28,7 +28,7 @@ import numpy as np
 import numpy.typing as npt
 
 from moontide.encoders.base import Encoder, Prepared, TwoTowers
-from moontide.encoders.loading import saying
+from moontide.encoders.loading import onnx_runtime, saying
 from moontide.encoders.steps import TOLERANCE, Steps, photographs, probes
 from moontide.errors import FileError, InputError, OptionError, ResourceError, missing_extra
 
@@ -63,11 +63,12 @@ class ONNX(Encoder):
             self.logit_scale, self.logit_bias = float(held["logit_scale"]), float(held["logit_bias"])
             self.steps = Steps.parse(held["steps"])
             self.precision = str(held.get("precision", "float32"))
-            files = dict(held["files"])
+            files = {Path(name).name: digest for name, digest in held["files"].items()}
         try:
-            import onnxruntime
             import PIL  # noqa: F401
             from tokenizers import Tokenizer
+
+            onnxruntime = onnx_runtime()
         except ImportError as error:
             raise missing_extra(str(error.name), "onnx", f"The encoder onnx:{model}") from None
         provider = "CPUExecutionProvider" if device == "cpu" else "CUDAExecutionProvider"

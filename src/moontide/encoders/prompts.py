@@ -7,6 +7,7 @@ in each template, or the sentences that a file gives for the class, or both.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -71,6 +72,9 @@ def embed_classes(
     if not names:
         raise InputError("'classes' must have at least one name.")
     templates = tuple(templates) or (() if descriptions else encoder.templates)
+    bare = [template for template in templates if "{}" not in template]
+    if bare:
+        raise OptionError(f"A template must have {{}} where the class name goes. Got {bare[0]!r} instead.")
     sentences = {} if descriptions is None else descriptions
     absent = [name for name in names if descriptions is not None and not sentences.get(name)]
     if absent:
@@ -117,12 +121,12 @@ def read_descriptions(path: str | Path) -> dict[str, list[str]]:
     >>> read_descriptions("no.json")
     Traceback (most recent call last):
         ...
-    moontide.errors.FileError: no.json cannot be read as JSON ([Errno 2] No such file or directory: 'no.json').
+    moontide.errors.FileError: There is no file no.json.
     """
-    try:
+    from moontide.store.files import reading
+
+    with reading(Path(path)):
         held = json.loads(Path(path).read_text(encoding="utf-8-sig"))
-    except (OSError, ValueError) as error:
-        raise FileError(f"{path} cannot be read as JSON ({error}).") from error
     if not isinstance(held, dict):
         raise FileError(f"{path} must be a JSON object of class names. Got a {type(held).__name__} instead.")
     for name, sentences in held.items():
@@ -134,7 +138,7 @@ def read_descriptions(path: str | Path) -> dict[str, list[str]]:
 def _doubts(names: Sequence[str], text: FloatArray) -> list[str]:
     """Report underscores, duplicates, and names with almost the same vector; change nothing."""
     underscored = [name for name in names if "_" in name]
-    double = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
+    double = sorted(name for name, count in Counter(names).items() if count > 1)
     alike: list[str] = []
     for start in range(0, len(names), BLOCK_ROWS):
         rows, columns = np.nonzero(text[start : start + BLOCK_ROWS] @ text.T > ALIKE)

@@ -33,7 +33,8 @@ import numpy as np
 from moontide.encoders import tables, video, web
 from moontide.encoders.images import decode
 from moontide.encoders.places import HeldImage, ImageFile, Skip, UrlImage, path_id
-from moontide.errors import FileError, InputError, missing_extra
+from moontide.errors import FileError, InputError
+from moontide.store.files import read_parquet_column, reading
 
 READABLE = (
     ".jpg", ".jpeg", ".jpe", ".jfif", ".mpo", ".png", ".apng", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".ppm", ".pgm",
@@ -269,33 +270,16 @@ def _csv_rows(file: Path, columns: Sequence[str]) -> list[tuple[str, ...]]:
 
 
 def _parquet_rows(file: Path, columns: Sequence[str]) -> list[tuple[str, ...]]:
-    try:
-        import pyarrow as arrow
-        from pyarrow import parquet
-    except ImportError:
-        raise missing_extra("pyarrow", "parquet", "Reading .parquet files") from None
-    try:
-        names = parquet.read_schema(file).names
-        for column in columns:
-            if column not in names:
-                raise _no_column(file, column, names)
-        held = parquet.read_table(file, columns=list(columns)).select(list(columns)).to_pydict()
-        rows = zip(*held.values(), strict=True)
-        return [tuple("" if value is None else str(value) for value in row) for row in rows if row[0]]
-    except (arrow.ArrowException, OSError) as error:
-        if isinstance(error, FileError):
-            raise
-        raise FileError(f"{file} cannot be read as .parquet ({error}).") from error
+    rows = zip(*(read_parquet_column(file, column) for column in columns), strict=True)
+    return [tuple("" if value is None else str(value) for value in row) for row in rows if row[0]]
 
 
 _LISTS = {".txt": _text_lines, ".csv": _csv_rows, ".parquet": _parquet_rows}
 
 
 def _text(file: Path) -> str:
-    try:
+    with reading(file):
         return file.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise FileError(f"{file} cannot be read as UTF-8 text ({error}).") from error
 
 
 def _no_column(file: Path, column: str, names: Sequence[str]) -> FileError:

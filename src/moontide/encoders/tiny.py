@@ -33,7 +33,7 @@ import numpy.typing as npt
 
 from moontide.core.arrays import unit_rows
 from moontide.encoders.base import FloatArray, TorchEncoder, check_precision
-from moontide.encoders.loading import TINY
+from moontide.encoders.loading import TINY, onnx_runtime
 from moontide.encoders.steps import Steps
 from moontide.errors import FileError, OptionError, missing_extra
 from moontide.store.files import check_device, replacing
@@ -70,11 +70,12 @@ class Tiny(TorchEncoder):
             raise OptionError(f"The encoder tiny is one model and takes no other ({TINY}). Got {model!r}.")
         check_device(device)
         try:
-            import onnxruntime
             import PIL  # noqa: F401
             import torch
             from efficientnet_lite_pytorch import EfficientNet
             from tokenizers import Tokenizer
+
+            onnxruntime = onnx_runtime()
         except ImportError as error:
             raise missing_extra(str(error.name), "tiny", f"The encoder tiny ({TINY})") from None
         files = {part: _checked(*FILES[part]) for part in FILES}

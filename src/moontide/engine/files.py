@@ -1,5 +1,7 @@
 """Shards and checkpoints on disk or in object storage: everything goes through fsspec, so s3://... works like a path.
 
+`store.remote` says which protocols may be used, and tries again what fails on its way.
+
 A shard is a .parquet, .npy or .safetensors file as `store.files` describes them. Checkpoints are .safetensors files,
 written and read here tensor by tensor, so that no second copy of an array is ever in memory. A local file is whole
 before it has its name; object stores promise the same.
@@ -8,6 +10,7 @@ before it has its name; object stores promise the same.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,8 +20,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from moontide.errors import FileError, InputError, missing_extra
+from moontide.errors import FileError, InputError, MoontideError, missing_extra
 from moontide.store.files import replacing
+from moontide.store.remote import filesystem, on_its_way, open_file, retried, unreachable
 
 try:
     import fsspec
@@ -30,6 +34,8 @@ except ImportError:  # the extra is named when something is read
 KINDS = (".parquet", ".npy", ".safetensors")
 NO_SHARDS = ("text.safetensors", "negatives.safetensors")  # of a store: embeddings of names
 DTYPES = {"F16": "<f2", "F32": "<f4", "F64": "<f8", "I64": "<i8", "I32": "<i4", "U16": "<u2", "U8": "|u1"}
+
+MOST_HEADER = 100_000_000  # bytes, as the library of the format allows
 
 AnyArray = NDArray[Any]
 
@@ -53,6 +59,7 @@ def require_fsspec() -> None:
         raise missing_extra("fsspec' and 'pyarrow", "shards", "Working on shards")
 
 
+@retried
 def expand(pattern: str) -> list[str]:
     """Return the shards that a glob, a folder, a file or a URL of these names, sorted.
 
@@ -62,7 +69,7 @@ def expand(pattern: str) -> list[str]:
     moontide.errors.FileError: memory://nothing/*.npy names no .parquet, .npy, .safetensors file.
     """
     require_fsspec()
-    fs, path = fsspec.core.url_to_fs(pattern)
+    fs, path = filesystem(pattern)
     path = path.rstrip("/")
     found = fs.glob(f"{path}/*" if fs.isdir(path) else path)
     found = [p for p in found if suffix(p) in KINDS and PurePosixPath(p).name not in NO_SHARDS]
@@ -93,7 +100,7 @@ def relative_names(paths: Sequence[str]) -> list[str]:
         shared += 1
     names = ["/".join(p[shared:]) for p in parts]
     if len(set(names)) < len(names):
-        double = next(name for name in names if names.count(name) > 1)
+        [(double, _)] = Counter(names).most_common(1)
         raise FileError(f"Two shards are called {double} but for their extension; rename one.")
     return names
 
@@ -102,17 +109,20 @@ def relative_names(paths: Sequence[str]) -> list[str]:
 def reading(path: str) -> Iterator[Any]:
     """Open a file, and say in a sentence what is wrong with it where reading fails."""
     try:
-        with fsspec.open(path, "rb") as handle:
+        with open_file(path) as handle:
             yield handle
-    except (FileError, InputError):
+    except MoontideError:
         raise
-    except FileNotFoundError:
-        raise FileError(f"There is no file {path}.") from None
     except Exception as error:  # the parsers raise whatever they stumble over in a broken file
+        if on_its_way(path, error):
+            raise unreachable(path, error.__cause__ or error) from error
+        if isinstance(error, FileNotFoundError):
+            raise FileError(f"There is no file {path}.") from None
         why = str(error).strip().partition("\n")[0].rstrip(".") or type(error).__name__
         raise FileError(f"{path} cannot be read; it is damaged, cut short or of another kind ({why}).") from error
 
 
+@retried
 def look(path: str) -> Source:
     """Read the header of a shard.
 
@@ -153,6 +163,7 @@ def _only(path: str, names: Mapping[str, Any]) -> str:
     raise FileError(f"{path} has no tensor 'image_features': it holds {', '.join(sorted(names)) or 'nothing'}.")
 
 
+@retried
 def read_shard(path: str) -> AnyArray:
     """Read the matrix of a shard.
 
@@ -172,6 +183,7 @@ def read_shard(path: str) -> AnyArray:
         return _tensor(handle, header[_only(path, header)], start)
 
 
+@retried
 def read_ids(path: str) -> list[Any] | None:
     """Read the ids of a shard: a column `id`, or what a feature store keeps in the metadata.
 
@@ -184,7 +196,7 @@ def read_ids(path: str) -> list[Any] | None:
         if suffix(path) == ".parquet":
             return parquet.read_ids(handle)
         if suffix(path) == ".safetensors":
-            text = json.loads(handle.read(int.from_bytes(handle.read(8), "little"))).get("__metadata__", {}).get("ids")
+            text = _metadata(handle).get("ids")
             return None if text is None else list(json.loads(text))
     return None
 
@@ -205,6 +217,7 @@ def usable_rows(matrix: AnyArray) -> NDArray[np.bool_]:
     return good
 
 
+@retried
 def write_tensors(path: str, tensors: Mapping[str, AnyArray]) -> None:
     """Write arrays as a .safetensors file.
 
@@ -226,6 +239,7 @@ def write_tensors(path: str, tensors: Mapping[str, AnyArray]) -> None:
             handle.write(x.reshape(-1).view(np.uint8).data)
 
 
+@retried
 def read_tensors(path: str, *names: str) -> dict[str, AnyArray]:
     """Read a .safetensors file, or only some tensors of it; those it does not have are left out."""
     with reading(path) as handle:
@@ -233,11 +247,22 @@ def read_tensors(path: str, *names: str) -> dict[str, AnyArray]:
         return {name: _tensor(handle, header[name], start) for name in names or header if name in header}
 
 
+def _metadata(handle: Any) -> dict[str, str]:
+    found: dict[str, str] = _json(handle)[0].get("__metadata__", {})
+    return found
+
+
 def _header(handle: Any) -> tuple[dict[str, Any], int]:
-    size = int.from_bytes(handle.read(8), "little")
-    header = json.loads(handle.read(size))
+    header, start = _json(handle)
     header.pop("__metadata__", None)
-    return header, 8 + size
+    return header, start
+
+
+def _json(handle: Any) -> tuple[dict[str, Any], int]:
+    size = int.from_bytes(handle.read(8), "little")
+    if size > MOST_HEADER:
+        raise ValueError("its header is too long")
+    return json.loads(handle.read(size)), 8 + size
 
 
 def _tensor(handle: Any, entry: Mapping[str, Any], start: int) -> AnyArray:
@@ -258,25 +283,27 @@ def writing(path: str) -> Iterator[Any]:
         with replacing(path) as handle:
             yield handle
         return
-    with fsspec.open(path, "wb") as handle:
+    with open_file(path, "wb") as handle:
         yield handle
 
 
+@retried
 def exists(path: str) -> bool:
     """Tell whether there is such a file.
 
     >>> exists("memory://nothing")
     False
     """
-    fs, inner = fsspec.core.url_to_fs(path)
+    fs, inner = filesystem(path)
     return bool(fs.exists(inner))
 
 
+@retried
 def remove(folder: str) -> None:
     """Remove a folder and all that is in it.
 
     >>> remove("memory://nothing")
     """
-    fs, inner = fsspec.core.url_to_fs(folder)
+    fs, inner = filesystem(folder)
     if fs.exists(inner):
         fs.rm(inner, recursive=True)

@@ -39,9 +39,10 @@ from moontide.engine.files import (
 from moontide.engine.local import Engine, Local
 from moontide.engine.partition import quantiser, recall
 from moontide.engine.worker import Job
-from moontide.errors import FileError, MoontideError, OptionError, ResourceError, listed
+from moontide.errors import FileError, MoontideError, OptionError, ResourceError, listed, without_credentials
 from moontide.protocols import Method, Plan
 from moontide.registry import method_names, method_type
+from moontide.store.remote import check_remote
 from moontide.types import check_class_names, check_class_prior, check_negatives
 
 SHARE = 0.7  # of the available memory that workers may take
@@ -130,6 +131,7 @@ def adapt_shards(
     workers: int | None = None,
     graph: str = "local",
     skip_bad_rows: bool = False,
+    allow_remote: Sequence[str] = (),
     memory: int | None = None,
     device: str = "cpu",
     report: Callable[[str], None] = lambda line: None,
@@ -139,7 +141,8 @@ def adapt_shards(
 
     `class_prior` (K,) and `negatives` (G, d) are for the methods that accept them, as in `Method.fit_predict`.
     `engine` is "local" or "ray" (at `address`, else started here, with `workers` actors, else one a CPU). With `graph`
-    "global" neighbours are found across shards. `memory` is what one worker may take, in bytes.
+    "global" neighbours are found across shards. Besides s3://, gs:// and az:// only the protocols of `allow_remote`
+    are used. `memory` is what one worker may take, in bytes.
 
     >>> import tempfile
     >>> from moontide import method
@@ -150,6 +153,8 @@ def adapt_shards(
     array([2., 2., 2.])
     """
     plan = _plan(method)
+    for path in (out, *([pattern] if isinstance(pattern, str) else pattern)):
+        check_remote(path, allow_remote)
     paths = expand(pattern) if isinstance(pattern, str) else list(pattern)
     out = out.rstrip("/")
     outputs = tuple(f"{out}/{name}.parquet" for name in relative_names(paths))
@@ -243,7 +248,7 @@ def _check_given(method: Method, anchors: NDArray[np.float32], **given: Any) -> 
 def _check_checkpoint(job: Job, graph: str, given: Mapping[str, Any], report: Callable[[str], None]) -> None:
     """Write down what the run is, or refuse a checkpoint that is of another one."""
     own = {
-        "sources": [[source.path, source.rows, source.size] for source in job.sources],
+        "sources": [[without_credentials(source.path), source.rows, source.size] for source in job.sources],
         "method": {job.method.name: asdict(job.method)},  # type: ignore[call-overload]
         "text": _digest(job.text),
         "given": {name: _digest(x) for name, x in given.items()},

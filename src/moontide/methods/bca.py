@@ -1,6 +1,6 @@
 """BCA: Bayesian class adaptation, class centres and class distributions that follow a stream.
 
-L. Zhou et al., "Bayesian Test-Time Adaptation for Vision-Language Models", CVPR 2025.
+"Bayesian Test-Time Adaptation for Vision-Language Models", CVPR 2025, after the port in the benchmark TTABC.
 
 Symbols:  x -> x   mu_k -> centres[k]   R -> beliefs, row k the class distribution of centre k   f -> f
           t1, n1 -> centre_threshold, centre_count   t2, n2 -> belief_threshold, belief_count
@@ -46,7 +46,7 @@ class BCA(OnlineMethod):
     array([0, 1, 2])
     """
 
-    citation: ClassVar[str] = "Zhou et al., CVPR 2025"
+    citation: ClassVar[str] = "BCA, CVPR 2025"
     state_type: ClassVar[type[State]] = BCAState
 
     centre_threshold: float = option(0.05, "t1, probability above which a sample moves the centre of its class", low=0)

@@ -1,6 +1,6 @@
 """DOTA: class Gaussians with one precision, learnt along a stream from zero-shot probabilities.
 
-Z. Han et al., "DOTA: Distributional Test-Time Adaptation of Vision-Language Models", NeurIPS 2025.
+DOTA, NeurIPS 2025, after what its program (skylineeeeen/DOTA) computes.
 
 Symbols:  x -> x   l -> logits   y -> y   mu_k -> mu   c_k Sigma_k -> scatter   Lambda -> precision   c_k -> counts
           eps -> ridge   sigma -> variance   eta -> weight_cap   rho -> weight
@@ -57,7 +57,7 @@ class DOTA(OnlineMethod):
     array([0, 1, 2])
     """
 
-    citation: ClassVar[str] = "Han et al., NeurIPS 2025"
+    citation: ClassVar[str] = "DOTA, NeurIPS 2025"
     state_type: ClassVar[type[State]] = DOTAState
 
     ridge: float = option(1e-4, "eps, weight of the identity in the shared covariance", above=0, high=1)

@@ -1,7 +1,6 @@
 """DPE: dual prototypes, of text and of cached images, that both take one gradient step for each sample of a stream.
 
-C. Zhang, S. Stepputtis, K. Sycara and Y. Xie, "Dual Prototype Evolving for Test-Time Generalization of Vision-Language
-Models", NeurIPS 2024.
+DPE, NeurIPS 2024, after what its program (zhangce01/DPE-CLIP) computes.
 
 Symbols:  x -> x   G -> text_prototypes, one row per class, not of unit length   m -> updates   W -> w
           cached features, entropies -> keys, entropy   Q -> q   a, b -> cache_weight, sharpness   h -> normalised
@@ -57,7 +56,7 @@ class DPE(OnlineMethod):
     array([0, 1, 2])
     """
 
-    citation: ClassVar[str] = "Zhang et al., NeurIPS 2024"
+    citation: ClassVar[str] = "DPE, NeurIPS 2024"
     state_type: ClassVar[type[State]] = DPEState
 
     capacity: int = option(3, "slots of a class in the cache", low=1)

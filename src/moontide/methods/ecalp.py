@@ -1,7 +1,6 @@
 """ECALP: label propagation over a graph of texts and of the images of a stream so far, again for each new image.
 
-Y. Li et al., "Efficient and Context-Aware Label Propagation for Zero-/Few-Shot Training-Free Adaptation of
-Vision-Language Model", ICLR 2025.
+ECALP, ICLR 2025, after what its program (Yushu-Li/ECALP) computes.
 
 Symbols:  f -> features   w -> context   s(a, b) -> similarity   k_text, k_image -> text_neighbours, neighbours
           gamma -> gamma   alpha -> alpha   Y0 -> labels   A -> edges among images, and `to_text`   D -> degree
@@ -58,7 +57,7 @@ class ECALP(OnlineMethod):
     array([0, 0, 1])
     """
 
-    citation: ClassVar[str] = "Li et al., ICLR 2025"
+    citation: ClassVar[str] = "ECALP, ICLR 2025"
     state_type: ClassVar[type[State]] = ECALPState
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"stable": {"ties": "list"}}
 

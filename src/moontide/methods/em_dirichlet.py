@@ -12,7 +12,10 @@ lambda = int(K / 5) N, meant for 5 classes in the batch, lets few clusters survi
 normaliser of one class. `match` re-assigns clusters to classes, as the original's own evaluation does.
 
 Everything is matrix products of log_p with K x K parameters, in float64, as the estimates of small clusters diverge.
-The inner solver works on classes that have samples, and leaves those at rest: what it skips would not change. `scores`
+The first estimate, of all classes from all samples, is solved by Newton's method in a few steps, where the original
+takes about 150 and stops at 1e-4 of the maximum. A hard cluster of few samples has none: its parameters grow without
+end, and what the original has after 1000 steps is repeated step by step, which is what the time goes into. The inner
+solver works on classes that have samples, and leaves those at rest: what it skips would not change. `scores`
 are one-hot rows, as the original's; `probs` are the assignments before they are made hard.
 """
 
@@ -32,6 +35,9 @@ EPS = 1e-15
 MAX_STEPS = 1000  # of the inner solver
 CHECK_EVERY = 50  # steps
 TOLERANCE = 1e-11  # squared relative change of all parameters at which the inner solver stops
+NEWTON_STEPS, MM_FIRST = 40, 3  # of the first estimate, and steps of the inner solver before them
+ENDLESS = 1e6  # sum of the parameters of a class from where they are taken to grow without end
+NEWTON_BLOCK = 2**15  # numbers in a block of rows, so that they stay in the cache
 REST = 1e-24  # squared relative change of one class at which it is left alone
 
 
@@ -80,7 +86,7 @@ class EMDirichlet(Method):
             start = a[live]
             if self.broadcast_start and it == 0:
                 start = mm_step(start, y, xp.ones_like(y[:, :1]))
-            a[live] = dirichlet_estimate(start, y)
+            a[live] = (dirichlet_estimate if it else newton_estimate)(start, y)
             v = xp.log(s / task.n + EPS) + 1  # (K,)
             probs = softmax(log_likelihood(a, log_p) + weight * v)  # (N, K)
             before, labels = labels, xp.argmax(probs, axis=1)
@@ -118,6 +124,61 @@ def dirichlet_estimate(a: Array, y: Array) -> Array:
             rows, a, y = rows[moves], a[moves], y[moves]
     out[rows] = a
     return out
+
+
+def newton_estimate(a: Array, y: Array) -> Array:
+    """Maximise what `dirichlet_estimate` maximises by Newton's method, in blocks of rows, (C, K).
+
+    The Hessian is psi'(sum a) - diag(psi'(a)), inverted in closed form; no step is to less than a quarter. Rows that do
+    not settle, as their maximum is at infinity, are left to `dirichlet_estimate`.
+
+    >>> import numpy as np
+    >>> y = special(np.ones(1))[1](np.asarray([[2.0, 3.0]])) - special(np.ones(1))[1](np.asarray([[5.0]]))
+    >>> newton_estimate(np.ones((1, 2)), y).round(6)
+    array([[2., 3.]])
+    """
+    xp = namespace(a)
+    out = xp.empty_like(a)
+    rows = max(1, NEWTON_BLOCK // a.shape[1])
+    for start in range(0, a.shape[0], rows):
+        part, done = slice(start, start + rows), False
+        b, target = a[part], y[part]
+        for _ in range(MM_FIRST):
+            b = mm_step(b, target, xp.sum(b, axis=1, keepdims=True))
+        for _ in range(NEWTON_STEPS):
+            total = xp.sum(b, axis=1, keepdims=True)  # (c, 1)
+            if float(xp.max(total)) > ENDLESS:
+                break
+            slope, curve = psi_and_derivative(b)  # (c, K), (c, K)
+            total_slope, total_curve = psi_and_derivative(total)  # (c, 1), (c, 1)
+            gradient = total_slope - slope + target  # (c, K)
+            shared = xp.sum(gradient / curve, axis=1, keepdims=True) / (
+                xp.sum(1 / curve, axis=1, keepdims=True) - 1 / total_curve
+            )
+            before, b = b, xp.maximum(b + (gradient - shared) / curve, b / 4)
+            settled = xp.sum((b - before) ** 2, axis=1) <= REST * xp.sum(b * b, axis=1)  # (c,)
+            if done := bool(xp.all(settled)):
+                break
+        out[part] = b if done else dirichlet_estimate(a[part], target)
+    return out
+
+
+def psi_and_derivative(x: Array) -> tuple[Array, Array]:
+    """Return the digamma and trigamma functions of positive numbers, by the asymptotic series at x + 8.
+
+    >>> import numpy as np
+    >>> [float(v.round(9)) for v in psi_and_derivative(np.asarray(1.0))]
+    [-0.577215665, 1.644934067]
+    """
+    first, second = 1 / x, 1 / (x * x)
+    for i in range(1, 8):
+        inverse = 1 / (x + i)
+        first, second = first + inverse, second + inverse * inverse
+    xp, z = namespace(x), 1 / (x + 8)
+    w = z * z
+    tail = w * (1 / 12 - w * (1 / 120 - w * (1 / 252 - w * (1 / 240 - w * (1 / 132 - w * 691 / 32760)))))
+    bent = z * w * (1 / 6 - w * (1 / 30 - w * (1 / 42 - w * (1 / 30 - w * (5 / 66 - w * 691 / 2730)))))
+    return xp.log(x + 8) - z / 2 - tail - first, second + z + w / 2 + bent
 
 
 def mm_step(a: Array, y: Array, total: Array) -> Array:

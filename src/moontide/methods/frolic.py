@@ -1,7 +1,7 @@
 """Frolic: Gaussian prompt distributions, proxies fitted to them, and a correction of the class bias without labels.
 
-X. Zhu et al., "Enhancing Zero-Shot Vision Models by Label-Free Prompt Distribution Learning and Bias Correcting",
-NeurIPS 2024. Behaviour of the released program, whose helpers are not released and are taken to be InMaP's.
+Frolic, NeurIPS 2024, after what its program (zhuhsingyuu/Frolic) computes, whose helpers are not released and are taken
+to be InMaP's.
 
 Symbols:  f_i -> f[i]   t_k -> text[k]   v_j, P_j -> variance, precision   g -> gaussian   L -> logits   A -> looks
           x -> prior   lambda -> shrinkage
@@ -51,7 +51,7 @@ class Frolic(Method):
     array([0, 1, 2])
     """
 
-    citation: ClassVar[str] = "Zhu et al., NeurIPS 2024"
+    citation: ClassVar[str] = "Frolic, NeurIPS 2024"
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "gaussian": {"part": "gaussian"},
         "debias": {"part": "debias"},

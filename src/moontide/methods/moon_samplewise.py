@@ -10,6 +10,9 @@ A sample is predicted from the bank, z ∝ y^text_weight exp((kappa_k mu_k.f + l
 and then enters it, the oldest leaving. The first sample keeps its zero-shot prediction. Where samples are cut into
 steps changes nothing.
 
+The defaults are the released program. The preset "paper" is the text: alpha_k of Eq. 10 and 11 from the bank, soft
+counts, votes of the whole bank, each by its cosine, and a likelihood that is not tempered. Each is an option.
+
 The released program adds each new sample to S_k and subtracts the one that leaves, so that rounding errors add up along
 the stream. Here everything is computed from the bank for every sample, the errors are those of one sum over the bank,
 and no K x d work is left: with a_jk = beta_k gamma_j z_jk / n_k
@@ -21,12 +24,12 @@ and no K x d work is left: with a_jk = beta_k gamma_j z_jk / n_k
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from moontide.core.arrays import Array, class_counts, device, namespace
-from moontide.core.ple import EPS, concentration, log_c, sample_weights
+from moontide.core.ple import EPS, anchor_weights, class_confidence, concentration, log_c, sample_weights
 from moontide.core.simplex import log_softmax, softmax
 from moontide.options import option
 from moontide.protocols import OnlineMethod, State, copy_array, per_class
@@ -56,16 +59,33 @@ class SamplewiseMOON(OnlineMethod):
     """
 
     citation: ClassVar[str] = "Huang et al., ICML 2026"
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "paper": {
+            "alpha": "1/lambda", "beta": "soft", "messages": "all", "temper": 1.0, "kappa_cap": math.inf, "r_cap": 1.0,
+        }
+    }  # fmt: skip
     state_type: ClassVar[type[State]] = BankState
 
     bank: int = option(128, "B, samples remembered", low=1, high=100_000)
-    alpha: float = option(1.0, "anchor weight, one for all classes", above=0)
+    alpha: str | float = option(1.0, "anchor weight: one for all classes, or by the confidence of each in the bank",
+                                choices=("1/lambda",), above=0)  # fmt: skip
+    beta: str = option("hard", "counts that beta_k is made of: of labels, or of gamma-weighted assignments",
+                       choices=("hard", "soft"))  # fmt: skip
+    messages: str = option("nearest", "who sends messages: the m nearest of the bank, weighed by softmax of their "
+                           "cosines, or all of it, weighed by the cosines", choices=("nearest", "all"))  # fmt: skip
     neighbours: int = option(3, "m, nearest samples of the bank that send a message", low=1)
     temper: float = option(100.0, "what the log-likelihood and the message are divided by", above=0)
     laplacian_weight: float = option(1.0, "weight of the message", low=0)
     text_weight: float = option(1.0, "weight of the zero-shot prediction", low=0)
     kappa_cap: float = option(500.0, "largest kappa (inf: none)", above=0, high=math.inf)
     r_cap: float = option(0.999, "largest mean resultant length (1: none)", above=0, high=1)
+
+    def alpha_k(self, cosine: Array, logit_scale: float) -> Array | float:
+        """Return the anchor weight: the same for all classes, or 1 / lambda_k of the bank's zero-shot predictions."""
+        if isinstance(self.alpha, str):
+            y = softmax(logit_scale * cosine)  # (b, K)
+            return anchor_weights(class_confidence(y, "geometric", normalise=False), self.alpha)  # (K,)
+        return self.alpha
 
     def peak_bytes(self, n: int, k: int, d: int, itemsize: int) -> int:
         """Add the bank and its copy to the usual estimate."""
@@ -74,7 +94,9 @@ class SamplewiseMOON(OnlineMethod):
     def inert(self) -> Iterator[tuple[tuple[str, ...], str]]:
         """Name the options that the others switch off."""
         if self.laplacian_weight == 0:
-            yield ("neighbours",), "with laplacian_weight=0"
+            yield ("neighbours", "messages"), "with laplacian_weight=0"
+        if self.messages == "all":
+            yield ("neighbours",), "with messages='all'"
 
     def start(self, task: Task) -> BankState:
         """Make an empty bank."""
@@ -108,9 +130,11 @@ class SamplewiseMOON(OnlineMethod):
             held = slice(max(i, b - state.seen), now)  # rows of the bank
             if held.start < now:
                 dots, kappa = self.parameters(weighted[held, :], labels[held], gram[held, held], cosine[held, :],
-                                              gram[held, now], cosine[now, :], x.shape[1])  # fmt: skip
+                                              gram[held, now], cosine[now, :], x.shape[1],
+                                              self.alpha_k(cosine[held, :], state.logit_scale))  # fmt: skip
                 log_likelihood = kappa * dots + log_c(x.shape[1], kappa, "asymptotic")  # (K,)
-                heard = self.laplacian_weight * message(gram[held, now], z[held, :], self.neighbours)  # (K,)
+                votes = message(gram[held, now], z[held, :], None if self.messages == "all" else self.neighbours)
+                heard = self.laplacian_weight * votes  # (K,)
                 z[now, :] = softmax(log_prior[i, :] + (log_likelihood + heard) / self.temper)
                 labels[now] = xp.argmax(z[now, :])
             gamma[now] = sample_weights(z[now : now + 1, :])[0]
@@ -120,16 +144,19 @@ class SamplewiseMOON(OnlineMethod):
         after = replace(state, seen=state.seen + n, **{name: copy_array(rows) for name, rows in bank.items()})
         return after, Result(z[b:, :], y)
 
-    def parameters(self, weighted: Array, labels: Array, gram: Array, cosine: Array, near: Array, to_text: Array, d: int
-                   ) -> tuple[Array, Array]:  # fmt: skip
+    def parameters(self, weighted: Array, labels: Array, gram: Array, cosine: Array, near: Array, to_text: Array,
+                   d: int, alpha: Array | float) -> tuple[Array, Array]:  # fmt: skip
         """Return mu_k.f for the sample f and kappa_k from a bank of b samples, (K,) and (K,).
 
         `weighted` (b, K) is gamma_j z_jk, `gram` (b, b) f_j.f_l, `cosine` (b, K) f_j.t_k, `near` (b,) f_j.f and
         `to_text` (K,) f.t_k.
         """
         xp = namespace(weighted)
-        count = xp.astype(class_counts(labels, to_text.shape[0]), to_text.dtype)  # (K,)
-        beta = count / (count + self.alpha + EPS)  # (K,)
+        if self.beta == "soft":
+            count = xp.sum(weighted, axis=0)  # (K,)
+        else:
+            count = xp.astype(class_counts(labels, to_text.shape[0]), to_text.dtype)  # (K,)
+        beta = count / (count + alpha + EPS)  # (K,)
         a = weighted * (beta / (xp.sum(weighted, axis=0) + EPS))  # (b, K)
         square = xp.sum(a * (gram @ a + 2 * (1 - beta) * cosine), axis=0) + (1 - beta) ** 2  # (K,) |R_k|^2
         r = xp.sqrt(xp.clip(square, min=FLOOR**2))  # (K,)
@@ -137,13 +164,17 @@ class SamplewiseMOON(OnlineMethod):
         return dots, xp.clip(concentration(r, d, "banerjee", self.r_cap), min=FLOOR, max=self.kappa_cap)
 
 
-def message(near: Array, z: Array, m: int) -> Array:
+def message(near: Array, z: Array, m: int | None) -> Array:
     """Return the votes of the m nearest samples of the bank (or all it has), weighed by softmax of their cosines, (K,).
 
+    With m None all samples vote, each weighed by its cosine: the sum of the paper's Eq. 17.
+
     >>> import numpy as np
-    >>> message(np.asarray([0.3, 0.9, 0.3]), np.eye(3), 1)
-    array([0., 1., 0.])
+    >>> message(np.asarray([0.3, 0.9, 0.3]), np.eye(3), 1), message(np.asarray([0.3, 0.9, 0.3]), np.eye(3), None)
+    (array([0., 1., 0.]), array([0.3, 0.9, 0.3]))
     """
     xp = namespace(near)
+    if m is None:
+        return near @ z
     nearest = xp.argsort(-near)[:m]  # (m,) stable: of equally near samples the older
     return softmax(near[nearest]) @ z[nearest, :]

@@ -1,6 +1,6 @@
 """OnZeta: online zero-shot transfer, class labels balanced by a dual variable and proxies learnt along a stream.
 
-Q. Qian and J. Hu, "Online Zero-Shot Classification with CLIP", ECCV 2024.
+OnZeta, ECCV 2024, after what its program (idstcv/OnZeta) computes.
 
 Symbols:  x -> x   t_k -> text[k]   w_k -> proxies[k]   rho -> dual   p -> p   v -> v   i -> i   n -> horizon
           tau_t -> 1 / logit_scale   tau_i -> tau   c_w -> proxy_step   c_r -> dual_step   alpha -> balance
@@ -57,7 +57,7 @@ class OnZeta(OnlineMethod):
     array([0, 1, 2])
     """
 
-    citation: ClassVar[str] = "Qian and Hu, ECCV 2024"
+    citation: ClassVar[str] = "OnZeta, ECCV 2024"
     state_type: ClassVar[type[State]] = OnZetaState
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "label": {"answer": "label"},

@@ -1,6 +1,6 @@
 """OTTER: the labels of a batch as an optimal transport of the images onto a given class balance.
 
-C. Shin et al., "OTTER: Effortless Label Distribution Adaptation of Zero-shot Models", NeurIPS 2024.
+OTTER, NeurIPS 2024, after what its program (SprocketLab/OTTER) computes.
 
 Symbols:  f_i, t_k -> features, text   C_ik -> cost   b_k -> balance, N b_k -> room   X_ik, times N -> plan
 
@@ -45,7 +45,7 @@ class OTTER(Method):
     array([0, 0, 0, 1])
     """
 
-    citation: ClassVar[str] = "Shin et al., NeurIPS 2024"
+    citation: ClassVar[str] = "OTTER, NeurIPS 2024"
     accepts: ClassVar[frozenset[str]] = frozenset({"class_prior"})
 
     floor: float = option(1e-9, "what is added to probabilities before their logarithm is the cost", low=0)

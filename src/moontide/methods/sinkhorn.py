@@ -1,7 +1,6 @@
 """Sinkhorn balancing: zero-shot probabilities scaled until every class has its share of the batch.
 
-The first stage of InMaP: Q. Qian, Y. Xu and J. Hu, "Intra-Modal Proxy Learning for Zero-Shot Visual Categorization with
-CLIP", NeurIPS 2023.
+The first stage of InMaP, NeurIPS 2023, after what its program (idstcv/InMaP) computes.
 
 Symbols:  S_ik -> cosine   P_ik, times N -> exp(log_y)   q_k -> exp(log_q)   gamma -> gamma   1 / tau_t -> logit_scale
 
@@ -39,7 +38,7 @@ class Sinkhorn(Method):
     array([0, 0, 1, 1])
     """
 
-    citation: ClassVar[str] = "Qian et al., NeurIPS 2023"
+    citation: ClassVar[str] = "InMaP, NeurIPS 2023"
 
     gamma: float = option(0.0, "power of the classes' zero-shot shares that is their target; 0: equal shares", low=0)
     iterations: int = option(20, "rounds of scaling the columns and then the rows", low=1)

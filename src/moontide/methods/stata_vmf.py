@@ -8,7 +8,8 @@ Symbols:  as in `moon` (kappa'_k -> anchor_kappa, mu_k, kappa_k, v_k, R_k -> res
 No program of this variant is published. It is read here as StatA with the family exchanged and nothing else: one static
 alpha for all classes, no gamma_i, and five updates of the assignments in an E-step; the likelihood, kappa' and the
 M-step R_k = beta_k v_k + (1 - beta_k) t_k, mu_k = R_k / |R_k|, kappa_k = A_d^{-1}(|R_k|) are the released MOON's, with
-its caps and its large-kappa normaliser. v_k is not scaled to unit length, which would leave kappa_k without meaning.
+its caps and its large-kappa normaliser. v_k is not scaled to unit length, which would leave kappa_k without meaning;
+`unit_means` does it, as StatA does.
 """
 
 from __future__ import annotations
@@ -54,6 +55,7 @@ class StatAvMF(Method):
 
     beta: str = option("hard", "counts in beta_k: argmax labels or soft assignments", choices=("hard", "soft"))
     alpha: float = option(1.0, "anchor weight, the same for all classes", low=0)
+    unit_means: bool = option(False, "scale v_k to unit length before it is shrunk, as StatA does")
     kappa_cap: float = option(500.0, "largest re-estimated kappa (inf: none)", above=0, high=math.inf)
     r_cap: float = option(0.999, "largest mean resultant length (1: none)", above=0, high=1)
     temper: float = option(50.0, "what the log-likelihood is divided by in the E-step", above=0)
@@ -85,7 +87,8 @@ class StatAvMF(Method):
         def m_step(log_z: Array) -> Mixture:
             z = xp.exp(log_z)  # (N, K)
             beta = shrinkage(counted(z, ones, self.beta), self.alpha)  # (K,)
-            resultant = shrink(means(*weighted_sums(z, ones, f), COUNT_EPSILON), beta, text)  # (K, d)
+            v = means(*weighted_sums(z, ones, f), COUNT_EPSILON)  # (K, d)
+            resultant = shrink(unit_rows(v) if self.unit_means else v, beta, text)  # (K, d)
             r = xp.linalg.vector_norm(resultant, axis=1)  # (K,)
             kappa = xp.clip(concentration(r, d, "banerjee", self.r_cap), max=self.kappa_cap)  # (K,)
             return Mixture(unit_rows(resultant), kappa, beta)

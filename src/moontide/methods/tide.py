@@ -143,16 +143,18 @@ class TIDE(OnlineMethod):
             result, old
         )
 
-    def _correct(self, state: TIDEState, x: Array, known: Array) -> TIDEState:  # type: ignore[override]
-        """Label recent samples where they are, and add others to the labelled samples of the past."""
+    def _correct(self, state: TIDEState, x: Array, known: Array, before: Array) -> TIDEState:  # type: ignore[override]
+        """Label recent samples where they are; add others to the labelled samples of the past, where they were not."""
         xp, recent = namespace(x), state.recent_known
         past = []
         for i in range(x.shape[0]):
             same = xp.all(xp.abs(state.recent - x[i, :]) <= SAME_SAMPLE, axis=1)  # (M,)
             recent = xp.where(same, known[i], recent)
             past += [i] if not bool(xp.any(same)) else []
+        past = [i for i in past if int(known[i]) != int(before[i])]
         chosen = xp.asarray(past, dtype=xp.int64, device=device(x))
-        state = remember(state, xp.take(x, chosen, axis=0), xp.take(known, chosen))
+        f = xp.take(x, chosen, axis=0)
+        state = remember(remember(state, -f, xp.take(before, chosen), -1), f, xp.take(known, chosen))
         return replace(state, recent_known=recent)
 
     def solve(self, state: TIDEState, f: Array, known: Array | None, graph: Graph | None) -> Result:
@@ -751,13 +753,16 @@ def log_sum_exp(x: Array) -> Array:
     return (top + xp.log(row_sums(xp.exp(x - top)))[:, None])[:, 0]
 
 
-def remember(state: TIDEState, f: Array, known: Array) -> TIDEState:
-    """Return the state with the labelled ones of some samples added to the class sums, (n, d) and (n,)."""
+def remember(state: TIDEState, f: Array, known: Array, count: int = 1) -> TIDEState:
+    """Return the state with the labelled ones of some samples added to the class sums, (n, d) and (n,).
+
+    With -f and the count -1 they are taken out again.
+    """
     xp = namespace(f)
     if not bool(xp.any(known >= 0)):
         return state
     hot = one_hot(known, state.text.shape[0], f)  # (n, K)
-    sums, counts = state.known_sums + hot.T @ f, state.known_counts + xp.sum(hot, axis=0)
+    sums, counts = state.known_sums + hot.T @ f, state.known_counts + count * xp.sum(hot, axis=0)
     return replace(state, known_sums=sums, known_counts=counts)
 
 

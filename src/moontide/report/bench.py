@@ -2,34 +2,34 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from moontide.bench.toml import read_toml, toml_files
 from moontide.errors import FileError, MissingExtraError
 from moontide.metrics import tail_accuracy
 from moontide.report.grids import Grid
 from moontide.report.page import Section, page
-from moontide.report.plots import figures
+from moontide.report.plots import figures, read_curves
 from moontide.report.render import PREAMBLE, csv_text, latex, latex_text, markdown
 from moontide.report.results import Table, collect
 from moontide.report.stats import half_width
 from moontide.report.tables import accuracy_grids, measure_grids, runtime_grids, summary_grids, sweep_grids
 from moontide.store.files import replacing
+from moontide.store.tables import csv_row
 
 DETAILS = (
     "suite", "version", "backbone", "setting", "batch_size", "scenario", "dataset", "method", "options", "label",
-    "runs", "accuracy", "half_interval", "gain", "pooled", "worst_tenth", "calibration_error", "median_seconds",
+    "vary", "runs", "accuracy", "half_interval", "gain", "pooled", "worst_tenth", "calibration_error", "median_seconds",
     "paper",
 )  # fmt: skip
 
 
-def write_report(results: str | Path, out: str | Path) -> list[Path]:
+def write_report(results: str | Path, out: str | Path, curves: str | Path | None = None) -> list[Path]:
     """Write report.md, report.tex, report.html, the figures and the tables as CSV; return the paths.
 
-    Without matplotlib the report has no figures and says so.
+    Without matplotlib the report has no figures and says so. `curves` is a CSV file of curves to draw beside one's own.
 
     >>> write_report("no-such-folder", "report")
     Traceback (most recent call last):
@@ -38,11 +38,12 @@ def write_report(results: str | Path, out: str | Path) -> list[Path]:
     """
     out = Path(out)
     found = collect(results)
+    beside = [] if curves is None else read_curves(Path(curves))
     notes, sections = list(found.notes), []
     for suite in dict.fromkeys(table.suite for table in found.tables):
         tables = [table for table in found.tables if table.suite == suite]
         try:
-            drawn = figures(tables)
+            drawn = figures(tables, beside)
         except MissingExtraError as error:
             drawn, notes = [], [*found.notes, str(error)]
         first = [grid for kind in (accuracy_grids, summary_grids, sweep_grids, runtime_grids) for grid in kind(tables)]
@@ -53,7 +54,7 @@ def write_report(results: str | Path, out: str | Path) -> list[Path]:
         "report.html": page(sections, notes, made).encode(),
         "report.md": _markdown(sections, notes, made).encode(),
         "report.tex": _latex(sections).encode(),
-        "details.csv": _details(found.tables).encode(),
+        "details.csv": details(found.tables).encode(),
     }
     for part in (part for section in sections for part in section.parts):
         if isinstance(part, Grid):
@@ -97,11 +98,14 @@ def _latex(sections: Iterable[Section]) -> str:
     return "\n".join([*parts, r"\end{document}", ""])
 
 
-def _details(tables: Iterable[Table]) -> str:
-    """Return every cell with all that is known of it, one line each."""
-    buffer = io.StringIO()
-    writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow(DETAILS)
+def details(tables: Iterable[Table]) -> str:
+    """Return every cell with all that is known of it, one line each, as CSV.
+
+    >>> from moontide.report.results import example
+    >>> details(example()).splitlines()[2]
+    'batch-64,1,clip_vit_b16,batch,64,very_low,imagenet,moon,{},,,4,75.0,0.0,25.0,75.0,75.0,10.0,0.075,82.8'
+    """
+    rows: list[list[Any]] = [list(DETAILS)]
     for table in tables:
         facts = table.scenario
         for (row, column), cell in table.cells.items():
@@ -115,8 +119,9 @@ def _details(tables: Iterable[Table]) -> str:
             ]
             numbers = [
                 cell.accuracy.mean(), half_width(cell.accuracy), cell.gain.mean(), cell.pooled,
-                tail_accuracy(cell.accuracy), cell.calibration_error, cell.seconds, table.paper_value(row, column),
+                tail_accuracy(cell.accuracy), cell.calibration_error, cell.seconds,
+                table.paper_values(row, [[column]])[1][0],
             ]  # fmt: skip
-            shown = [None if number is None else round(float(number), 6) for number in numbers]
-            writer.writerow([*where, column, row.method, row.options, row.label, len(cell.records), *shown])
-    return buffer.getvalue()
+            shown = [None if number is None or number != number else round(float(number), 6) for number in numbers]
+            rows.append([*where, column, row.method, row.options, row.label, row.vary, len(cell.records), *shown])
+    return "".join(map(csv_row, rows))

@@ -51,7 +51,9 @@ function showFix(i) {
   $("fix").value = fixes.has(i) ? fixes.get(i) : "";
 }
 function toCsv() {
-  const cell = (text) => (/[",\r\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text);
+  const plain = (text) => (/^'*[=+\-@\t\r\n]/.test(text) ? `'${text}` : text);  // what a spreadsheet would compute
+  const quoted = (text) => (/[",\r\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text);
+  const cell = (text) => quoted(plain(text));
   const called = (k) => (D.classes.indexOf(D.classes[k]) === k ? D.classes[k] : String(k));  // of equal names the first has it
   const rows = [...fixes].sort(([a], [b]) => a - b).map(([i, k]) => `${cell(D.prefix + name(i))},${cell(called(k))}\n`);
   return `id,label\n${rows.join("")}`;

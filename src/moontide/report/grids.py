@@ -7,10 +7,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from moontide.report.results import AVERAGE as AVERAGE
 from moontide.report.results import Table
 
 SETTINGS = {"batch": "batches", "online": "streams in batches"}
-AVERAGE = "Avg."
 
 
 class Number(NamedTuple):

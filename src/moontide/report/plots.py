@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import csv
 import io
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from moontide.errors import missing_extra
+from moontide.errors import FileError, missing_extra
+from moontide.registry import method_type
 from moontide.report.grids import grouped, of_backbone, scenario_title, table_name
 from moontide.report.results import Cell, Row, Table, column_title
 from moontide.report.stats import half_width
@@ -40,8 +44,46 @@ class Figure:
     pdf: bytes
 
 
-def figures(tables: Sequence[Table]) -> list[Figure]:
-    """Draw every figure that the results have data for.
+class Curve(NamedTuple):
+    """A curve that is not of the results, such as one read off a figure of the paper; empty words fit everything.
+
+    >>> Curve("iterations", "MOON, Fig. 3", "", "", [(1.0, 80.1), (10.0, 82.8)]).option
+    'iterations'
+    """
+
+    option: str
+    title: str
+    dataset: str
+    scenario: str
+    points: list[tuple[float, float]]  # value of the option, accuracy in %
+
+
+def read_curves(path: Path) -> list[Curve]:
+    """Read curves from a CSV file with the columns option, title, dataset, scenario, value and accuracy.
+
+    >>> read_curves(Path("no-such-file.csv"))
+    Traceback (most recent call last):
+        ...
+    moontide.errors.FileError: There is no file no-such-file.csv with the curves.
+    """
+    found: dict[tuple[str, str, str, str], list[tuple[float, float]]] = {}
+    try:
+        with open(path, encoding="utf-8", newline="") as handle:
+            for row in csv.DictReader(handle):
+                words = (row["option"], row["title"], row["dataset"] or "", row["scenario"] or "")
+                found.setdefault(words, []).append((float(row["value"]), float(row["accuracy"])))
+    except FileNotFoundError:
+        raise FileError(f"There is no file {path} with the curves.") from None
+    except (OSError, KeyError, ValueError, TypeError, csv.Error) as error:
+        raise FileError(
+            f"{path} must have the columns option, title, dataset, scenario, value and accuracy, with numbers in the "
+            f"last two ({error})."
+        ) from None
+    return [Curve(*words, sorted(points)) for words, points in found.items()]
+
+
+def figures(tables: Sequence[Table], curves: Sequence[Curve] = ()) -> list[Figure]:
+    """Draw every figure that the results have data for; curves along an option have the paper's numbers beside them.
 
     >>> from moontide.report.results import example
     >>> [figure.name for figure in figures(example())]
@@ -53,7 +95,7 @@ def figures(tables: Sequence[Table]) -> list[Figure]:
         raise missing_extra("matplotlib", "plot", "Drawing the figures of a report") from None
     matplotlib.use("Agg")
     with matplotlib.rc_context(STYLE):
-        return [*_gains(tables), *_sweeps(tables), *_scatters(tables)]
+        return [*_gains(tables), *_sweeps(tables, curves), *_scatters(tables)]
 
 
 def _panels(count: int, height: float = HEIGHT) -> tuple[Any, list[Any]]:
@@ -123,7 +165,7 @@ def _gains(tables: Sequence[Table]) -> Iterable[Figure]:
         yield _save(figure, table_name(group[0], "gain"), f"{caption}, {group[0].suite}{of_backbone(group[0])}.")
 
 
-def _sweeps(tables: Sequence[Table]) -> Iterable[Figure]:
+def _sweeps(tables: Sequence[Table], others: Sequence[Curve]) -> Iterable[Figure]:
     """Accuracy along the values of an option, one panel for each scenario and dataset."""
     for group in grouped(list(tables), ()):
         for option in dict.fromkeys(row.vary for table in group for row in table.rows if row.vary):
@@ -132,6 +174,7 @@ def _sweeps(tables: Sequence[Table]) -> Iterable[Figure]:
             styles = _style(row.title for table in group for row in table.rows if row.vary == option)
             for axis, (table, column) in zip(axes, panels, strict=True):
                 _curves(axis, table, column, option, styles)
+                _beside(axis, table, column, option, styles, others)
             handles = {label: h for axis in axes for h, label in zip(*axis.get_legend_handles_labels(), strict=True)}
             figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=6)
             caption = f"Accuracy by {option} with 95 % bootstrap bands, {group[0].suite}{of_backbone(group[0])}."
@@ -147,7 +190,7 @@ def _curves(axis: Any, table: Table, column: str, option: str, styles: dict[str,
             level = table.cells[row, column].accuracy.mean()
             axis.axhline(level, color="#555555", linestyle="--", linewidth=1, label="zero-shot")
     for title, points in curves.items():
-        points.sort()
+        points = sorted(point for point in points if math.isfinite(point[0]))
         x = [value for value, _ in points]
         y, half = zip(*(_mean([table.cells[row, column]], lambda c: c.accuracy) for _, row in points), strict=True)
         axis.plot(x, y, label=title, markersize=4, linewidth=1.4, **styles[title])
@@ -160,6 +203,23 @@ def _curves(axis: Any, table: Table, column: str, option: str, styles: dict[str,
     axis.set_title(f"{column_title(column)}, {scenario_title(table)}")
     axis.set_xlabel(option)
     axis.set_ylabel("accuracy (%)")
+
+
+def _beside(
+    axis: Any, table: Table, column: str, option: str, styles: dict[str, dict[str, str]], others: Sequence[Curve]
+) -> None:
+    """Draw the paper's number where it prints one, at the default of the option, and the curves that were given."""
+    for row in dict.fromkeys(row._replace(options="{}", vary=None) for row in table.rows if row.vary == option):
+        printed = table.paper_values(row, [[column]])[1][0]
+        if printed is not None and row.title in styles:
+            default = method_type(row.method).specs()[option].default
+            axis.plot([default], [printed], "*", markersize=9, color=styles[row.title]["color"], label="the paper")
+    for curve in others:
+        fits = curve.dataset in ("", column) and curve.scenario in ("", table.scenario["id"])
+        if curve.option == option and fits:
+            axis.plot(
+                *zip(*curve.points, strict=True), linestyle=":", linewidth=1.4, color="#000000", label=curve.title
+            )
 
 
 def _log_scale(axis: Any) -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Sequence
 from html import escape
+from typing import Any
 
 from moontide.report.grids import AVERAGE, Grid, Number
+from moontide.store.tables import csv_row
 
 PREAMBLE = r"""\documentclass{article}
 \usepackage[margin=2cm,landscape]{geometry}
@@ -22,7 +22,11 @@ PREAMBLE = r"""\documentclass{article}
 \newcommand{\within}[1]{{\tiny\,$\pm$#1}}
 \begin{document}
 """
-_LATEX = {"\\": r"\textbackslash{}", "ξ": r"$\xi$", "±": r"$\pm$", "–": "--", **{c: "\\" + c for c in "&%$#_{}"}}
+_LATEX = {
+    "\\": r"\textbackslash{}", "^": r"\textasciicircum{}", "~": r"\textasciitilde{}", "<": r"\textless{}",
+    ">": r"\textgreater{}", "|": r"\textbar{}", "ξ": r"$\xi$", "±": r"$\pm$", "–": "--",
+    **{c: "\\" + c for c in "&%$#_{}"},
+}  # fmt: skip
 
 
 def latex_text(text: str) -> str:
@@ -30,8 +34,10 @@ def latex_text(text: str) -> str:
 
     >>> latex_text("1–4 classes, 95 % of clip_rn50")
     '1--4 classes, 95 \\% of clip\\_rn50'
+    >>> latex_text("\\input{x}\n^^5c")
+    '\\textbackslash{}input\\{x\\} \\textasciicircum{}\\textasciicircum{}5c'
     """
-    return "".join(_LATEX.get(c, c) for c in text)
+    return "".join(_LATEX.get(c, c) for c in " ".join(text.split()))
 
 
 def signed(gain: float) -> tuple[str, str]:
@@ -133,14 +139,12 @@ def csv_text(grid: Grid) -> str:
     low,method,MOON,81.25
     <BLANKLINE>
     """
-    buffer = io.StringIO()
-    writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow(["scenario", "kind", "method", *grid.headings])
+    rows: list[list[Any]] = [["scenario", "kind", "method", *grid.headings]]
     for name, block in grid.blocks:
         for line in block:
-            values = ["" if n is None else round(n.value, 6) for n in line.numbers]
-            writer.writerow([name, line.kind, line.title, *values])
-    return buffer.getvalue()
+            values = [None if n is None else round(n.value, 6) for n in line.numbers]
+            rows.append([name, line.kind, line.title, *values])
+    return "".join(map(csv_row, rows))
 
 
 def html(grid: Grid) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -23,9 +23,10 @@ TITLES = {
     "em_dirichlet": "EM-Dirichlet", "zlap": "ZLaP", "gda_clip": "GDA-CLIP", "transclip": "TransCLIP", "adapt": "ADAPT",
     "sinkhorn": "Sinkhorn", "inmap": "InMaP", "frolic": "Frolic", "otter": "OTTER", "onzeta": "OnZeta", "bca": "BCA",
     "dota": "DOTA", "dpe": "DPE", "ecalp": "ECALP", "stata": "StatA", "stata_vmf": "StatA-vMF",
-    "moon_gaussian": "MOON-Gaussian", "moon_samplewise": "MOON sample-wise", "moon": "MOON",
+    "moon_gaussian": "MOON-Gaussian", "moon_samplewise": "MOON sample-wise", "moon": "MOON", "tide": "TIDE",
 }  # fmt: skip
 _ORDER = list(TITLES)
+AVERAGE, MAIN = "Avg.", "clip_vit_b16"
 
 
 class Row(NamedTuple):
@@ -59,7 +60,8 @@ class Row(NamedTuple):
     @property
     def value(self) -> Any:
         """The value of the option that varies."""
-        return json.loads(self.options).get(self.vary)
+        found = json.loads(self.options).get(self.vary)
+        return float(found) if found == "inf" else found
 
 
 @dataclass(frozen=True)
@@ -91,14 +93,34 @@ class Cell:
         return float(100 * self._column("correct").sum() / self._column("n").sum())
 
     @property
+    def top5(self) -> float:
+        """Share of all samples with the label among the five most probable, in percent; NaN for records without it."""
+        found = [record["top5"] for record in self.records if "top5" in record]
+        return float(100 * sum(found) / self._column("n").sum()) if len(found) == len(self.records) else float("nan")
+
+    @property
     def calibration_error(self) -> float:
-        """Mean expected calibration error of a run, in points."""
-        return float(100 * self._column("ece").mean())
+        """Expected calibration error of the samples of all runs together, in points; NaN for records without it.
+
+        >>> runs = ({"n": 1, "gaps": [0.0, 0.4]}, {"n": 1, "gaps": [0.0, -0.2]})
+        >>> round(Cell(runs).calibration_error, 9)
+        10.0
+        """
+        gaps = [record["gaps"] for record in self.records if "gaps" in record]
+        if len(gaps) < len(self.records):
+            return float("nan")
+        return float(100 * np.abs(np.sum(gaps, axis=0)).sum() / self._column("n").sum())
 
     @property
     def seconds(self) -> float:
         """Median seconds of a run."""
         return float(np.median(self._column("seconds")))
+
+    @property
+    def forward(self) -> float | None:
+        """Median seconds of the encoder for the images of a run and the class texts; None where it was not measured."""
+        found = [record["forward"] for record in self.records if "forward" in record]
+        return float(np.median(found)) if found else None
 
     def paired(self, other: Cell) -> Floats:
         """Return the differences of accuracy on the runs that both have."""
@@ -129,21 +151,34 @@ class Table:
         found = list(dict.fromkeys(row for row, _ in self.cells))
         return sorted(found, key=lambda r: _ORDER.index(r.method) if r.method in _ORDER else -1)
 
-    def mean_cells(self, row: Row) -> list[Cell] | None:
-        """Return the cells that the average of a row is over, or None where a dataset is missing."""
-        cells = [self.cells[row, column] for column in self.columns if (row, column) in self.cells]
-        return cells if len(cells) == len(self.columns) else None
+    @property
+    def averages(self) -> dict[str, list[str]]:
+        """What is averaged over: all datasets, and those of the paper where there are others, each by its heading."""
+        known = [column for column in self.columns if column in DATASETS]
+        found = {AVERAGE: self.columns, f"{AVERAGE} of the paper's": known if known != self.columns else []}
+        return {title: columns for title, columns in found.items() if len(columns) > 1}
+
+    def mean_cells(self, row: Row, columns: Sequence[str] | None = None) -> list[Cell] | None:
+        """Return the cells of a row for some datasets (None: all), or None where one is missing."""
+        wanted = self.columns if columns is None else columns
+        cells = [self.cells[row, column] for column in wanted if (row, column) in self.cells]
+        return cells if len(cells) == len(wanted) else None
 
     def about(self, row: Row) -> About:
         """Return what the paper's numbers for a row would be about."""
         facts = {"backbone": self.backbone, **self.scenario, "scenario": self.scenario["name"]}
         return About.make(facts, row.method, json.loads(row.options))
 
-    def paper_value(self, row: Row, column: str | None) -> float | None:
-        """Return the paper's number for a dataset, or for the average (None) if the datasets are the paper's."""
-        if column is not None:
-            return paper().cell(self.about(row), column)
-        return paper().mean(self.about(row)) if self.columns == list(DATASETS) else None
+    def paper_values(self, row: Row, parts: Sequence[Sequence[str]]) -> tuple[str, list[float | None]]:
+        """Return whose numbers the paper has for a row, and its averages over each of some lists of datasets.
+
+        Where it has none for a backbone of CLIP they are those of its main backbone, and the words say so.
+        """
+        about = self.about(row)
+        values = [paper().average(about, part) for part in parts]
+        if any(value is not None for value in values) or not (self.backbone or "").startswith("clip_"):
+            return "the paper", values
+        return "the paper, ViT-B/16", [paper().average(about._replace(backbone=MAIN), part) for part in parts]
 
 
 @dataclass(frozen=True)
@@ -176,7 +211,8 @@ def collect(folder: str | Path) -> Results:
         ...
     moontide.errors.FileError: There are no results in no-such-folder; make some with 'moontide bench run'.
     """
-    records = list({key(record): record for record in read_records(folder)}.values())
+    found = {key(record): record for record in read_records(folder)}.values()
+    records = sorted(found, key=lambda r: (r["scenario"].get("place", 0), r.get("place", 0)))  # as the suites have them
     if not records:
         raise FileError(f"There are no results in {folder}; make some with 'moontide bench run'.")
     newest = {r["suite"]: r["version"] for r in sorted(records, key=lambda r: r["version"])}  # the last one stays
@@ -205,7 +241,7 @@ def example() -> list[Table]:
     common = {
         "suite": "batch-64", "version": 1, "timing": False, "dataset": "imagenet", "backbone": "clip_vit_b16",
         "features": "", "samples": 50000, "classes": 1000, "options": {}, "label": None, "vary": None, "zero_shot": 0.5,
-        "n": 64, "ece": 0.1,
+        "n": 64, "gaps": [6.4],
     }  # fmt: skip
     runs = [
         {**common, "scenario": scenario, "run": run, "method": method, "accuracy": share, "correct": 64 * share,
@@ -236,7 +272,7 @@ def _tables(records: list[Record]) -> list[Table]:
         made = {where: Cell(_distinct(found)) for where, found in cells.items()}
         facts = {name: first[name] for name in ("suite", "version", "timing", "backbone", "scenario")}
         tables.append((place[:2], Table(**facts, columns=known, cells=made)))
-    return [table for _, table in sorted(tables, key=lambda pair: pair[0])]
+    return [table for _, table in sorted(tables, key=lambda pair: pair[0])]  # scenarios stay in the order of records
 
 
 def _distinct(records: list[Record]) -> tuple[Record, ...]:

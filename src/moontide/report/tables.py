@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
 from moontide.metrics import tail_accuracy
 from moontide.report.grids import (
-    AVERAGE,
     SETTINGS,
     Grid,
     Line,
@@ -19,7 +19,7 @@ from moontide.report.grids import (
     scenario_title,
     table_name,
 )
-from moontide.report.paper import DATASETS, paper
+from moontide.report.paper import paper
 from moontide.report.results import Cell, Row, Table, column_title
 from moontide.report.stats import half_width, sign_flip_p
 
@@ -43,7 +43,7 @@ def accuracy_grids(tables: Iterable[Table]) -> list[Grid]:
         if not lines:
             continue
         first = group[0]
-        headings = [*map(column_title, first.columns), *[AVERAGE] * (len(first.columns) > 1)]
+        headings = [*map(column_title, first.columns), *first.averages]
         counts = [len(cell.records) for table in group for cell in table.cells.values()]
         runs = f"{min(counts)} to " * (min(counts) < max(counts)) + f"{max(counts)}"
         caption = (
@@ -58,32 +58,29 @@ def _accuracy_lines(table: Table) -> list[Line]:
     rows = [row for row in table.rows if row.vary is None]
     if not rows or [row.method for row in rows] == ["zero_shot"]:
         return []
-    wide = len(table.columns) > 1
+    shown = [*([column] for column in table.columns), *table.averages.values()]
     parts: list[dict[Row, list[Cell]]] = [
-        {row: [cell] for row in rows if (cell := table.cells.get((row, column)))} for column in table.columns
+        {row: cells for row in rows if (cells := table.mean_cells(row, names))} for names in shown
     ]
-    if wide:
-        parts.append({row: cells for row in rows if (cells := table.mean_cells(row))})
     columns = [_rank({row: _number(cells) for row, cells in part.items()}) for part in parts]
-    names = [*table.columns, *[None] * wide]
     lines = []
     for row in rows:
         numbers = [column.get(row) for column in columns]
-        lines += _with_paper(row, numbers, [table.paper_value(row, name) for name in names])
+        lines += _with_paper(row, numbers, *table.paper_values(row, shown))
     tests = [_test(part) for part in parts]
     if any(p is not None for p in tests):
-        shown = [None if p is None else Number(p, digits=4) for p in tests]
-        lines.append(Line("p, best against second", shown, "test"))
+        printed = [None if p is None else Number(p, digits=4) for p in tests]
+        lines.append(Line("p, best against second", printed, "test"))
     return lines
 
 
-def _with_paper(row: Row, numbers: Sequence[Number | None], printed: Sequence[float | None]) -> list[Line]:
+def _with_paper(row: Row, numbers: Sequence[Number | None], whose: str, printed: Sequence[float | None]) -> list[Line]:
     """Return the line of a method and, where the paper has numbers for it, the line of these."""
     lines = [Line(row.title, numbers, "ours" if row.ours else "method")]
     if any(value is not None for value in printed):
         pairs = zip(printed, numbers, strict=True)
         compared = [None if p is None else Number(p, gain=n.value - p if n else None) for p, n in pairs]
-        lines.append(Line("the paper, and ours minus it", compared, "paper"))
+        lines.append(Line(f"{whose}, and ours minus it", compared, "paper"))
     return lines
 
 
@@ -113,6 +110,8 @@ def _test(part: dict[Row, list[Cell]]) -> float | None:
 def summary_grids(tables: Iterable[Table]) -> list[Grid]:
     """Return the mean over datasets and scenarios by method and batch size, the shape of the paper's ablations.
 
+    The paper's numbers are its means over the same scenarios and the same datasets, or there are none.
+
     >>> from moontide.report.results import example
     >>> summary_grids(example())  # it has one batch size only
     []
@@ -123,34 +122,38 @@ def summary_grids(tables: Iterable[Table]) -> list[Grid]:
         rows = list(dict.fromkeys(row for group in groups for table in group for row in table.rows if row.vary is None))
         if len(groups) < 2 or len(rows) < 2:
             continue
-        columns, printed = [], []
-        for group in groups:
-            found: dict[Row, Number] = {}
-            paper_means: dict[Row, float | None] = {}
-            for row in rows:
-                cells = [table.mean_cells(row) for table in group]
-                if all(cells):
-                    found[row] = _number([cell for part in cells for cell in part or ()])
-                ours = all(table.columns == list(DATASETS) for table in group)
-                paper_means[row] = paper().mean(group[0].about(row)._replace(scenario=None)) if ours else None
-            columns.append(_rank(found))
-            printed.append(paper_means)
+        first = suite[0]
+        parts = {**({"ImageNet": ["imagenet"]} if "imagenet" in first.columns else {}), **first.averages}
+        shown = [(group, names) for group in groups for names in parts.values() or [first.columns]]
+        columns = [_rank(_over_scenarios(group, rows, names)) for group, names in shown]
         lines = []
         for row in rows:
+            printed = [paper().summary([table.about(row) for table in group], names) for group, names in shown]
             numbers = [column.get(row) for column in columns]
-            lines += _with_paper(row, numbers, [means[row] for means in printed])
-        first = suite[0]
-        headings = [f"{SETTINGS[g[0].scenario['setting']]} of {g[0].scenario.get('batch_size', 'all')}" for g in groups]
-        caption = f"Top-1 accuracy in %, mean over datasets and scenarios, {first.suite}{of_backbone(first)}."
+            lines += _with_paper(row, numbers, "the paper", printed)
+        sizes = [f"{SETTINGS[g[0].scenario['setting']]} of {g[0].scenario.get('batch_size', 'all')}" for g in groups]
+        headings = [f"{size}, {title}" for size in sizes for title in parts] or sizes
+        caption = f"Top-1 accuracy in %, mean over scenarios, {first.suite}{of_backbone(first)}."
         grids.append(Grid(table_name(first, "summary", sizes=False), caption, headings, [("", lines)]))
     return grids
+
+
+def _over_scenarios(group: Sequence[Table], rows: Iterable[Row], names: Sequence[str]) -> dict[Row, Number]:
+    """Return the mean over the scenarios of a group and some datasets, for the rows that have all of them."""
+    found = {}
+    for row in rows:
+        cells = [table.mean_cells(row, names) for table in group]
+        if all(cells):
+            found[row] = _number([cell for part in cells for cell in part or ()])
+    return found
 
 
 MEASURES: tuple[tuple[str, Callable[[Cell], float], int], ...] = (
     ("mean", lambda cell: float(cell.accuracy.mean()), 1),
     ("pooled", lambda cell: cell.pooled, 1),
+    ("top 5, pooled", lambda cell: cell.top5, 1),
     ("worst 10 %", lambda cell: tail_accuracy(cell.accuracy), 1),
-    ("calibration error", lambda cell: cell.calibration_error, 1),
+    ("calibration error, pooled", lambda cell: cell.calibration_error, 1),
     ("ms a run", lambda cell: 1000 * cell.seconds, 1),
 )
 
@@ -160,7 +163,7 @@ def measure_grids(tables: Iterable[Table]) -> list[Grid]:
 
     >>> from moontide.report.results import example
     >>> [grid.headings for grid in measure_grids(example())]
-    [['mean', 'pooled', 'worst 10 %', 'calibration error', 'ms a run']]
+    [['mean', 'pooled', 'top 5, pooled', 'worst 10 %', 'calibration error, pooled', 'ms a run']]
     """
     grids = []
     for group in grouped([t for t in tables if not t.timing], ("setting", "batch_size")):
@@ -171,14 +174,16 @@ def measure_grids(tables: Iterable[Table]) -> list[Grid]:
             for row in rows if len(rows) > 1 else []:
                 cells = table.mean_cells(row)
                 if cells:
-                    numbers = [Number(float(np.mean([f(c) for c in cells])), digits=d) for _, f, d in MEASURES]
+                    means = [(float(np.mean([f(c) for c in cells])), digits) for _, f, digits in MEASURES]
+                    numbers = [None if math.isnan(value) else Number(value, digits=d) for value, d in means]
                     lines.append(Line(row.title, numbers, "ours" if row.ours else "method"))
             if lines:
                 blocks.append((scenario_title(table), lines))
         if blocks:
             caption = (
-                "Accuracy in % as the mean over runs, pooled over all samples, and in the worst 10 % of runs; expected "
-                f"calibration error in points; median milliseconds of a run. Means over datasets, {place(group[0])}."
+                "Accuracy in % as the mean over runs, pooled over all samples, the same with any of the five most "
+                "probable classes counted, and in the worst 10 % of runs; expected calibration error of all samples "
+                f"together, in points; median milliseconds of a run. Means over datasets, {place(group[0])}."
             )
             grids.append(Grid(table_name(group[0], "measures"), caption, [name for name, _, _ in MEASURES], blocks))
     return grids
@@ -213,6 +218,10 @@ def sweep_grids(tables: Iterable[Table]) -> list[Grid]:
     return grids
 
 
+def _milliseconds(seconds: float | None) -> Number | None:
+    return None if seconds is None else Number(1000 * seconds)
+
+
 def runtime_grids(tables: Iterable[Table]) -> list[Grid]:
     """Return median milliseconds of a run by batch size and method, with the paper's, which are of another machine.
 
@@ -227,15 +236,21 @@ def runtime_grids(tables: Iterable[Table]) -> list[Grid]:
             lines = []
             for table in group:
                 cells = [table.cells.get((row, column)) for row in rows]
-                n = next((cell.records[0]["n"] for cell in cells if cell), 0)
-                times = [None if cell is None else Number(1000 * cell.seconds) for cell in cells]
-                lines.append(Line(f"{n} samples", times))
-                size = table.scenario.get("batch_size", 0)
-                theirs = [paper().seconds.get((size, row.method)) if column == "imagenet" else None for row in rows]
+                first = next((cell for cell in cells if cell), None)
+                if first is None:
+                    continue
+                times = [first.forward, *(None if cell is None else cell.seconds for cell in cells)]
+                where = f", {table.scenario['device']}" if "device" in table.scenario else ""
+                lines.append(Line(f"{first.records[0]['n']} samples{where}", list(map(_milliseconds, times))))
+                size, methods = table.scenario.get("batch_size", 0), ["clip_forward", *(row.method for row in rows)]
+                theirs = [paper().seconds.get((size, name)) if column == "imagenet" else None for name in methods]
                 if any(theirs):
-                    shown = [None if s is None else Number(1000 * s) for s in theirs]
+                    shown = list(map(_milliseconds, theirs))
                     lines.append(Line(f"the paper at {size}, NVIDIA RTX 4090", shown, "paper"))
-            caption = f"Median milliseconds of a run on {column_title(column)}{of_backbone(group[0])}, graph included."
+            caption = (
+                f"Median milliseconds of a run on {column_title(column)}{of_backbone(group[0])}, graph included; the "
+                "encoder for the images of the batch and all class texts, where it was given."
+            )
             name = table_name(group[0], "median", column, sizes=False)
-            grids.append(Grid(name, caption, [row.title for row in rows], [("", lines)]))
+            grids.append(Grid(name, caption, ["encoder", *(row.title for row in rows)], [("", lines)]))
     return grids

@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 from moontide.errors import InputError, OptionError, unknown_name
 from moontide.samplers.common import Indices, as_labels, check_count, check_imbalance, long_tailed
 
-Kind = Literal["dirichlet", "separate", "iid"]
+Kind = Literal["dirichlet", "separate", "iid", "order"]
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class StreamSampler:
     """Orders a dataset into a stream and cuts it into batches.
 
     kind: "dirichlet" spreads every class over min(N // B, K) consecutive slots by a draw of Dirichlet(`xi`, ..., `xi`);
-        "separate" shows one class after the other; "iid" shuffles.
+        "separate" shows one class after the other; "iid" shuffles; "order" leaves the samples as they are.
     batch_size: the samples in a batch.
     xi: for "dirichlet" only; the smaller, the fewer slots a class appears in (0.1, 0.01 and 0.001 are published).
     imbalance: None keeps every sample; a number first thins the classes to a long tail, the most frequent with
@@ -67,6 +67,8 @@ class StreamSampler:
         if self.imbalance is not None:
             classes = rng.permutation(np.unique(labels))
             kept = np.sort(long_tailed(labels, classes, self.imbalance, None, rng))  # dataset order
+        if self.kind == "order":
+            return kept
         slot = self._slots(labels[kept], rng)
         order = rng.permutation(len(kept))  # shuffled inside every slot, slots in order
         return kept[order[np.argsort(slot[order], kind="stable")]]

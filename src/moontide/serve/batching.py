@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 import math
 import time
@@ -23,6 +22,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from moontide.errors import MoontideError
+from moontide.serve.encoding import encode_in_pieces
 from moontide.serve.journal import DamagedError, StoreError
 from moontide.serve.metrics import Metrics
 from moontide.serve.records import Answer, Corrected, Correction, Item, columns, numbers
@@ -116,7 +116,7 @@ class Line:
         """Put a correction in line, and tell the listeners of it."""
         done = await self.call(lambda: self.stream.correct(correction))
         if not done.repeated:
-            self.tell("known", {"samples": done.samples.tolist(), "known": known_of(done.labels)})
+            await self.tell("known", {"samples": done.samples.tolist(), "known": known_of(done.labels)})
         return done
 
     async def call(self, function: Callable[[], T]) -> T:
@@ -256,7 +256,7 @@ class Line:
             rows = np.concatenate([answer.rows for answer in fresh])
             told = columns(fresh[0].first, rows, self.stream.config.class_names)
             told |= {"seen": moment.state.seen, "total": moment.total, "beta": numbers(moment.tally.beta)}
-            self.tell("batch", told, moment.total)
+            await self.tell("batch", told, moment.total)
         if self.stream.due:
             try:
                 await self._run(self.stream.checkpoint, [])
@@ -271,12 +271,12 @@ class Line:
         self.listeners.add(listener)
         return listener
 
-    def tell(self, kind: str, told: dict[str, Any], number: int | None = None) -> None:
+    async def tell(self, kind: str, told: dict[str, Any], number: int | None = None) -> None:
         """Give an event to all who listen, the same bytes to each."""
         if not self.listeners:
             return
-        name = "" if number is None else f"id: {number}\n"
-        event = f"{name}event: {kind}\ndata: {json.dumps(told, separators=(',', ':'))}\n\n".encode()
+        name = b"" if number is None else b"id: %d\n" % number
+        event = b"%sevent: %s\ndata: %s\n\n" % (name, kind.encode(), await encode_in_pieces(told))
         for listener in list(self.listeners):
             listener.behind += len(event)
             if listener.qsize() >= LISTENER_EVENTS or listener.behind > max(LISTENER_BYTES, len(event)):

@@ -66,7 +66,9 @@ def prepare(data: bytes, number: int, encoder: Encoder) -> Prepared:
         return encoder.prepare(decode(io.BytesIO(data)))
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
         raise TooLargeError(f"Image {number} may have {MAX_PIXELS} pixels, and has more.") from None
-    except (ImageError, UnidentifiedImageError, OSError, SyntaxError, ValueError) as error:
+    except UnidentifiedImageError:
+        raise InputError(f"Image {number} cannot be decoded: it is damaged or cut short.") from None
+    except (ImageError, OSError, SyntaxError, ValueError) as error:
         raise InputError(f"Image {number} cannot be decoded: {error}.") from error
 
 

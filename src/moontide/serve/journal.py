@@ -346,4 +346,5 @@ def one_line(error: Exception) -> str:
     >>> one_line(ValueError("no\\n  way."))
     'no way'
     """
-    return " ".join(str(error).split()).rstrip(".") or type(error).__name__
+    words = getattr(error, "strerror", None) or str(error)  # an OSError's text repeats the path
+    return " ".join(words.split()).rstrip(".") or type(error).__name__

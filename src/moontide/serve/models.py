@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from http import HTTPStatus
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
 MAX_PUSH = 4096  # samples
 MAX_CLASSES = 100_000  # of a stream
@@ -26,6 +26,20 @@ def whole(value: Any) -> Any:
 Whole = Annotated[int, BeforeValidator(whole)]
 
 
+def with_name(template: str) -> str:
+    """Refuse a template that says nothing of the class.
+
+    >>> with_name("a photo of a {}.")
+    'a photo of a {}.'
+    """
+    if "{}" not in template:
+        raise ValueError("it must have {} where the class name goes")
+    return template
+
+
+Template = Annotated[str, AfterValidator(with_name), WithJsonSchema({"type": "string", "pattern": r"\{\}"})]
+
+
 class NewStream(BaseModel):
     """A stream to make: from `prototypes`, from `classes` that the server's encoder embeds, or from a sample set."""
 
@@ -35,7 +49,7 @@ class NewStream(BaseModel):
     classes: list[str] | None = Field(None, min_length=1, max_length=MAX_CLASSES, description="Class names.")
     prototypes: list[list[float]] | None = Field(None, description="Class embeddings, K rows of d numbers.")
     sample: Literal["simulated"] | None = Field(None, description="The classes of the simulated sample set.")
-    template: str | None = Field(
+    template: Template | None = Field(
         None, max_length=200, description="What the encoder reads, {} the class; else its own."
     )
     method: str = Field(DEFAULT_METHOD, max_length=100, description="A method of GET /server.")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 from collections.abc import Callable, Coroutine
 from typing import Annotated, Any
@@ -16,6 +15,7 @@ from starlette.datastructures import UploadFile
 
 from moontide.errors import InputError
 from moontide.serve.batching import BusyError, Line, known_of
+from moontide.serve.encoding import encode
 from moontide.serve.images import MAX_IMAGES, KindError
 from moontide.serve.models import EMBEDDINGS, IMAGES, KNOWN, Corrections, Predictions, status_words, whole
 from moontide.serve.parsing import INLINE, check_rows, parse
@@ -23,7 +23,7 @@ from moontide.serve.records import Answer, Labels, columns
 from moontide.serve.service import Service, class_numbers
 from moontide.serve.state import GoneError
 
-HOLD_SECONDS = 2.0  # that a push to a full line is held back before it is refused, so that refusing costs little
+HOLD_SECONDS = 4.0  # that a push to a full line is held back before it is refused, so that refusing costs little
 KEY, SHAPE = r"^[!-~]{1,128}$", r"^\d{1,6},\d{1,6}$"  # forms of headers
 
 router = APIRouter(responses=status_words(400, 401, 403, 408, 413, 422, 429, 503))
@@ -63,8 +63,7 @@ Shape = Annotated[
 
 def reply(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
     """Return a JSON response of plain values, without a pass through the models that document it."""
-    content = json.dumps(value, separators=(",", ":"), allow_nan=False).encode()
-    return Response(content, status, headers, "application/json")
+    return Response(encode(value).encode(), status, headers, "application/json")
 
 
 class Direct(APIRoute):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import AsyncIterator
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import Path, Query, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
@@ -15,6 +15,7 @@ import moontide
 from moontide.errors import InputError
 from moontide.registry import method_type
 from moontide.serve.batching import Line, Listener
+from moontide.serve.encoding import encode_in_pieces
 from moontide.serve.images import MAX_IMAGES, KindError, sniff
 from moontide.serve.models import (
     DEFAULT_METHOD,
@@ -181,28 +182,29 @@ async def create(request: Request, service: TheService) -> Response:
         raise InputError(in_words(error.errors(include_url=False, include_input=False))) from None
     values = new.model_dump(exclude={"method", "prototypes"})
     line = await service.create(method_name=new.method, prototypes=prototypes, **values)
-    return reply(await description(line), 201)
+    return await description(line, 201)
 
 
 @router.get("/streams/{stream}", response_model=Description, responses=MISSING)
 async def describe(line: TheLine) -> Response:
     """Describe a stream: what it was made with, and its statistics."""
-    return reply(await description(line))
+    return await description(line)
 
 
-async def description(line: Line) -> dict[str, Any]:
+async def description(line: Line, status: int = 200) -> Response:
     """Return what is told of a stream."""
     config, moment = line.stream.config, await line.moment()
     told = ("method", "source", "dim", "logit_scale", "max_batch", "max_wait_ms", "window", "created")
     counts = moment.tally.counts.tolist()
     options = {key: "inf" if value == math.inf else value for key, value in config.options.items()}
-    return {
+    about = {
         "name": line.stream.name, **{key: getattr(config, key) for key in told}, "options": options,
         "class_names": list(config.class_names), "seen": moment.state.seen, "total": moment.total,
         "kept": min(moment.kept, config.window), "waiting": line.samples, "batches": moment.seq,
         "changed": moment.tally.changed, "counts": counts[0], "zero_shot_counts": counts[1],
         "beta": numbers(moment.tally.beta),
     }  # fmt: skip
+    return Response(await encode_in_pieces(about), status, media_type="application/json")
 
 
 @router.delete("/streams/{stream}", status_code=204, responses=MISSING)
@@ -250,14 +252,14 @@ async def delete_snapshot(line: TheLine, number: Annotated[int, Path(ge=1, le=2*
 async def restore(line: TheLine, to: Restore) -> Response:
     """Go back to a snapshot: its state and counts; the window is empty, and the numbers of samples go on."""
     await line.call(lambda: line.stream.restore(to.snapshot))
-    return reply(await description(line))
+    return await description(line)
 
 
 @router.post("/streams/{stream}/reset", response_model=Description, responses=MISSING)
 async def reset(line: TheLine) -> Response:
     """Go back to the start, snapshot 0."""
     await line.call(lambda: line.stream.restore(0))
-    return reply(await description(line))
+    return await description(line)
 
 
 # Health

@@ -192,6 +192,7 @@ class JSONLines(logging.Formatter):
 
 def run(service: Service, host: str = "127.0.0.1", port: int = 8000, log_format: str = "text") -> None:
     """Serve until a signal comes; then answer what is open, make checkpoints and end."""
+    check_port(port)
     check_exposure(host, service.gate.tokens)
     handler = logging.StreamHandler()
     text = logging.Formatter("%(asctime)s %(name)s %(levelname)s %(message)s")
@@ -209,6 +210,18 @@ def run(service: Service, host: str = "127.0.0.1", port: int = 8000, log_format:
         os._exit(0)
 
 
+def check_port(port: int) -> None:
+    """Refuse a number that is no port.
+
+    >>> check_port(70000)
+    Traceback (most recent call last):
+        ...
+    moontide.errors.OptionError: '--port' must be a number from 0 to 65535. Got 70000 instead.
+    """
+    if not 0 <= port <= 65535:
+        raise OptionError(f"'--port' must be a number from 0 to 65535. Got {port} instead.")
+
+
 def listen(host: str, port: int) -> socket.socket:
     """Open the socket to listen on; port 0 takes a free one.
 
@@ -216,8 +229,6 @@ def listen(host: str, port: int) -> socket.socket:
     ...     listening.getsockname()[0]
     '127.0.0.1'
     """
-    if not 0 <= port <= 65535:
-        raise OptionError(f"'--port' must be a number from 0 to 65535. Got {port} instead.")
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listening = socket.socket(family, kind, protocol)

@@ -150,10 +150,10 @@ class Stream:
         """Return the moment after a record of the journal."""
         if record.size:
             return self.step(moment, *self.samples_of(record))[0]
-        m = len(record.data) // (16 + 4 * self.config.dim)
-        labels = np.frombuffer(record.data, "<i8", m, 8 * m)
-        x = np.frombuffer(record.data, "<f4", offset=16 * m).reshape(m, self.config.dim).copy()
-        return moment._replace(state=self.online.correct(moment.state, x, labels), seq=record.seq)
+        m = len(record.data) // (24 + 4 * self.config.dim)
+        _, labels, before = np.frombuffer(record.data, "<i8", 3 * m).reshape(3, m)
+        x = np.frombuffer(record.data, "<f4", offset=24 * m).reshape(m, self.config.dim).copy()
+        return moment._replace(state=self.online.correct(moment.state, x, labels, before), seq=record.seq)
 
     def samples_of(self, record: Record) -> tuple[Floats, Labels | None]:
         """Return the samples of a record, (n, d), and their known labels where there are some."""
@@ -282,15 +282,16 @@ class Stream:
                 "make streams with a larger 'window' to correct older ones."
             )
         x = np.concatenate(moment.window)[samples - low]  # (m, d)
-        after = moment._replace(state=self.online.correct(moment.state, x, labels), seq=moment.seq + 1)
-        data = samples.astype("<i8").tobytes() + labels.astype("<i8").tobytes() + x.tobytes()
-        changed = []
+        changed, before = [], np.full(len(samples), -1)  # what was known of them so far
         for row in self.store.answers(self.name, int(samples.min()), int(samples.max()) + 1):
             mine = (samples >= row.first) & (samples < row.first + row.size)
             if mine.any():
                 rows = np.frombuffer(row.data, ANSWER, row.size).copy()
+                before[mine] = rows["known"][samples[mine] - row.first]
                 rows["known"][samples[mine] - row.first] = labels[mine]
                 changed.append(row._replace(data=rows.tobytes() + row.data[rows.nbytes :]))
+        after = moment._replace(state=self.online.correct(moment.state, x, labels, before), seq=moment.seq + 1)
+        data = np.stack([samples, labels, before]).astype("<i8").tobytes() + x.tobytes()
         if key is not None:
             push = np.array([(key_of(key), changed[0].first, 0, digest)], PUSH)
             changed[0] = changed[0]._replace(data=changed[0].data + push.tobytes())

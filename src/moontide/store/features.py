@@ -16,6 +16,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
@@ -36,6 +37,8 @@ from moontide.types import check_class_names
 FORMAT = 2  # 1 had no spec, precision and decoding
 MANIFEST, TEXT, NEGATIVES = "manifest.json", "text.safetensors", "negatives.safetensors"
 ABOUT = "about"  # the only key of the metadata of a file, since safetensors writes several in any order
+
+NAME = re.compile(r"text\.safetensors|\d{5,}\.safetensors")  # of the files that a manifest names
 
 AnyArray = npt.NDArray[Any]
 
@@ -145,10 +148,15 @@ class FeatureStore:
             version = held["format"]
             if version not in (1, FORMAT):
                 raise FileError(f"{path} has the format {version}, and this Moontide reads {FORMAT}; update it.")
+            outside = [name for name in held["files"] if not NAME.fullmatch(name)]
+            if outside:
+                raise FileError(f"{path} names {outside[0][:80]!r}, which is no file of the store; it is not opened.")
             return FeatureStore(folder, Origin.parse(held["origin"]), tuple(held["class_names"]), dict(held["files"]))
+        except FileError:
+            raise
         except FileNotFoundError:
             raise FileError(f"{folder} is no feature store: it has no {MANIFEST}.") from None
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise FileError(f"{path} is damaged ({error}).") from error
 
     def check_space(self, other: Origin) -> None:
@@ -388,6 +396,8 @@ def _mapped(path: Path) -> tuple[dict[str, AnyArray], dict[str, str]]:
     try:
         with open(path, "rb") as handle:
             size = int.from_bytes(handle.read(8), "little")
+            if size > os.fstat(handle.fileno()).st_size:
+                raise ValueError("its header is longer than the file")
             header = json.loads(handle.read(size))
         metadata = header.pop("__metadata__", {})
         arrays: dict[str, AnyArray] = {
@@ -396,6 +406,6 @@ def _mapped(path: Path) -> tuple[dict[str, AnyArray], dict[str, str]]:
             )
             for name, entry in header.items()
         }
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise FileError(f"{path} cannot be read; it is missing, damaged or cut short ({error}).") from error
     return arrays, metadata

@@ -18,6 +18,8 @@ scales or precisions are refused.
 from __future__ import annotations
 
 import os
+import re
+import stat
 import tempfile
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -191,10 +193,16 @@ def reading(path: Path) -> Iterator[None]:
         ...
     moontide.errors.FileError: There is no file no.csv.
     """
-    if not path.exists():
-        raise FileError(f"There is no file {path}.")
-    if path.is_dir():
+    try:
+        kind = os.stat(path).st_mode
+    except OSError as error:
+        missing = f"There is no file {path}."
+        reason = f"{path} cannot be read: {error.strerror}."
+        raise FileError(missing if isinstance(error, FileNotFoundError) else reason) from None
+    if stat.S_ISDIR(kind):
         raise FileError(f"{path} is a folder; give a file.")
+    if not (stat.S_ISREG(kind) or stat.S_ISFIFO(kind)):  # a device may never end
+        raise FileError(f"{path} is a device or a socket; give a file.")
     try:
         yield
     except MoontideError:
@@ -395,12 +403,12 @@ def read_labels(path: str | Path) -> AnyArray:
 
 
 def is_whole(text: str) -> bool:
-    """Tell whether a text is a whole number.
+    """Tell whether a text is a whole number, of at most 18 digits.
 
     >>> is_whole("-3"), is_whole("cat")
     (True, False)
     """
-    return text.removeprefix("-").isdecimal()
+    return re.fullmatch(r"-?\d{1,18}", text) is not None
 
 
 def _read_lines(path: Path) -> list[str]:
@@ -425,15 +433,37 @@ def check_output(path: str | Path, kinds: Sequence[str] = PREDICTIONS) -> None:
         from moontide.store.tables import require_xlsx
 
         require_xlsx()
-    if not path.parent.is_dir():
+    if not os.path.isdir(path.parent):
         raise FileError(f"The folder of the output {path} does not exist; create {path.parent} first.")
-    if path.is_dir() or (path.exists() and not os.access(path, os.W_OK)):
-        raise FileError(f"The output {path} cannot be written: it is {'a folder' if path.is_dir() else 'read-only'}.")
+    if reason := _why_not(path):
+        raise FileError(f"The output {path} cannot be written: {reason}.")
+
+
+def _why_not(path: Path) -> str | None:
+    """Say what keeps a file from being written, or None where nothing does."""
+    if os.path.realpath(path.parent) == "/dev":
+        return "its folder is for devices"
+    if os.path.isdir(path):
+        return "it is a folder"
+    if os.path.exists(path) and not os.path.isfile(path):
+        return "it is no regular file"
+    if os.path.exists(path) and not os.access(path, os.W_OK):
+        return "it is read-only"
+    try:
+        os.lstat(path.with_name(_temporary(path)))
+    except FileNotFoundError:
+        pass
+    except OSError as error:  # the name is too long
+        return error.strerror
     try:
         with tempfile.TemporaryFile(dir=path.parent):
-            pass
+            return None
     except OSError as error:
-        raise FileError(f"The output {path} cannot be written: {error.strerror}.") from error
+        return error.strerror
+
+
+def _temporary(path: Path) -> str:
+    return f".{path.name}.{os.getpid()}.tmp"
 
 
 @contextmanager
@@ -447,7 +477,7 @@ def replacing(path: str | Path) -> Iterator[BinaryIO]:
     ['a.txt']
     """
     path = Path(path)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = path.with_name(_temporary(path))
     try:
         with open(temporary, "wb") as handle:
             yield handle

@@ -16,6 +16,7 @@ import csv
 import io
 import json
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -26,6 +27,7 @@ from moontide.answers import NONE_OF_THESE
 from moontide.errors import FileError, InputError
 from moontide.metrics import IntArray
 from moontide.store.files import AnyArray, read_arrays, read_parquet_column, reading
+from moontide.store.tables import from_cell
 
 KEYS = ("id", "path", "row")  # how a row of a file of known labels can name its sample
 FOLDER = "folder"  # groups by the folder of the id
@@ -181,7 +183,9 @@ def read_class_prior(path: str | Path, class_names: Sequence[str] | None, k: int
         raise FileError(f"A class balance must be a .csv, .json, .npy or .npz. Got {path} instead.")
     numbers = _numbers(path, [name for name, _ in pairs], class_names, k)
     if len(set(numbers)) < len(numbers):
-        raise FileError(f"{path} has two shares for {few(n for n in numbers if numbers.count(n) > 1)}; keep one.")
+        raise FileError(
+            f"{path} has two shares for {few(n for n, count in Counter(numbers).items() if count > 1)}; keep one."
+        )
     absent = sorted(set(range(k)) - set(numbers))
     if absent:
         names = [class_names[i] if class_names else i for i in absent]
@@ -254,7 +258,7 @@ def _read_csv(path: Path) -> dict[str, list[str]]:
     header, *body = [row for row in rows if row] or [[]]
     if any(len(row) > len(header) for row in body):
         raise FileError(f"{path} has a row with more values than its header; put values with commas into quotes.")
-    return {name.strip(): [row[i] if i < len(row) else "" for row in body] for i, name in enumerate(header)}
+    return {name.strip(): [from_cell(row[i]) if i < len(row) else "" for row in body] for i, name in enumerate(header)}
 
 
 def _read_json(path: Path) -> list[tuple[str, Any]]:

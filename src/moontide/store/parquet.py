@@ -1,4 +1,8 @@
-"""Embeddings from Parquet and predictions to it; the only module that imports pyarrow (the extra `parquet`)."""
+"""Embeddings from Parquet and predictions to it; the only module that imports pyarrow (the extra `parquet`).
+
+A few bytes of Parquet can stand for gigabytes, of repeated values or of a page that is compressed: how much a column
+takes is worked out from the row groups, and for text from the dictionary, before it is expanded.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from moontide.errors import FileError, InputError
+from moontide.core.memory import available_bytes, human
+from moontide.errors import FileError, InputError, ResourceError
+
+SMALL, MOST_TIMES = (
+    2**28,
+    1000,
+)  # bytes of a column that are always read, and how often the size of the file they may be
 
 
 def read_embeddings(path: str | Path, handle: BinaryIO | None = None) -> tuple[npt.NDArray[Any], list[Any] | None]:
@@ -24,11 +34,10 @@ def read_embeddings(path: str | Path, handle: BinaryIO | None = None) -> tuple[n
     ...     read_embeddings(Path(folder) / "f.parquet")
     (array([[1., 2.]]), ['a'])
     """
-    with pq.ParquetFile(handle or path) as file:
-        schema = file.schema_arrow
-        name = _column(path, schema)
-        table = file.read([name, "id"] if "id" in schema.names else [name])
-    column = table.column(name)
+    schema = pq.ParquetFile(handle or path).schema_arrow
+    name = _column(path, schema)
+    column = _read(path, schema, name, handle)
+    ids = _read(path, schema, "id", handle) if "id" in schema.names else None
     if column.null_count:
         raise InputError(f"The column '{name}' of {path} must not have missing values. Got {column.null_count}.")
     if _is_binary(column.type):
@@ -39,7 +48,44 @@ def read_embeddings(path: str | Path, handle: BinaryIO | None = None) -> tuple[n
     if len(pc.unique(lengths)) > 1:
         raise InputError(f"The values in the column '{name}' of {path} must all have one length.")
     matrix = values.reshape(len(column), -1) if len(column) else np.empty((0, 0))
-    return matrix, table.column("id").to_pylist() if "id" in schema.names else None
+    return matrix, None if ids is None else ids.to_pylist()
+
+
+def _check_groups(path: str | Path, file: Any, schema: Any, name: str) -> int:
+    """Refuse a column that is far larger than the file, or than the memory there is; return the bytes of the file."""
+    groups = [file.metadata.row_group(i) for i in range(file.metadata.num_row_groups)]
+    size = sum(group.column(i).total_compressed_size for group in groups for i in range(group.num_columns))
+    leaves = [group.column(i) for group in groups for i in range(group.num_columns)
+              if group.column(i).path_in_schema.partition(".")[0] == name]  # fmt: skip
+    kind = schema.field(name).type
+    leaf = getattr(kind, "value_type", kind)
+    width = leaf.bit_width // 8 if pa.types.is_primitive(leaf) or pa.types.is_fixed_size_binary(leaf) else 1
+    unpacked = sum(max(leaf.total_uncompressed_size, leaf.num_values * width) for leaf in leaves)
+    _require(path, name, unpacked, size)
+    return int(size)
+
+
+def _read(path: str | Path, schema: Any, name: str, handle: BinaryIO | None = None) -> Any:
+    """Read a column, unless it is too large; text is read as a dictionary first, each value once."""
+    words = [name] if _is_text(schema.field(name).type) else []
+    file = pq.ParquetFile(handle or path, read_dictionary=words)
+    size = _check_groups(path, file, schema, name)
+    column = file.read([name]).column(0)
+    if not pa.types.is_dictionary(column.type):
+        return column
+    parts = [(pc.binary_length(chunk.dictionary), chunk.indices) for chunk in column.chunks]
+    _require(path, name, sum(pc.sum(lengths.take(indices)).as_py() or 0 for lengths, indices in parts), size)
+    return column.cast(column.type.value_type)
+
+
+def _require(path: str | Path, name: str, need: int, size: int) -> None:
+    have = available_bytes()
+    if need > max(SMALL, MOST_TIMES * size) or (have is not None and need > have):
+        memory = "" if have is None else f", and {human(have)} of memory is available"
+        raise ResourceError(
+            f"The column '{name}' of {path} would take {human(need)} from a file of {human(size)}{memory}; it is not "
+            "read. Split the file, or write it again from data that you trust."
+        )
 
 
 def shape(path: str | Path, handle: BinaryIO) -> tuple[int, int]:
@@ -53,6 +99,7 @@ def shape(path: str | Path, handle: BinaryIO) -> tuple[int, int]:
     file = pq.ParquetFile(handle)
     schema = file.schema_arrow
     name, rows = _column(path, schema), file.metadata.num_rows
+    _check_groups(path, file, schema, name)
     first = next(file.iter_batches(1, columns=[name])).column(0)[0].as_py() if rows else None
     if first is None:
         raise InputError(f"The column '{name}' of {path} must have rows, and a value in each.")
@@ -68,8 +115,8 @@ def read_ids(handle: BinaryIO) -> list[Any] | None:
     >>> read_ids(buffer)
     ['a']
     """
-    file = pq.ParquetFile(handle)
-    ids: list[Any] | None = file.read(["id"]).column(0).to_pylist() if "id" in file.schema_arrow.names else None
+    schema = pq.ParquetFile(handle).schema_arrow
+    ids: list[Any] | None = _read("the shard", schema, "id", handle).to_pylist() if "id" in schema.names else None
     return ids
 
 
@@ -82,10 +129,10 @@ def read_column(path: str | Path, name: str) -> list[Any]:
     ...     read_column(Path(folder) / "f.parquet", "camera")
     ['a', 'b']
     """
-    with pq.ParquetFile(path) as file:
-        if name not in file.schema_arrow.names:
-            raise FileError(f"{path} has no column '{name}'. It has {', '.join(file.schema_arrow.names)}.")
-        values: list[Any] = file.read([name]).column(0).to_pylist()
+    schema = pq.read_schema(path)
+    if name not in schema.names:
+        raise FileError(f"{path} must have a column '{name}'. It has {', '.join(map(repr, schema.names))}; rename one.")
+    values: list[Any] = _read(path, schema, name).to_pylist()
     return values
 
 
@@ -107,6 +154,11 @@ def _dtype(field: Any) -> np.dtype[Any]:
 
 def _is_binary(kind: Any) -> bool:
     return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind))
+
+
+def _is_text(kind: Any) -> bool:
+    words = (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary)
+    return any(is_of(kind) for is_of in words)
 
 
 def _is_numbers(kind: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Tables of named columns as .csv, .jsonl, .json, .xlsx and .parquet.
+"""Tables of named columns as .csv that no spreadsheet computes, .jsonl, .json, .xlsx and .parquet.
 
 Values that are lists, such as the most likely classes, stay lists where the format has them, and are JSON in one cell
 of a .csv or .xlsx.
@@ -6,16 +6,16 @@ of a .csv or .xlsx.
 
 from __future__ import annotations
 
-import csv
 import io
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, BinaryIO
 
 from moontide.errors import missing_extra
 from moontide.store.files import parquet_module
 
+FORMULA = re.compile(r"'*[=+\-@\t\r\n]")  # how text begins that a spreadsheet computes, or that is written like it
 CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f]")  # what a cell of an .xlsx cannot hold
 
 
@@ -36,9 +36,8 @@ def write_table(handle: BinaryIO, columns: Mapping[str, Sequence[Any]], kind: st
     text = io.TextIOWrapper(handle, encoding="utf-8", newline="")
     rows = zip(*columns.values(), strict=True)
     if kind == ".csv":
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(columns)
-        writer.writerows([_flat(value) for value in row] for row in rows)
+        text.write(csv_row(columns))
+        text.writelines(map(csv_row, rows))
     else:
         whole = kind == ".json"
         ends = ["[\n", ",\n", "\n]\n"] if whole else ["", "\n", "\n"]
@@ -50,6 +49,35 @@ def write_table(handle: BinaryIO, columns: Mapping[str, Sequence[Any]], kind: st
             empty = False
         text.write("" if empty and not whole else ends[2])
     text.detach()
+
+
+def csv_row(values: Iterable[Any]) -> str:
+    """Return a line of a .csv; quoted is also the text with a return in it, which Python's writer leaves as it is.
+
+    >>> csv_row(["a,b", 0.5, None, "=1"])
+    '"a,b",0.5,,\\'=1\\n'
+    """
+    cells = ("" if value is None else str(as_cell(_flat(value))) for value in values)
+    quoted = (f'"{cell.replace(chr(34), chr(34) * 2)}"' if re.search(r'[",\r\n]', cell) else cell for cell in cells)
+    return ",".join(quoted) + "\n"
+
+
+def as_cell(value: Any) -> Any:
+    """Return a value as a cell of a .csv: text that a spreadsheet would take for a formula gets a ' in front.
+
+    >>> as_cell("=HYPERLINK(A1)"), as_cell(-0.5), as_cell("cat")
+    ("'=HYPERLINK(A1)", -0.5, 'cat')
+    """
+    return f"'{value}" if isinstance(value, str) and FORMULA.match(value) else value
+
+
+def from_cell(text: str) -> str:
+    """Read a cell that `as_cell` wrote.
+
+    >>> from_cell("'=HYPERLINK(A1)"), from_cell("'tis")
+    ('=HYPERLINK(A1)', "'tis")
+    """
+    return text[1:] if text[:1] == "'" and FORMULA.match(text[1:]) else text
 
 
 def _flat(value: Any) -> Any:

@@ -26,9 +26,10 @@ class Learner(OnlineMethod):
     def _step(self, state, x, known=None):
         moved = dataclasses.replace(state, text=state.text + state.sums)
         result = Result(zero_shot_of(moved, x), zero_shot_of(state, x))
-        return (state if known is None else self._correct(state, x, known)), result
+        return (state if known is None else self._correct(state, x, known, np.full(len(x), -1))), result
 
-    def _correct(self, state, x, known):
+    def _correct(self, state, x, known, before):
         sums = state.sums.copy()
+        np.subtract.at(sums, before[before >= 0], x[before >= 0])
         np.add.at(sums, known[known >= 0], x[known >= 0])
         return dataclasses.replace(state, sums=sums)

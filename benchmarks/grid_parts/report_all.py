@@ -1,0 +1,114 @@
+"""Every method that features alone are enough for, side by side: few classes, all classes, a stream, and harm."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+
+from grid_parts.cells import Cell, cells
+from grid_parts.packs import Pack
+from grid_parts.tables import mean, table
+from grid_parts.work import Results
+from moontide.protocols import OnlineMethod
+from moontide.registry import method_names, method_type
+from moontide.report.results import TITLES
+
+MARGIN = 0.5  # points below zero-shot from where a method does harm
+STREAM = ("dirichlet 0.1", 16)  # order and batch size
+
+# Methods that take minutes for a batch of all classes, or a stream, where there are so many: 2000 gradient steps
+# of N K d, and K matrices of d x d that change with every sample.
+SLOW, MANY = ("inmap", "frolic", "dota"), 500
+
+# What a column is about: the title, and which cells of a pack it takes.
+KINDS: dict[str, Callable[[Cell], bool]] = {
+    "few of 64": lambda cell: cell.size == 64 and cell.classes is not None and cell.few,
+    "all of 64": lambda cell: cell.size == 64 and cell.classes is None,
+    "all of 1000": lambda cell: cell.classes is None and cell.size != 64,
+}
+
+
+def titles() -> tuple[str, ...]:
+    """Return the methods that need nothing beyond features, zero-shot first and TIDE last."""
+    names = [name for name in method_names() if not method_type(name).needs]
+    order = list(TITLES)
+    return tuple(sorted(names, key=lambda name: order.index(name) if name in order else -1))
+
+
+def titles_for(cell: Cell, packs: Iterable[Pack]) -> tuple[str, ...]:
+    """Return the methods that are measured in a cell: all but those that would take too long."""
+    large = cell.samples > 64 and _classes(cell.pack, packs) >= MANY
+    return tuple(title for title in titles() if not (large and title in SLOW))
+
+
+def _classes(name: str, packs: Iterable[Pack]) -> int:
+    return next(len(pack.text) for pack in packs if pack.name == name)
+
+
+def on_streams(name: str, packs: Iterable[Pack]) -> tuple[str, ...]:
+    """Return those that remember, and zero-shot and MOON, to see by how much that helps; on a pack."""
+    large = _classes(name, packs) >= MANY
+    remembering = [t for t in titles() if issubclass(method_type(t), OnlineMethod) or t in ("zero_shot", "moon")]
+    return tuple(title for title in remembering if not (large and title in SLOW))
+
+
+def cells_of(packs: Iterable[Pack], kind: str) -> list[Cell]:
+    """Return one cell of a kind for each pack that has any; of few classes 2-10, or 1-4 where these are not few."""
+    found: dict[str, Cell] = {}
+    for cell in cells(packs):
+        if cell.imbalance or not KINDS[kind](cell) or (cell.classes and cell.classes[0] > 2):
+            continue
+        if cell.classes or cell.pack not in found:  # of several, the last of few classes and the first of all
+            found[cell.pack] = cell
+    return list(found.values())
+
+
+def runs_of(cell: Cell, kind: str, runs: int) -> int:
+    """Return how many batches are drawn where `runs` of a cell of the grid are."""
+    if kind != "all of 1000":
+        return max(1, runs // 4)
+    return 1 if cell.size is None else max(1, runs // 100)  # of all samples at once there is one batch only
+
+
+def report(results: Results, packs: Sequence[Pack]) -> str:
+    """Return the table of means with harm, and one table per kind with a column for each pack."""
+    groups = {kind: [c for c in cells_of(packs, kind) if c in results.cells("accuracy")] for kind in KINDS}
+    plain = {cell: _average(results, cell, "zero_shot") for group in groups.values() for cell in group}
+    streams = results.cells("stream")
+    rows = []
+    for title in titles():
+        gaps = {cell: _average(results, cell, title) - plain[cell] for cell in plain}
+        gaps = {cell: gap for cell, gap in gaps.items() if not np.isnan(gap)}
+        worst = min(gaps, key=lambda cell: gaps[cell])
+        below = sum(gap < -MARGIN for gap in gaps.values())
+        every = all(title in on_streams(cell.pack, packs) for cell in streams)
+        on = [float(np.mean(results.runs("stream", cell, title))) for cell in streams] if every else []
+        means = [float(np.mean([_average(results, cell, title) for cell in group])) for group in groups.values()]
+        where = "–" if title == "zero_shot" else f"{gaps[worst]:+.1f} ({worst.pack}, {_kind(groups, worst)})"
+        rows.append([TITLES.get(title, title), *means, mean(on), where, f"{below} of {len(gaps)}"])
+    heads = ["method", *KINDS, "a stream", "worst cell against zero-shot", "cells with harm"]
+    parts = [table(heads, rows)]
+    for kind, group in groups.items():
+        own = [[TITLES.get(t, t), *(_average(results, cell, t) for cell in group)] for t in titles()]
+        parts.append(f"**{kind}**\n\n" + table(["method", *(_head(cell) for cell in group)], own))
+    names = ", ".join(TITLES[title] for title in SLOW)
+    parts.append(
+        f"–: {names} are not measured with all of {MANY} classes or more, where one batch takes them minutes, and so "
+        "have no mean there; in the column of streams, methods without a memory."
+    )
+    return "\n\n".join(parts)
+
+
+def _kind(groups: dict[str, list[Cell]], cell: Cell) -> str:
+    return next(kind for kind, group in groups.items() if cell in group)
+
+
+def _head(cell: Cell) -> str:
+    return f"{cell.pack}, {cell.words[2]} classes" if cell.classes else cell.pack
+
+
+def _average(results: Results, cell: Cell, title: str) -> float:
+    """Return the mean accuracy, NaN where it was not measured."""
+    found = results.runs("accuracy", cell, title)
+    return float(np.mean(found)) if found else float("nan")

@@ -1,0 +1,1 @@
+"""The parts of `benchmarks/paper.py`: the tables of docs/paper.md."""

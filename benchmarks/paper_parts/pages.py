@@ -1,0 +1,155 @@
+"""The tables of docs/paper.md, from a details.csv: our numbers, and the paper's over the same data sets."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+from grid_parts.tables import table
+
+from moontide.report.paper import DATASETS, About, paper
+from moontide.report.results import TITLES, column_title
+
+Row = dict[str, str]
+MAIN = "clip_vit_b16"
+BY_DATASET = (
+    "batch-64", "batch-1000", "online-128", "batch-sizes", "all-classes", "random-classes", "sample-wise",
+    "alpha-design", "ttabc",
+)  # fmt: skip
+BY_SCENARIO = ("text-versus-released", "ablation", "lambda-design", "beta", "variants")
+SWEEPS = ("sensitivity", "convergence")
+SPACES = ("clip_",)  # backbones whose packs are averaged together
+
+
+def read_details(path: Path) -> list[Row]:
+    """Read the lines of a details.csv that are of a backbone of CLIP."""
+    with open(path, encoding="utf-8", newline="") as handle:
+        return [row for row in csv.DictReader(handle) if row["backbone"].startswith(SPACES)]
+
+
+def pages(rows: Sequence[Row]) -> dict[str, str]:
+    """Return a table for every suite in the rows, by the suite's name."""
+    found = {}
+    for suite in dict.fromkeys(row["suite"] for row in rows):
+        own = [row for row in rows if row["suite"] == suite]
+        make = by_dataset if suite in BY_DATASET else by_scenario if suite in BY_SCENARIO else by_value
+        if suite in (*BY_DATASET, *BY_SCENARIO, *SWEEPS):
+            found[suite] = f"{make(own)}\n\n{counts(own)}"
+    return {"checklist": checklist(rows), **found}
+
+
+def checklist(rows: Sequence[Row]) -> str:
+    """Return MOON's mean over scenarios and data sets for every suite, and the paper's over the same."""
+    lines = []
+    for suite in dict.fromkeys(row["suite"] for row in rows):
+        own = [r for r in rows if (r["suite"], r["method"], r["options"], r["vary"]) == (suite, "moon", "{}", "")]
+        known = [row for row in own if row["dataset"] in DATASETS and row["paper"]]
+        if known:
+            ours, theirs = (float(np.mean([float(row[name]) for row in known])) for name in ("accuracy", "paper"))
+            plain = float(np.mean([float(row["gain"]) for row in known]))
+            lines.append([f"`{suite}`", len(known), theirs, ours, f"{ours - theirs:+.1f}", f"{plain:+.1f}"])
+    heads = ["suite", "cells", "the paper's MOON", "ours", "apart", "ours above zero-shot on the same batches"]
+    return table(heads, lines)
+
+
+def title(row: Row) -> str:
+    """Return what a row is called."""
+    options = {k: v for k, v in json.loads(row["options"]).items() if k != row["vary"]}
+    parts = [TITLES.get(row["method"], row["method"]), *(f"{k} = {v}" for k, v in options.items())]
+    return row["label"] or ", ".join(parts)
+
+
+def place(row: Row) -> tuple[str, str, str]:
+    return row["setting"], row["batch_size"], row["scenario"]
+
+
+def words(where: tuple[str, str, str]) -> str:
+    setting, size, name = where
+    kind = f"{'streams of' if setting == 'online' else 'batches of'} {size}" if size else "the whole set"
+    return f"{kind}, {name.replace('_', ' ')}" if name != "all" else kind
+
+
+def counts(rows: Sequence[Row]) -> str:
+    runs = [int(row["runs"]) for row in rows]
+    half = [float(row["half_interval"]) for row in rows if row["half_interval"]]
+    within = (
+        f" Half a 95 % interval is {np.median(half):.1f} in the median and at most {max(half):.1f}." if half else ""
+    )
+    return (
+        f"{min(runs):,} to {max(runs):,} runs a cell.{within}"
+        if min(runs) < max(runs)
+        else f"{runs[0]:,} runs.{within}"
+    )
+
+
+def mean(values: Iterable[float | None]) -> float | None:
+    found = list(values)
+    return None if not found or None in found else float(np.mean(found))  # type: ignore[arg-type]
+
+
+def datasets_of(rows: Iterable[Row]) -> list[str]:
+    names = dict.fromkeys(row["dataset"] for row in rows)
+    return sorted(names, key=lambda name: (DATASETS.index(name) if name in DATASETS else len(DATASETS), name))
+
+
+def about(row: Row) -> About:
+    size = int(row["batch_size"]) if row["batch_size"] else None
+    return About(MAIN, row["setting"], size, row["scenario"], row["method"], row["options"])
+
+
+def by_dataset(rows: Sequence[Row]) -> str:
+    """Return one line per scenario and method, one column per pack."""
+    names = datasets_of(rows)
+    known = [name for name in names if name in DATASETS]
+    lines = []
+    for where in dict.fromkeys(map(place, rows)):
+        here = [row for row in rows if place(row) == where]
+        for method in dict.fromkeys(map(title, here)):
+            cells = {row["dataset"]: row for row in here if title(row) == method}
+            ours = [float(cells[name]["accuracy"]) if name in cells else None for name in names]
+            own = mean(float(cells[name]["accuracy"]) if name in cells else None for name in known)
+            first = next(iter(cells.values()))
+            theirs = mean(float(cells[n]["paper"]) if n in cells and cells[n]["paper"] else None for n in known)
+            same = theirs is not None and paper().average(about(first)._replace(backbone=first["backbone"]), known)
+            whose = "" if theirs is None else " (B/32)" if same else " (B/16)"
+            shown = None if theirs is None else f"{theirs:.1f}{whose}"
+            apart = None if theirs is None or own is None else f"{own - theirs:+.1f}"
+            lines.append([words(where), method, *ours, own, shown, apart])
+    heads = ["scenario", "method", *map(column_title, names), f"mean of {len(known)}", "the paper, same sets", "apart"]
+    return table(heads, lines)
+
+
+def by_scenario(rows: Sequence[Row]) -> str:
+    """Return one line per method, one column per scenario, each the mean over the packs; the paper's below."""
+    places = list(dict.fromkeys(map(place, rows)))
+    lines = []
+    for method in dict.fromkeys(map(title, rows)):
+        own = [row for row in rows if title(row) == method]
+        by_place = [[row for row in own if place(row) == where] for where in places]
+        lines.append([method, *(mean(float(row["accuracy"]) for row in part) for part in by_place)])
+        theirs = [paper().average(about(part[0]), DATASETS) if part else None for part in by_place]
+        if any(value is not None for value in theirs):
+            lines.append(["– the paper, its eleven sets, B/16", *theirs])
+    return table(["method", *map(words, places)], lines)
+
+
+def by_value(rows: Sequence[Row]) -> str:
+    """Return one line per scenario, method and option, one column per value, each the mean over the packs."""
+    swept = [row for row in rows if row["vary"]]
+    values = {row["vary"]: set[float]() for row in swept}
+    for row in swept:
+        values[row["vary"]].add(float(json.loads(row["options"])[row["vary"]]))
+    parts = []
+    for option, found in values.items():
+        order, lines = sorted(found), []
+        for where in dict.fromkeys(map(place, swept)):
+            here = [row for row in swept if place(row) == where and row["vary"] == option]
+            for method in dict.fromkeys(map(title, here)):
+                own = [row for row in here if title(row) == method]
+                cells = [[r for r in own if float(json.loads(r["options"])[option]) == value] for value in order]
+                lines.append([words(where), method, *(mean(float(row["accuracy"]) for row in part) for part in cells)])
+        parts.append(table(["scenario", f"method, by {option}", *(f"{value:g}" for value in order)], lines))
+    return "\n\n".join(parts)

@@ -1,0 +1,119 @@
+"""All suites by one command: what it runs, what it finds again, how it estimates, and what it writes into a page."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from moontide.bench.records import read_records
+from moontide.bench.suites import load_suite, suite_names
+from moontide.registry import method_names, method_type
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+import paper  # noqa: E402
+from grid_parts import report_all, tables  # noqa: E402
+from paper_parts import pages  # noqa: E402
+
+
+def run(features, out, *options):
+    given = ("--data", features, "--out", out, "--jobs", 1, "--suites", "alpha-design", "convergence", *options)
+    return paper.main([str(option) for option in given])
+
+
+def test_it_estimates_runs_and_goes_on_and_writes_its_page(features, tmp_path, capsys):
+    page = tmp_path / "page.md"
+    parts = ("checklist", "alpha-design", "convergence")
+    page.write_text("".join(f"<!-- grid:{name} -->\n<!-- /grid:{name} -->\n" for name in parts))
+    assert run(features, tmp_path / "out", "--estimate", "--runs", 2) is None
+    first = [len(list(read_records(tmp_path / "out" / name))) for name in ("alpha-design", "convergence")]
+    assert first == [4, 2 * 41]  # one run of every method in every scenario
+    assert "core-minutes left" in capsys.readouterr().err
+    assert run(features, tmp_path / "out", "--runs", 2, "--write", page) is None
+    assert len(list(read_records(tmp_path / "out" / "alpha-design"))) == 8
+    written = page.read_text()
+    assert "| batches of 1000, medium | alpha = lambda |" in written
+    assert "| batches of 64, very low | MOON |" in written
+    details = tmp_path / "out" / "details.csv"
+    assert paper.main(["--read", str(details), "--write", str(page)]) is None  # nothing is run
+    assert page.read_text() == written
+
+
+def test_a_limit_of_seconds_holds_for_all_entries_of_a_method_alike(features, tmp_path):
+    run(features, tmp_path / "out", "--seconds", 1e-9)
+    runs = {}
+    for record in read_records(tmp_path / "out" / "convergence"):
+        runs.setdefault((record["method"], str(record["options"]), record["scenario"]["id"]), []).append(record["run"])
+    assert set(map(tuple, runs.values())) == {(0,)}
+    suite = load_suite("convergence")
+    times = {("convergence", 2, "f", "moon", "batch-64-very_low", "{'iterations': 1}"): 0.01,
+             ("convergence", 2, "f", "moon", "batch-64-very_low", "{'iterations': 10}"): 0.1}  # fmt: skip
+    limit = paper.limit_by(times, suite, 5.0)
+
+    class Features:
+        hash = "f"
+
+    moons = [entry for entry in suite.entries if entry.name == "moon"]
+    assert {limit(Features, suite.scenarios[0], entry) for entry in moons} == {50}
+    assert limit(Features, suite.scenarios[1], moons[0]) == 1000  # nothing is known of it
+
+
+def test_every_suite_of_the_paper_is_run_and_has_its_part_on_the_page():
+    left_out = set(suite_names()) - set(paper.SUITES)
+    assert left_out == {"backbones", "runtime", "long-tailed", "ttabc"}
+    tables.check_page(ROOT / "docs/paper.md", ["checklist", *paper.SUITES])
+
+
+def test_the_papers_numbers_stand_beside_ours_over_the_same_data_sets():
+    common = {"suite": "batch-64", "version": "1", "backbone": "clip_vit_b32", "setting": "batch", "batch_size": "64",
+              "scenario": "low", "label": "", "vary": "", "runs": "7", "half_interval": "0.5",
+              "gain": "1.0"}  # fmt: skip
+    made = [("imagenet", "moon", "70.0", "80.3"), ("dtd", "moon", "50.0", "47.3"), ("cifar10", "moon", "90.0", "")]
+    rows = [
+        {**common, "dataset": d, "method": m, "options": "{}", "accuracy": a, "paper": p} for d, m, a, p in made
+    ]  # fmt: skip
+    found = pages.pages(rows)
+    (line,) = [line for line in found["batch-64"].splitlines() if "MOON" in line]
+    assert line == "| batches of 64, low | MOON | 70.0 | 50.0 | 90.0 | 60.0 | 63.8 (B/32) | -3.8 |"
+    assert "| `batch-64` | 2 | 63.8 | 60.0 | -3.8 | +1.0 |" in found["checklist"]
+
+
+def test_the_table_of_all_methods_has_every_method_that_features_are_enough_for():
+    assert set(report_all.titles()) == {name for name in method_names() if not method_type(name).needs}
+    assert report_all.titles()[0] == "zero_shot"
+
+    class Large:
+        name, text = "large", np.zeros((1000, 2))
+
+    assert "dota" not in report_all.on_streams("large", [Large])
+    assert {"tide", "moon", "zero_shot"} <= set(report_all.on_streams("large", [Large])) <= set(report_all.titles())
+
+
+@pytest.fixture
+def packs(tmp_path):
+    from .test_grid import save_pack
+
+    save_pack(tmp_path / "six_sim.npz", 6, 150, 0)
+    save_pack(tmp_path / "thirty_sim.npz", 30, 300, 1)
+    return [tmp_path / "six_sim.npz", tmp_path / "thirty_sim.npz"]
+
+
+def test_the_table_of_all_methods_has_few_all_a_stream_and_harm(packs, tmp_path, monkeypatch, capsys):
+    import grid
+
+    monkeypatch.setattr(report_all, "titles", lambda: ("zero_shot", "sinkhorn", "moon", "tda"))
+    log = tmp_path / "all.jsonl"
+    command = ["--all", "--packs", *map(str, packs), "--runs", "4", "--jobs", "1", "--out", str(log)]
+    assert grid.main(command) is None
+    told = capsys.readouterr().out
+    assert "| method | few of 64 | all of 64 | all of 1000 | a stream | worst cell against zero-shot |" in told
+    (line,) = [line for line in told.splitlines() if line.startswith("| Sinkhorn |") and "of 6" in line]
+    assert "– |" in line  # it has no memory
+    assert line.split("|")[-3].strip().startswith("-")  # it does harm with few classes
+    assert "| method | six, 1-4 classes | thirty, 2-10 classes |" in told  # 10 of 6 are not few
+    size = log.stat().st_size
+    assert grid.main(command) is None
+    assert log.stat().st_size == size
+    assert np.isfinite(float(line.split("|")[2]))

@@ -1,0 +1,89 @@
+"""Outputs that fail: a pipe whose reader goes, a full disk, a closed descriptor, a character set that lacks letters."""
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from moontide.errors import without_credentials
+
+PROGRAM = [sys.executable, "-c", "import sys; from moontide.cli import main; sys.exit(main())"]
+
+
+def bash(line, folder, **environment):
+    """Run a line of bash with `moontide` in it; returns the status, stdout and stderr of that command."""
+    done = subprocess.run(
+        ["bash", "-c", f'moontide() {{ "{sys.executable}" -c \'{PROGRAM[2]}\' "$@"; }}; {line}'],
+        cwd=folder, env={**os.environ, **environment}, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.mark.parametrize(
+    "command", ["methods", "methods --json", "--help", "adapt --help", "doctor", "adapt features.npz"]
+)
+def test_a_broken_pipe_is_quiet_with_status_141(command, features):
+    line = f"moontide {command} | true; exit ${{PIPESTATUS[0]}}"
+    assert bash(line, features.parent) == (141, "", "")
+
+
+def test_a_broken_pipe_of_the_table_of_labels(tmp_path):
+    pytest.importorskip("PIL")
+    code = "from moontide.cli.classify import _show; import sys; sys.stdout.buffer.write(b'x' * 10**6)"
+    script = f"import moontide.cli as c, sys\ndef fake(*a, **o):\n    {code}\nc.app = fake\nsys.exit(c.main([]))"
+    (tmp_path / "run.py").write_text(script)
+    assert bash(f'"{sys.executable}" run.py | true; exit ${{PIPESTATUS[0]}}', tmp_path) == (141, "", "")
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full here")
+@pytest.mark.parametrize("command", ["methods", "--help", "methods --json", "adapt features.npz"])
+def test_a_full_output_is_one_sentence(command, features):
+    status, _, err = bash(f"moontide {command} > /dev/full", features.parent)
+    assert (status, err) == (2, "error: Standard output cannot be written: No space left on device.\n")
+
+
+def test_a_closed_output_is_one_sentence_and_no_file_takes_its_place(features):
+    status, out, err = bash("moontide adapt features.npz --out p.csv >&-", features.parent)
+    assert (status, out) == (2, "")
+    assert err.splitlines()[-1] == "error: Standard output cannot be written: Bad file descriptor."
+    assert (features.parent / "p.csv").read_text().startswith("id,label,")  # whole, and without the summary
+    assert "changed" not in (features.parent / "p.csv").read_text()
+
+
+def test_messages_that_nobody_reads_change_nothing(features):
+    status, out, err = bash("moontide adapt features.npz --out p.csv 2>&-", features.parent)
+    assert (status, err) == (0, "")
+    assert "adapted" in out
+    assert bash("moontide adapt nowhere.npz 2>&-", features.parent) == (2, "", "")
+
+
+def test_names_that_the_character_set_lacks_are_written_all_the_same(tmp_path, arrays):
+    np.savez(tmp_path / "f.npz", **arrays)
+    (tmp_path / "names.txt").write_text("Käse\nмолоко\n茶\ncafé\n", encoding="utf-8")
+    line = "moontide adapt f.npz --classes names.txt --out p.csv; moontide stream f.npz --classes names.txt"
+    status, out, err = bash(line, tmp_path, LC_ALL="POSIX", PYTHONUTF8="0")
+    assert (status, "Traceback" in err) == (0, False)
+    assert "adapted" in out
+    assert {"Käse", "молоко", "茶", "café"} & set(
+        (tmp_path / "p.csv").read_text(encoding="utf-8").replace("\n", ",").split(",")
+    )
+    unlabelled = {name: arrays[name] for name in ("image_features", "text_features")}
+    np.savez(tmp_path / "g.npz", **unlabelled)
+    status, out, err = bash("moontide adapt g.npz --classes names.txt", tmp_path, LC_ALL="POSIX", PYTHONUTF8="0")
+    assert (status, err) == (0, "")
+    assert "\\" in out  # the largest classes, as escapes
+
+
+def test_credentials_are_never_shown(moontide, features):
+    url = "https://user:hunter2@127.0.0.1:9/a.npy?sig=hunter3"
+    for options in ((), ("--allow-remote", "https")):
+        status, out, err = moontide("adapt", url, "--text", features, "--out", features.parent / "out", *options)
+        assert status == 2
+        assert "127.0.0.1:9/a.npy" in err
+        assert "hunter" not in out + err
+    status, out, err = moontide("serve", "--data", "postgresql://me:hunter2@127.0.0.1:9/streams")
+    assert status == 2
+    assert "hunter" not in out + err
+    assert without_credentials("a@b.org and c://x/y?") == "a@b.org and c://x/y?"
