@@ -6,6 +6,7 @@ import importlib
 import math
 import re
 import runpy
+import sys
 from pathlib import Path
 from typing import Any
 
