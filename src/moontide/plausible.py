@@ -111,7 +111,7 @@ def _swapped(task: Task, x: FloatArray, t: FloatArray, plain: FloatArray) -> boo
 
 def _unrelated(cosines: FloatArray, plain: FloatArray, d: int) -> bool:
     spread = plain.std()
-    skew = (plain**3).mean() / spread**3 if spread else 0.0
+    skew = (plain * plain * plain).mean() / spread**3 if spread else 0.0  # numpy's ** takes ten times as long
     return bool(cosines.max(1).mean() * d**0.5 < NEAR_ZERO and skew < SKEW)
 
 

@@ -69,6 +69,7 @@ LARGEST = 1e3  # of the pseudo-count: at 1000 the prior is flat for any batch
 NEWTON = 12  # steps of Newton's method for the calibration
 STILL = 1e-4  # assignments that move by less no longer change
 IDLE = 0.01  # a class is left alone whose largest z_ik is below this share of n_k + a*, and of 0.1
+NOTHING = -1e30  # the logarithm of a sum of no classes
 SAME_SAMPLE = 1e-6  # how far features may differ and still be those of one sample
 TRUSTS = (1.0, 0.7, 0.5, 0.35, 0.25, 0.18)  # weights of the text, tried on known labels
 TEMPERS = (1.0, 0.7, 0.5, 0.35)  # factors of all logits at which those weights are compared
@@ -1003,7 +1004,7 @@ class TIDERows(Rows):
         fixed, classes = (fixed, classes) if self.alone else (fixed.like(self.f), classes.like(self.f))
         if self.alone and self.at_anchor is None:
             self._keep(fixed)
-        if self.alone and self.done == 2 and fixed.prior is None and not self.known.any and self.loops is None:
+        if self.alone and self.done == 2 and fixed.prior is None and not self.known.any:
             self._leave_alone(fixed)
         self.done += 1
         text = 1.0
@@ -1114,7 +1115,7 @@ class TIDERows(Rows):
             return own, entropy, log_total, right, xp.max(xp.abs(p - z), axis=1)
 
         if self.loops is not None:
-            own, entropy, right, moved = self._in_loops(fixed, classes, dots, old)
+            own, entropy, self.log_total, right, moved = self._in_loops(fixed, classes, counts, among, pull, dots, old)
         else:
             own, entropy, self.log_total, right, moved = self._in_parts(part, rows)
         labels[rows] = own
@@ -1140,25 +1141,36 @@ class TIDERows(Rows):
             int((own != before[rows]).sum()), float(xp.max(moved)), some,
         )  # fmt: skip
 
-    def _in_loops(self, fixed: Fixed, classes: Classes, dots: Array, old: tuple[Array, ...]) -> tuple[Array, ...]:
-        """Make the assignments of all samples by compiled loops: labels, entropies, y of the label, changes, (n,)."""
+    def _in_loops(
+        self, fixed: Fixed, classes: Classes, counts: Array, among: Any, pull: Array | None, dots: Array,
+        old: tuple[Array, ...],
+    ) -> tuple[Array, ...]:  # fmt: skip
+        """Make the assignments of all samples by compiled loops; return (n,) each.
+
+        These are labels, entropies, log sums of exp, y of the label and largest changes.
+        """
         xp, (before, weight, _), n, one = namespace(self.f), old, len(self.f), self.f.dtype.type
         anchor = rows_at(fixed.anchor, classes.some)
         sums = dots, row_dots(classes.sums, classes.sums), row_dots(classes.sums, anchor), classes.soft, classes.hard
         places = before if isinstance(classes.some, slice) else xp.searchsorted(classes.some, before)
-        among = xp.arange(len(self.text)) if isinstance(classes.some, slice) else classes.some
+        among = xp.arange(len(self.text)) if isinstance(among, slice) else among
         numbers = (one(x) for x in (fixed.left_out, fixed.vote_weight, fixed.sharpness, fixed.alpha))
         prior = weight[:0] if fixed.prior is None else fixed.prior
-        given = self.log_y, self.at_anchor, classes.counts, one(fixed.smoothing), prior, *numbers
+        given = self.log_y, self.at_anchor, counts, one(fixed.smoothing), prior, *numbers
+        if self.absent is None:
+            absent: tuple[Array, Array] = xp.full_like(weight, NOTHING), xp.zeros_like(weight)
+        else:
+            absent = self.absent.log_sum(pull, slice(0, n))
         edges = self.votes_of.pointer, self.votes_of.neighbour, self.votes_of.weight
-        labels, entropy, moved = xp.empty_like(before), xp.empty_like(weight), xp.empty_like(weight)
-        rows = edges, (self.z, self.new, among), sums, (weight, places, labels, entropy, moved)
+        labels, (entropy, log_sum, moved) = xp.empty_like(before), (xp.empty_like(weight) for _ in range(3))
+        rows = edges, (self.z, self.new, among), sums, absent, (weight, places, labels, entropy, log_sum, moved)
 
         def block(part: slice) -> None:
             self.loops.tide_step(part.start, part.stop, *given, *(x for group in rows for x in group))
 
         in_threads(block, row_blocks(n, self.z.size))
-        return labels, entropy, xp.take_along_axis(self.y, labels[:, None], axis=1)[:, 0], moved
+        labels = labels if isinstance(self.present, slice) else self.present[labels]
+        return labels, entropy, log_sum, xp.take_along_axis(self.y, labels[:, None], axis=1)[:, 0], moved
 
     reliable = 1.0  # what a label of the model counts, against a known one
 

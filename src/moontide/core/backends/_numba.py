@@ -428,11 +428,12 @@ def laplacian(pointer: Any, neighbour: Any, weight: Any, z: Any) -> Any:
 @loops
 def tide_step(start: Any, stop: Any, log_y: Any, at_anchor: Any, counts: Any, smoothing: Any, prior: Any, left_out: Any,
               vote_weight: Any, sharpness: Any, alpha: Any, pointer: Any, neighbour: Any, weight: Any, z: Any, new: Any,
-              among: Any, dots: Any, squares: Any, along: Any, soft: Any, hard: Any, gamma: Any, places: Any,
-              labels: Any, entropy: Any, moved: Any) -> None:  # fmt: skip
+              among: Any, dots: Any, squares: Any, along: Any, soft: Any, hard: Any, absent: Any, inside: Any,
+              gamma: Any, places: Any, labels: Any, entropy: Any, log_sum: Any, moved: Any) -> None:  # fmt: skip
     """Eq. 11 of TIDE, of rows from `start` to `stop`: `class_pull`, `cosine_to_means` and `assign` in one pass.
 
-    `prior` (K,) are log shares where these are known, else empty.
+    `prior` (K,) are log shares where these are known, else empty. `absent` and `inside` (N,) are log sum of exp and
+    entropy of classes that the arrays are without.
     """
     k = z.shape[1]
     votes, a, q = padded(k, ZERO), padded(k, LOWEST - BIAS), padded(k, ZERO)
@@ -463,10 +464,14 @@ def tide_step(start: Any, stop: Any, log_y: Any, at_anchor: Any, counts: Any, sm
             square = by * (by * square + np.float32(2) * other * (along[h] - mine * t)) + other * other
             value = by * (dot - mine) + other * t
             a[c] += sharpness * (value / np.float32(math.sqrt(max(square, np.float32(1e-12)))) - t)
-        top = largest(a[:k])
+        most = largest(a[:k])
+        label = first_at(a[:k], most)
+        top = max(most, absent[i])
         for c in range(k):
             a[c] -= top
-        total, inner = ZERO, ZERO
+        below = absent[i] - top
+        total = exp(below)
+        inner = total * (below - inside[i])
         for c in range(a.shape[0]):
             q[c] = exp(a[c])
             total += q[c]
@@ -475,5 +480,5 @@ def tide_step(start: Any, stop: Any, log_y: Any, at_anchor: Any, counts: Any, sm
         for c in range(k):
             p[c] = q[c] * by_total
             votes[c] = abs(p[c] - old[c])
-        labels[i] = first_at(a[:k], ZERO)
+        labels[i], log_sum[i] = label, top + np.log(total)
         entropy[i], moved[i] = np.log(total) - inner * by_total, largest(votes[:k])
