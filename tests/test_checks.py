@@ -17,11 +17,11 @@ from moontide.checks.common import check_objective_never_rises
 from moontide.checks.encoder import rows_as_images
 from moontide.checks.tasks import expect_sound, single
 from moontide.core.arrays import to_numpy
-from moontide.core.simplex import zero_shot
+from moontide.core.simplex import softmax, zero_shot
 from moontide.errors import InputError
 from moontide.methods.zero_shot import ZeroShot
 from moontide.options import option
-from moontide.protocols import Method, OnlineMethod, PerBatch, State, zero_shot_of
+from moontide.protocols import Method, OnlineMethod, PerBatch, State
 from moontide.registry import method_type
 from moontide.types import Result, Task
 
@@ -210,7 +210,9 @@ class Adaptive(OnlineMethod):
 
     def _step(self, state: Any, x: Any) -> Any:
         probs = zero_shot(x, state.text + state.total / (state.seen + 100), state.logit_scale)
-        return replace(state, total=state.total + x.sum(0)), Result(probs, zero_shot_of(state, x))
+        return replace(state, total=state.total + x.sum(0)), Result(
+            probs, softmax(state.logit_scale * x @ state.text.T)
+        )
 
 
 class Biased(Adaptive):
@@ -228,7 +230,8 @@ class Miscounting(Adaptive):
 class Overwriting(Adaptive):
     def _step(self, state: Any, x: Any) -> Any:
         state.total[:] += x.sum(0)
-        return state, Result(zero_shot_of(state, x), zero_shot_of(state, x))
+        y = softmax(state.logit_scale * x @ state.text.T)
+        return state, Result(y, y)
 
 
 class Shared(Memory):

@@ -84,7 +84,9 @@ class SamplewiseMOON(OnlineMethod):
         """Return the anchor weight: the same for all classes, or 1 / lambda_k of the bank's zero-shot predictions."""
         if isinstance(self.alpha, str):
             y = softmax(logit_scale * cosine)  # (b, K)
-            return anchor_weights(class_confidence(y, "geometric", normalise=False), self.alpha)  # (K,)
+            xp = namespace(y)
+            confidence = class_confidence(xp.mean(y, axis=0), xp.max(y, axis=0), "geometric", normalise=False)  # (K,)
+            return anchor_weights(confidence, self.alpha)
         return self.alpha
 
     def peak_bytes(self, n: int, k: int, d: int, itemsize: int) -> int:

@@ -6,7 +6,8 @@ from typing import ClassVar
 import numpy as np
 
 from moontide.core.arrays import Array
-from moontide.protocols import OnlineMethod, State, per_class, zero_shot_of
+from moontide.core.simplex import softmax
+from moontide.protocols import OnlineMethod, State, per_class
 from moontide.types import Result
 
 
@@ -25,7 +26,7 @@ class Learner(OnlineMethod):
 
     def _step(self, state, x, known=None):
         moved = dataclasses.replace(state, text=state.text + state.sums)
-        result = Result(zero_shot_of(moved, x), zero_shot_of(state, x))
+        result = Result(*(softmax(state.logit_scale * x @ text.T) for text in (moved.text, state.text)))
         return (state if known is None else self._correct(state, x, known, np.full(len(x), -1))), result
 
     def _correct(self, state, x, known, before):
