@@ -17,7 +17,7 @@ from moontide.checks.common import check_objective_never_rises
 from moontide.checks.encoder import rows_as_images
 from moontide.checks.tasks import expect_sound, single
 from moontide.core.arrays import to_numpy
-from moontide.core.simplex import softmax, zero_shot
+from moontide.core.simplex import zero_shot
 from moontide.errors import InputError
 from moontide.methods.zero_shot import ZeroShot
 from moontide.options import option
@@ -210,9 +210,7 @@ class Adaptive(OnlineMethod):
 
     def _step(self, state: Any, x: Any) -> Any:
         probs = zero_shot(x, state.text + state.total / (state.seen + 100), state.logit_scale)
-        return replace(state, total=state.total + x.sum(0)), Result(
-            probs, softmax(state.logit_scale * x @ state.text.T)
-        )
+        return replace(state, total=state.total + x.sum(0)), Result(probs, zero_shot(x, state.text, state.logit_scale))
 
 
 class Biased(Adaptive):
@@ -230,7 +228,7 @@ class Miscounting(Adaptive):
 class Overwriting(Adaptive):
     def _step(self, state: Any, x: Any) -> Any:
         state.total[:] += x.sum(0)
-        y = softmax(state.logit_scale * x @ state.text.T)
+        y = zero_shot(x, state.text, state.logit_scale)
         return state, Result(y, y)
 
 
