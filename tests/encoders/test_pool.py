@@ -59,6 +59,17 @@ def test_pixels_are_those_of_this_process_in_their_order(photos: list[ImageFile]
     assert decoders() == []
 
 
+def test_slots_that_are_released_after_the_last_image_write_to_no_file_of_others(photos: list[ImageFile]) -> None:
+    with Decoders(STEPS, workers=1, batch=2) as pool:
+        count = len([pool.release(1) for _ in pool.decode(photos)])
+        pipes = [os.pipe() for _ in range(8)]  # they get the numbers that the pool has given back
+        pool.release(count)
+    for read, write in pipes:
+        os.close(write)
+        assert os.read(read, 1) == b""
+        os.close(read)
+
+
 def test_images_that_are_resized_elsewhere_come_as_they_are_unless_they_are_large(tmp_path: Path) -> None:
     picture(0, (500, 375)).save(tmp_path / "a.png")
     picture(1, (900, 700)).save(tmp_path / "b.png")

@@ -84,6 +84,25 @@ def test_a_worker_killed_in_iteration_3_is_replaced(
     same(answers(tmp_path), expected)
 
 
+def test_a_worker_that_could_not_start_is_replaced(
+    tmp_path: Path, cut: Any, answers: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = simulate(600, 20, dim=32, effective_classes=6, seed=1)
+    pattern = cut(tmp_path / "in", data.features, 2)
+    start, broken = engine.Ray._start, [{"nsight": {"no-such-option": "1"}}]  # of a profiler
+
+    def start_one(self: Any, share: tuple[int, ...]) -> Any:
+        if not broken:
+            return start(self, share)
+        return self._actor.options(runtime_env=broken.pop()).remote(self._job, share, self._resident)
+
+    monkeypatch.setattr(engine.Ray, "_start", start_one)
+    found = adapt_shards(pattern, data.text, method("zero_shot"), str(tmp_path / "ray"), engine="ray", workers=2)
+    assert found.replaced == 1
+    adapt_shards(pattern, data.text, method("zero_shot"), str(tmp_path / "local"))
+    same(answers(tmp_path / "ray"), answers(tmp_path / "local"))
+
+
 def test_a_killed_driver_goes_on_where_it_was(tmp_path: Path, cut: Any, answers: Any) -> None:
     data = simulate(600, 20, dim=32, effective_classes=6, seed=1)
     pattern = cut(tmp_path / "in", data.features, 4)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -102,9 +103,12 @@ def encode_files(
         jpeg=_gpu_share(workers) if fast and encoder.decodes_jpeg else 0.0, nice=NICE if on_cpu else 0,
     )  # fmt: skip
     encoder.precision  # noqa: B018  (is settled once, before the first image)
-    with pool, encoder.pinned(pool.array), ThreadPoolExecutor(workers, "prepare") as threads:
+    with (
+        pool, encoder.pinned(pool.array), ThreadPoolExecutor(workers, "prepare") as threads,
+        closing(pool.decode(images)) as found,  # its processes end before the memory that they share
+    ):  # fmt: skip
         pending: _Batch | None = None
-        for part in _batches(pool.decode(images), batch, told):
+        for part in _batches(found, batch, told):
             started = _launch(encoder, part, threads, told)
             if pending is not None:
                 yield _finish(pending, pool, told)

@@ -18,7 +18,7 @@ import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -148,7 +148,7 @@ class Decoders:
         os.close(self._file)
         shutil.rmtree(self.spill, ignore_errors=True)
 
-    def decode(self, images: Iterable[ImageFile]) -> Iterator[Found]:
+    def decode(self, images: Iterable[ImageFile]) -> Generator[Found, None, None]:
         """Yield what becomes of images, in their order."""
         run = _Run(self, iter(images))
         self._current = run
@@ -159,6 +159,7 @@ class Decoders:
         finally:
             run.stop()
             thread.join()
+            run.close()
 
     def release(self, count: int) -> None:
         """Say that the slots of the next `count` images that were taken out are free."""
@@ -174,7 +175,7 @@ class _Run:
         self.found: dict[int, Found] = {}
         self.names: dict[int, ImageFile] = {}
         self.issued = self.released = 0
-        self.exhausted = self.stopped = False
+        self.exhausted = self.stopped = self.closed = False
         self.error: BaseException | None = None
         self.processes: list[_Process] = []
         self.failures = 0
@@ -198,16 +199,25 @@ class _Run:
     def release(self, count: int) -> None:
         with self.change:
             self.released += count
-        self._wake()
+            self._wake()
 
     def stop(self) -> None:
         with self.change:
             self.stopped = True
-        self._wake()
+            self._wake()
+
+    def close(self) -> None:
+        """Close the pipe that wakes the thread, which has ended."""
+        with self.change:
+            self.closed = True
+            os.close(self.wake_in)
+            os.close(self.wake_out)
 
     def _wake(self) -> None:
-        with suppress(OSError):  # it is full, so the thread wakes anyway; or the thread has ended
-            os.write(self.wake_out, b"x")
+        """Wake the thread; with the lock held, as the number of a closed pipe may be that of another's file by now."""
+        if not self.closed:
+            with suppress(BlockingIOError):  # it is full, so the thread wakes anyway
+                os.write(self.wake_out, b"x")
 
     def feed(self) -> None:
         """Hand out images and take in answers until all is done."""
@@ -231,8 +241,6 @@ class _Run:
             finally:
                 for process in self.processes:
                     process.end()
-                os.close(self.wake_in)
-                os.close(self.wake_out)
 
     def _done(self) -> bool:
         return self.exhausted and not any(process.waiting for process in self.processes)

@@ -95,7 +95,8 @@ class Ray:
                 cause = getattr(error, "cause", None)
                 if isinstance(cause, MoontideError):
                     raise cause from None
-                if not self._replace_dead() and isinstance(error, ray.exceptions.RayTaskError):
+                lost = not isinstance(error, ray.exceptions.RayTaskError) or isinstance(cause, ray.exceptions.RayError)
+                if not self._replace_dead() and not lost:  # an addition fails, too, when what it adds was lost
                     raise
                 last = error
         raise ResourceError(
@@ -135,6 +136,7 @@ class Ray:
         """Start a new worker for each that does not answer; return how many."""
         dead = [w for w, worker in enumerate(self.workers) if not _answers(worker)]
         for w in dead:
+            ray.kill(self.workers[w])  # one that could only not be reached would write the same files
             self.workers[w] = self._start(self.shares[w])
         self.replaced += len(dead)
         return len(dead)
@@ -153,6 +155,6 @@ def _progress(worker: Any, number: int) -> int:
 def _answers(worker: Any) -> bool:
     try:
         _progress(worker, 0)
-    except ray.exceptions.RayActorError:
+    except ray.exceptions.RayError:  # it died, was ended for want of memory, could not start or cannot be reached
         return False
     return True
