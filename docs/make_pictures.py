@@ -22,7 +22,7 @@ from moontide.classify import Classified, classify
 from moontide.encoders import encoder
 from moontide.encoders.prompts import embed_classes
 from moontide.encoders.sources import list_images
-from moontide.store.files import read_class_names
+from moontide.store.classes import read_class_names
 
 ROOT = Path(__file__).parents[1]
 OUT = ROOT / "docs" / "images"
