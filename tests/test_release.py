@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from moontide import __version__ as version
-from moontide.bench.toml import read_toml
+from moontide.store.toml import read_toml
 
 yaml = pytest.importorskip("yaml")
 ROOT = Path(__file__).parents[1]
