@@ -12,15 +12,15 @@ SOURCE = Path(__file__).parents[1] / "src/moontide"
 LAYERS = (
     ("errors",),
     ("core", "metrics"),
-    ("options", "types", "samplers", "simulate"),
+    ("options", "types", "samplers", "simulate", "plausible", "multi"),
     ("protocols",),
     ("methods", "registry"),
-    ("store",),
-    ("streams", "stream", "evaluate", "unknown"),
+    ("store", "answers", "sorting"),
+    ("streams", "stream", "evaluate", "unknown", "sklearn"),
     ("encoders",),
     ("engine", "bench", "checks"),
-    ("report", "demo", "serve"),
-    ("classify",),
+    ("report", "demo", "serve", "client"),
+    ("classify", "integrations"),
     ("cli", "__main__"),
 )
 EXCEPTIONS = {

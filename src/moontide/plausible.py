@@ -54,7 +54,7 @@ def ask(task: Task, raw: Array | None = None) -> None:
 def doubt(task: Task, raw: Array | None = None) -> str | None:
     """Return the first question about a task, or None where nothing is doubtful.
 
-    >>> doubt(Task(np.eye(3), np.eye(3), logit_scale=0.01))[:53]
+    >>> doubt(Task(np.eye(3), np.eye(3), logit_scale=0.01))[:54]
     'The logit scale is 0.01, which makes all classes alike'
     """
     if task.logit_scale < LOW_SCALE:
@@ -167,8 +167,8 @@ def some_rows(x: Array, count: int) -> FloatArray:
 def off_diagonal(square: FloatArray) -> float:
     """Return the mean of the entries that are not on the diagonal.
 
-    >>> off_diagonal(np.asarray([[1.0, 0.5], [0.3, 1.0]]))
-    0.4
+    >>> off_diagonal(np.asarray([[1.0, 0.5], [0.25, 1.0]]))
+    0.375
     """
     n = len(square)
     return float((square.sum() - np.trace(square)) / max(1, n * (n - 1)))
