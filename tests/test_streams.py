@@ -230,7 +230,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
             load_state(tmp_path / name)
     with pytest.raises(FileError, match="There is no file .*none"):
         load_state(tmp_path / "none")
-    with pytest.raises(FileError, match="cannot be read"):
+    with pytest.raises(FileError, match="is a folder; give a file"):
         load_state(tmp_path)
 
 
