@@ -228,7 +228,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(content)
         with pytest.raises(FileError, match=f"{name} cannot be read; it is damaged, cut short or no state file"):
             load_state(tmp_path / name)
-    with pytest.raises(FileError, match="There is no file .*none"):
+    with pytest.raises(FileError, match=r"There is no file .*none"):
         load_state(tmp_path / "none")
     with pytest.raises(FileError, match="is a folder; give a file"):
         load_state(tmp_path)
