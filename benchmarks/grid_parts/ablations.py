@@ -1,14 +1,15 @@
 """What is left of TIDE when a part of it is taken away.
 
-Every row is a title and what replaces what: options of `TIDE`, or functions and constants of `moontide.methods.tide`.
+Every row is a title and what replaces what: options of `TIDE`, or functions of `moontide.core.tide`.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+from moontide.core import tide
 from moontide.core.arrays import unit_rows
-from moontide.methods import tide
+from moontide.core.backends import tide_plain
 
 _original = {name: getattr(tide, name) for name in ("Crowd", "class_pull", "cosine_to_means", "excess", "Fixed")}
 
@@ -36,14 +37,14 @@ class Unsmoothed(tide.Crowd):
         return _original["Crowd"].of(excess, agreement, corroboration, 0.0)
 
 
-def text_anchors(text: Any, p: Any, centre: Any, along: float, square: float, scale: Any) -> Any:
+def text_anchors(text: Any, p: Any, first: Any, scale: Any) -> Any:
     """Classes without samples are at their text."""
     return unit_rows(text / scale)
 
 
-def full_slope(text: Any, p: Any, centre: Any, along: float, square: float, scale: Any) -> Any:
+def full_slope(text: Any, p: Any, first: Any, scale: Any) -> Any:
     """Images are taken to follow their text in full."""
-    return unit_rows((centre + text - p @ text) / scale)
+    return unit_rows((first.centre / first.n + text - p @ text) / scale)
 
 
 def no_bias(y: Any, total: Any, expected: Any, presence: Any) -> Any:
@@ -85,8 +86,9 @@ def alone(*given: Any) -> Any:
     return _original["Fixed"](*given)._replace(vote_weight=0.0)
 
 
-def no_loops(x: Any) -> None:
+def plain(features: Any, known: bool) -> Any:
     """The compiled E-step has all of its parts: what replaces one is called by the plain one."""
+    return tide_plain
 
 
 ABLATIONS: dict[str, dict[str, Any]] = {
@@ -96,13 +98,13 @@ ABLATIONS: dict[str, dict[str, Any]] = {
     "pseudo-count not smoothed (3)": {"Crowd": Unsmoothed},
     "text as anchors (4)": {"anchors": text_anchors},
     "slope 1 (4)": {"anchors": full_slope},
-    "without the bias of the text (5)": {"text_bias": no_bias},
+    "without the bias of the text (5)": {"text_bias": no_bias, "choose_tide": plain},
     "absent classes helped as well (5)": {"presence": all_present},
     "without the metric (6)": {"metric": plain_metric},
     "anchor weight 1 (7)": {"anchor_weight": one},
     "without class means (8)": {"sharpness": 0.0},
-    "without leave-one-out (9)": {"cosine_to_means": with_itself, "class_pull": pull_with_itself, "compiled": no_loops},
+    "without leave-one-out (9)": {"cosine_to_means": with_itself, "class_pull": pull_with_itself, "choose_tide": plain},
     "without sharpening (10)": {"sharpening": one},
     "without votes of neighbours (10)": {"Fixed": alone},
-    "without the class prior (11)": {"class_pull": no_pull, "compiled": no_loops},
+    "without the class prior (11)": {"class_pull": no_pull, "choose_tide": plain},
 }

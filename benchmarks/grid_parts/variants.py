@@ -12,6 +12,7 @@ from pathlib import Path
 
 import moontide
 from grid_parts.ablations import ABLATIONS
+from moontide.core import tide as equations
 from moontide.methods import tide
 from moontide.protocols import Method
 from moontide.registry import method_type
@@ -48,17 +49,18 @@ def applied(title: str) -> Iterator[Method]:
     changes = ABLATIONS.get(title, {})
     options = {key: value for key, value in changes.items() if key in tide.TIDE.specs()}
     functions = {key: value for key, value in changes.items() if key not in options}
-    missing = [key for key in functions if not hasattr(tide, key)]
+    places = {key: equations if hasattr(equations, key) else tide for key in functions}
+    missing = [key for key, place in places.items() if not hasattr(place, key)]
     if missing:
         raise SystemExit(f"{missing[0]!r}, which the ablation {title!r} replaces, is no part and no option of TIDE.")
-    before = {key: getattr(tide, key) for key in functions}
+    before = {key: getattr(place, key) for key, place in places.items()}
     for key, value in functions.items():
-        setattr(tide, key, value)
+        setattr(places[key], key, value)
     try:
         yield moontide.method(method_of(title), **options)
     finally:
         for key, value in before.items():
-            setattr(tide, key, value)
+            setattr(places[key], key, value)
 
 
 @cache

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from moontide.core import tide
 from moontide.core.arrays import to_numpy
-from moontide.methods import tide
-from moontide.methods.tide import TIDE
+from moontide.methods.tide import TIDE, remember
 from moontide.simulate import simulate
 from moontide.types import Result, Task
 
@@ -85,11 +85,13 @@ class Account:
 
     def anchors(self) -> Any:
         """Eq. 4."""
-        expected = self.y @ self.text
+        label, mean_text = self.clamp(self.y).argmax(1), self.y.mean(0) @ self.text
+        sure = np.take_along_axis(self.y, label[:, None], axis=1)
+        expected = sure * self.text[label] + (1 - sure) * mean_text
         x, images = expected - expected.mean(0), self.f - self.f.mean(0)
         spread = float((x * x).sum())
         slope = min(max(float((x * images).sum()) / spread, 0.0), 1.0) if spread > 1e-6 * self.n else 0.0
-        return unit(self.f.mean(0) + slope * (self.text - expected.mean(0)))
+        return unit(self.f.mean(0) + slope * (self.text - mean_text))
 
     def bias(self) -> Any:
         """Eq. 5."""
@@ -319,7 +321,7 @@ def test_the_equations_are_computed_with_labels_a_balance_and_other_options() ->
 def test_labelled_samples_of_the_past_are_in_the_class_means() -> None:
     f, text, labels = drawn(n_samples=80, n_classes=10)
     method = TIDE()
-    state = tide.remember(method.start(Task(f, text)), f[:40], labels[:40])
+    state = remember(method.start(Task(f, text)), f[:40], labels[:40])
     past = (hot(labels[:40], 10).T @ f[:40], np.bincount(labels[:40], minlength=10))
     found = method.solve(state, f[40:], None, None)
     expect_equal(found, literal(f[40:], text, past=past))
@@ -359,24 +361,24 @@ def test_a_sample_alone_gets_the_prediction_of_zero_shot() -> None:
 
 
 def test_classes_left_alone_do_not_change_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    idle_classes, numbers = tide.idle_classes, []
+    tide_loops = pytest.importorskip("moontide.core.backends.tide_loops")
+    idle_classes, numbers = tide_loops.idle_classes, []
 
     def counted(*arguments: Any) -> Any:
         idle = idle_classes(*arguments)
-        numbers.append((tide.IDLE > 0, idle is not None))
+        numbers.append((tide_loops.IDLE > 0, idle is not None))
         return idle
 
-    monkeypatch.setattr(tide, "idle_classes", counted)
-    monkeypatch.setattr(tide, "compiled", lambda x: None)  # the compiled E-step takes all classes
+    monkeypatch.setattr(tide_loops, "idle_classes", counted)
     for kind in ({"n_samples": 32, "n_classes": 20, "effective_classes": 1}, {"n_samples": 10, "n_classes": 50}):
         for seed in range(6):
-            f, text, _ = drawn(seed, **kind)
+            f, text, _ = (x.astype(np.float32) for x in drawn(seed, **kind))
             found = TIDE().fit_predict(f, text, logit_scale=200.0)
             with monkeypatch.context() as patch:
-                patch.setattr(tide, "IDLE", 0.0)
+                patch.setattr(tide_loops, "IDLE", 0.0)
                 wanted = TIDE().fit_predict(f, text, logit_scale=200.0)
             np.testing.assert_allclose(found.probs, wanted.probs, atol=1e-4)
-            np.testing.assert_allclose(found.beta, wanted.beta, atol=1e-12)
+            np.testing.assert_allclose(found.beta, wanted.beta, atol=1e-6)
     assert (True, True) in numbers
     assert (False, True) not in numbers
 
@@ -390,5 +392,5 @@ def test_the_compiled_step_gives_what_the_equations_give(n: int, k: int, there: 
     found = TIDE().fit_predict(data.features.astype(np.float32), data.text, **given_too)
     wanted = TIDE().fit_predict(data.features.astype(np.float64), data.text, **given_too)
     np.testing.assert_array_equal(found.labels, wanted.labels)
-    np.testing.assert_allclose(found.probs, wanted.probs, atol=3e-5)
+    np.testing.assert_allclose(found.probs, wanted.probs, atol=1e-4)
     np.testing.assert_allclose(found.beta, wanted.beta, atol=1e-5)

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moontide.methods.tide import (
+from moontide.core.tide import (
     LARGEST,
-    TIDE,
     Crowd,
     Groups,
     Means,
     Model,
+    Predicted,
     agreement_by_class,
     agreements,
     anchor_weight,
@@ -35,6 +35,7 @@ from moontide.methods.tide import (
     text_bias,
     trust,
 )
+from moontide.methods.tide import TIDE
 from moontide.simulate import simulate
 
 SEEDS = st.integers(0, 10**6)
@@ -51,8 +52,7 @@ def crowding(y: Any, near: Any, most: Any, m: int) -> Crowd:
 
 
 def anchors_of(f: Any, text: Any, y: Any) -> Any:
-    x = y @ text  # the expected text
-    return anchors(text, y.mean(0), f.mean(0), (f * x).sum(1).mean(), (x * x).sum(1).mean())
+    return anchors(text, y.mean(0), Predicted.of(f, y, y.argmax(1)))
 
 
 def metric_of(f: Any, labels: Any, k: int) -> Any:
@@ -118,11 +118,13 @@ def test_the_density_of_equal_shares_is_that_of_their_number(k: int, there: int)
 def test_anchors_follow_the_text_by_the_slope_of_least_squares(seed: int, slope: float) -> None:
     rng = np.random.default_rng(seed)
     text, y = unit(rng.normal(size=(6, 12))), rng.dirichlet(np.full(6, 0.3), size=40)
-    f = rng.normal(size=12) + slope * y @ text + 0.02 * rng.normal(size=(40, 12))
-    x = (y @ text - (y @ text).mean(0)).ravel()
+    sure, mean_text = y.max(1, keepdims=True), y.mean(0) @ text
+    expected = sure * text[y.argmax(1)] + (1 - sure) * mean_text
+    f = rng.normal(size=12) + slope * expected + 0.02 * rng.normal(size=(40, 12))
+    x = (expected - expected.mean(0)).ravel()
     least = float(np.linalg.lstsq(x[:, None], (f - f.mean(0)).ravel(), rcond=None)[0][0])
     assert least == pytest.approx(slope, abs=0.1)
-    wanted = unit(f.mean(0) + np.clip(least, 0, 1) * (text - y.mean(0) @ text))
+    wanted = unit(f.mean(0) + np.clip(least, 0, 1) * (text - mean_text))
     np.testing.assert_allclose(anchors_of(f, text, y), wanted, atol=1e-9)
 
 

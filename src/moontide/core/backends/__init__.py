@@ -43,6 +43,23 @@ def choose(features: Array, k: int) -> ModuleType:
     return plain
 
 
+def choose_tide(features: Array, known: bool) -> ModuleType:
+    """Return the module with the samples of TIDE, `TIDERows`, for features (N, d) in memory.
+
+    Where labels are `known`, the equations are computed as they stand.
+
+    >>> choose_tide(np.zeros((1, 2)), False).__name__
+    'moontide.core.backends.tide_plain'
+    """
+    if compiled(features) and not known:
+        from moontide.core.backends import tide_loops
+
+        return tide_loops
+    from moontide.core.backends import tide_plain
+
+    return tide_plain
+
+
 def fused(x: Array) -> bool:
     """Tell whether Triton can take `x`: float32 on a CUDA device, or any float32 tensor in Triton's interpreter.
 

@@ -426,59 +426,181 @@ def laplacian(pointer: Any, neighbour: Any, weight: Any, z: Any) -> Any:
 
 
 @loops
-def tide_step(start: Any, stop: Any, log_y: Any, at_anchor: Any, counts: Any, smoothing: Any, prior: Any, left_out: Any,
+def series(x: Any) -> Any:
+    """-log(1 - x) for x up to 0.02."""
+    return x * (ONE + x * (np.float32(0.5) + x * (np.float32(1 / 3) + x * np.float32(0.25))))
+
+
+@loops
+def tide_first(start: Any, stop: Any, cosine: Any, scale: Any, y: Any, labels: Any, evidence: Any, confidence: Any,
+               unlike: Any) -> Any:  # fmt: skip
+    """Eq. zero-shot of rows from `start` to `stop`; `cosine` becomes log y. Returns sum_i y_i (K,), sum_i |y_i|^2."""
+    k = y.shape[1]
+    total, own = np.zeros(k, np.float32), 0.0
+    for i in range(start, stop):
+        row, p = cosine[i], y[i]
+        top, norm, mean, squares = largest(row), ZERO, ZERO, ZERO
+        for c in range(k):
+            p[c] = exp(scale * (row[c] - top))
+            norm += p[c]
+            mean += row[c]
+        labels[i], by, log_norm = first_at(row, top), ONE / norm, scale * top + np.log(norm)
+        evidence[i], confidence[i], unlike[i] = log_norm, by, ONE - (top - mean / np.float32(k))
+        for c in range(k):
+            p[c] *= by
+            total[c] += p[c]
+            squares += p[c] * p[c]
+            row[c] = scale * row[c] - log_norm
+        own += squares
+    return total, own
+
+
+@loops
+def tide_compare(start: Any, stop: Any, y: Any, total: Any, pointer: Any, neighbour: Any, weight: Any,
+                 agree: Any) -> Any:  # fmt: skip
+    """Eqs. 1 and 2 of TIDE for rows from `start` to `stop`: y_i . (sum_j y_j - y_i), and sums of each class, (K,).
+
+    Returns sum_ij W_ij y_ik y_jk and sum_ij W_ij y_ik^2.
+    """
+    k = y.shape[1]
+    votes, near, most = np.empty(k, np.float32), np.zeros(k, np.float32), np.zeros(k, np.float32)
+    for i in range(start, stop):
+        p, degree, product = y[i], ZERO, ZERO
+        gather(i, pointer, neighbour, weight, y, votes)
+        for edge in range(pointer[i], pointer[i + 1]):
+            degree += weight[edge]
+        for c in range(k):
+            near[c] += p[c] * votes[c]
+            most[c] += degree * p[c] * p[c]
+            product += p[c] * (total[c] - p[c])
+        agree[i] = product
+    return near, most
+
+
+@loops
+def tide_keep(start: Any, stop: Any, log_y: Any, y: Any, at_anchor: Any, total: Any, offset: Any, presence: Any,
+              by: Any, sharpness: Any) -> None:  # fmt: skip
+    """log_y becomes log y - g b + s cos(f, anchor), Eqs. 5 and 11 of TIDE; `offset` is log((total + 1) / expected)."""
+    k = y.shape[1]
+    inverse = np.empty(k, np.float32)
+    for c in range(k):
+        inverse[c] = ONE / (total[c] + ONE)
+    for i in range(start, stop):
+        row, p, cosine = log_y[i], y[i], at_anchor[i]
+        for c in range(k):
+            bias = offset[c] - series(p[c] * inverse[c])
+            row[c] += sharpness * cosine[c] - by * (bias * presence[c] if bias < ZERO else bias)
+        for c in range(k):
+            x = p[c] * inverse[c]
+            if x > np.float32(0.02):
+                near, bias = offset[c] - series(x), offset[c] + np.log(ONE - x)
+                row[c] += by * (near * presence[c] if near < ZERO else near)
+                row[c] -= by * (bias * presence[c] if bias < ZERO else bias)
+
+
+@loops
+def tide_split(base: Any, at_anchor: Any, z: Any, present: Any, gone: Any, near: Any, cosines: Any, kept: Any,
+               top: Any, shares: Any, logs: Any) -> None:  # fmt: skip
+    """Copy the `present` columns into `near`, `cosines` and `kept`; make of the others what `Absent` needs."""
+    width = gone.shape[0]
+    a = padded(width, LOWEST - BIAS)
+    for i in range(z.shape[0]):
+        row = base[i]
+        for l in range(present.shape[0]):
+            c = present[l]
+            near[i, l], cosines[i, l], kept[i, l] = row[c], at_anchor[i, c], z[i, c]
+        for r in range(width):
+            a[r] = row[gone[r]]
+        most = largest(a[:width])
+        top[i] = most
+        for r in range(width):
+            a[r] -= most
+            shares[i, r] = exp(a[r])
+            logs[i, r] = shares[i, r] * a[r]
+
+
+@loops
+def tide_join(z: Any, present: Any, shares: Any, gone: Any, pull: Any, scale: Any, full: Any) -> None:
+    """Put columns together again: those of z, and shares pull scale_i; the rows then sum to 1."""
+    for i in range(z.shape[0]):
+        row, total = full[i], ZERO
+        for l in range(present.shape[0]):
+            row[present[l]] = z[i, l]
+            total += z[i, l]
+        for r in range(gone.shape[0]):
+            value = shares[i, r] * pull[r] * scale[i]
+            row[gone[r]] = value
+            total += value
+        by = ONE / total
+        for c in range(full.shape[1]):
+            row[c] *= by
+
+
+@loops
+def tide_step(start: Any, stop: Any, base: Any, counts: Any, smoothing: Any, prior: Any, left_out: Any,
               vote_weight: Any, sharpness: Any, alpha: Any, pointer: Any, neighbour: Any, weight: Any, z: Any, new: Any,
-              among: Any, dots: Any, squares: Any, along: Any, soft: Any, hard: Any, absent: Any, inside: Any,
-              gamma: Any, places: Any, labels: Any, entropy: Any, log_sum: Any, moved: Any) -> None:  # fmt: skip
+              among: Any, cosine: Any, share: Any, dots: Any, squares: Any, along: Any, soft: Any, hard: Any,
+              absent: Any, inside: Any, gamma: Any, places: Any, labels: Any, entropy: Any, log_sum: Any,
+              moved: Any) -> None:  # fmt: skip
     """Eq. 11 of TIDE, of rows from `start` to `stop`: `class_pull`, `cosine_to_means` and `assign` in one pass.
 
-    `prior` (K,) are log shares where these are known, else empty. `absent` and `inside` (N,) are log sum of exp and
+    `prior` (K,) are log shares where these are known, else empty. `among` (H,) are the columns of classes with labels,
+    `cosine` and `share` (N, H) those of cosines to anchors and of z. `absent` and `inside` (N,) are log sum of exp and
     entropy of classes that the arrays are without.
     """
-    k = z.shape[1]
+    k, width = z.shape[1], among.shape[0]
     votes, a, q = padded(k, ZERO), padded(k, LOWEST - BIAS), padded(k, ZERO)
-    inverse, logs = padded(k, ZERO), padded(k, ZERO)
+    inverse, logs, more, beta = padded(k, ZERO), padded(k, ZERO), padded(width, ZERO), padded(width, ZERO)
     free = prior.shape[0] == 0
     for c in range(k):
         inverse[c] = left_out / (counts[c] + smoothing) if free else ZERO
         logs[c] = np.log(counts[c] + smoothing) if free else prior[c]
+    for h in range(width):
+        beta[h] = hard[h] / (hard[h] + alpha)
     for i in range(start, stop):
-        near, p, old, cosine = log_y[i], new[i], z[i], at_anchor[i]
+        near, p, old, weight_i = base[i], new[i], z[i], left_out * gamma[i]
         gather(i, pointer, neighbour, weight, z, votes[:k])
-        for c in range(k):
-            x = old[c] * inverse[c]  # log(n_k - u z_ik + a*) = log(n_k + a*) + log(1 - x), by a series for small x
-            series = x * (ONE + x * (np.float32(0.5) + x * (np.float32(1 / 3) + x * np.float32(0.25))))
-            a[c] = near[c] + vote_weight * votes[c] + logs[c] - series + sharpness * cosine[c]
+        for c in range(k):  # log(n_k - u z_ik + a*) = log(n_k + a*) + log(1 - x)
+            a[c] = near[c] + vote_weight * votes[c] + logs[c] - series(old[c] * inverse[c])
         for c in range(k):
             x = old[c] * inverse[c]
             if x > np.float32(0.02):
-                series = x * (ONE + x * (np.float32(0.5) + x * (np.float32(1 / 3) + x * np.float32(0.25))))
-                a[c] += np.log(max(counts[c] - left_out * old[c], ZERO) + smoothing) - logs[c] + series
-        for h in range(among.shape[0]):
-            c = among[h]
-            mine, dot, t = left_out * gamma[i] * old[c], dots[i, h], cosine[c]
-            count = max(hard[h] - left_out, ZERO) if h == places[i] else hard[h]
-            beta = count / (count + alpha)
-            other, by = ONE - beta, beta / max(soft[h] - mine, np.float32(1e-9))
-            square = squares[h] + mine * (mine - np.float32(2) * dot)
-            square = by * (by * square + np.float32(2) * other * (along[h] - mine * t)) + other * other
-            value = by * (dot - mine) + other * t
-            a[c] += sharpness * (value / np.float32(math.sqrt(max(square, np.float32(1e-12)))) - t)
+                a[c] += np.log(max(counts[c] - left_out * old[c], ZERO) + smoothing) - logs[c] + series(x)
+        if width:
+            own, of, at = share[i], dots[i], cosine[i]
+            for h in range(width):
+                mine = weight_i * own[h]
+                more[h] = nearer(beta[h], mine, of[h], at[h], squares[h], along[h], soft[h])
+            h = places[i]
+            less = max(hard[h] - left_out, ZERO)
+            more[h] = nearer(less / (less + alpha), weight_i * own[h], of[h], at[h], squares[h], along[h], soft[h])
+            for h in range(width):
+                a[among[h]] += sharpness * more[h]
         most = largest(a[:k])
-        label = first_at(a[:k], most)
-        top = max(most, absent[i])
-        for c in range(k):
-            a[c] -= top
+        labels[i], top = first_at(a[:k], most), max(most, absent[i])
         below = absent[i] - top
         total = exp(below)
         inner = total * (below - inside[i])
+        for c in range(k):
+            a[c] -= top
         for c in range(a.shape[0]):
             q[c] = exp(a[c])
             total += q[c]
             inner += q[c] * a[c]
-        by_total = ONE / total
+        by = ONE / total
         for c in range(k):
-            p[c] = q[c] * by_total
+            p[c] = q[c] * by
             votes[c] = abs(p[c] - old[c])
-        labels[i], log_sum[i] = label, top + np.log(total)
-        entropy[i], moved[i] = np.log(total) - inner * by_total, largest(votes[:k])
+        log_total = np.log(total)
+        log_sum[i], entropy[i], moved[i] = top + log_total, log_total - inner * by, largest(votes[:k])
+
+
+@njit(inline="always")
+def nearer(beta: Any, mine: Any, dot: Any, cosine: Any, square: Any, along: Any, soft: Any) -> Any:
+    """Eqs. 8 and 9 of TIDE: the cosine to a class mean without the sample's own part, less that to the anchor."""
+    other, by = ONE - beta, beta / max(soft - mine, np.float32(1e-9))
+    length = by * (
+        by * (square + mine * (mine - np.float32(2) * dot)) + np.float32(2) * other * (along - mine * cosine)
+    )
+    value = by * (dot - mine) + other * cosine
+    return value / np.sqrt(max(length + other * other, np.float32(1e-12))) - cosine

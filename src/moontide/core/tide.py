@@ -1,0 +1,694 @@
+"""The equations of TIDE (methods/tide.py), one function each; docs/maths.md derives them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from moontide.core.arrays import (
+    Array,
+    class_counts,
+    class_sums,
+    clip,
+    columns,
+    device,
+    like,
+    namespace,
+    row_dots,
+    row_sums,
+    unit_rows,
+)
+from moontide.core.ple import EPS
+from moontide.core.simplex import log_softmax, one_hot
+from moontide.core.sums import LARGER, SAME, Sums
+
+ALL = slice(None)
+LARGEST = 1e3  # of the pseudo-count: at 1000 the prior is flat for any batch
+NEWTON = 12  # steps of Newton's method for the calibration
+COLDEST, WARMEST = 0.02, 5.0  # powers that the assignments are raised to
+TRUSTS = (1.0, 0.7, 0.5, 0.35, 0.25, 0.18)  # weights of the text, tried on known labels
+TEMPERS = (1.0, 0.7, 0.5, 0.35)  # factors of all logits at which those weights are compared
+RELUCTANCE = (2.0, 8.0)  # nats that a factor of e of either costs: a handful of labels changes little
+
+
+class Crowd(NamedTuple):
+    """How concentrated the classes of a batch are (Eqs. 1, 2, 3).
+
+    >>> import numpy as np
+    >>> Crowd.of_shares(np.asarray([0.5, 0.5])).density > 0.99
+    True
+    """
+
+    excess: float  # v: by how much two samples agree more often than with equally frequent classes
+    agreement: float  # rho: how much neighbours agree, from 0 to 1
+    corroboration: float  # chi: rho against what it could be if v is right, from 0 to 1
+    pseudo_count: float  # a
+    density: float  # w
+    smoothing: float  # a*
+
+    @classmethod
+    def of(cls, excess: float, agreement: float, corroboration: float, false: float) -> Crowd:
+        """Eq. 3: a = 1 / (v chi), w = a / (1 + a), a* = a max(1, w (1 - q) N / K), q = mean_i max_k y_ik.
+
+        A symmetric Dirichlet with K parameters a has E[K sum_k share_k^2] - 1 = (K - 1) / (K a + 1), near 1 / a. What
+        neighbours do not bear out is discounted. Of the N / K samples that a class has on average, (1 - q) N / K are
+        `false`, as zero-shot predictions are right as often as they are sure. The prior counts no finer than that.
+        """
+        a = min(1 / max(excess * corroboration, 1 / LARGEST), LARGEST)
+        w = a / (1 + a)
+        return cls(excess, agreement, corroboration, a, w, a * max(1.0, w * false))
+
+    @classmethod
+    def of_shares(cls, shares: Array) -> Crowd:
+        """Return the same for class shares (K,) that the user knows: v = K sum_k share_k^2 - 1."""
+        v = shares.shape[0] * float(namespace(shares).sum(shares**2)) - 1
+        return cls.of(max(v, 1 / LARGEST), 1.0, 1.0, 0.0)
+
+
+def agreement_by_class(y: Array, votes: Array, degree: Array) -> tuple[Array, Array]:
+    """Return sum_ij W_ij y_ik y_jk and the most it can be, sum_ij W_ij y_ik^2, (K,) each.
+
+    `votes` is W y (N, K) and `degree` W 1 (N, 1).
+
+    >>> import numpy as np
+    >>> agreement_by_class(np.eye(2), np.asarray([[0.0, 1.0], [0.5, 0.5]]), np.ones((2, 1)))
+    (array([0. , 0.5]), array([1., 1.]))
+    """
+    xp = namespace(y)
+    return xp.sum(y * votes, axis=0), (degree.T @ (y * y))[0, :]
+
+
+def agreements(y: Array, total: Array, own: Array, n: int) -> Array:
+    """Return the mean over the n - 1 samples j != i of y_i . y_j, from sum_j y_j (K,) and own_i = |y_i|^2, (N,).
+
+    >>> import numpy as np
+    >>> agreements(np.asarray([[1.0, 0.0]]), np.asarray([2.0, 1.0]), np.asarray([1.0]), 3)
+    array([0.5])
+    """
+    return (y @ total - own) / max(n - 1, 1)
+
+
+def crowd_of(
+    u: float, deviation: float, sure: float, confidence: float, near: float, most: float, n: int, k: int, m: int
+) -> Crowd:
+    """Measure the concentration of the classes of n samples from what their predictions add up to.
+
+    `u` and `deviation` are mean and standard deviation of the agreements, `sure` is the mean of |y_i|^2, `confidence`
+    that of max_k y_ik, `near` is sum_ij W_ij y_i . y_j and `most` is sum_ij W_ij |y_i|^2.
+
+    >>> crowd_of(0.25, 0.0, 1.0, 1.0, 0.0, 1.0, 100, 4, 3).density > 0.99
+    True
+    """
+    false = (1 - confidence) * n / k
+    if n < 2 or k < 2:
+        return Crowd.of(1 / LARGEST, 1.0, 1.0, false)
+    v = excess(u - 2 * deviation / math.sqrt(n), sure, k)
+    rho = mean_agreement(near, most)
+    return Crowd.of(v, rho, corroboration(rho, (n - 1) * u / sure, min(m, n - 1)), false)
+
+
+def mean_agreement(near: float, most: float) -> float:
+    """Return rho = near / most, held in [0.02, 1].
+
+    >>> mean_agreement(1.0, 2.0)
+    0.5
+    """
+    return min(max(near / max(most, EPS), 0.02), 1.0)
+
+
+def excess(agree: float, sure: float, k: int) -> float:
+    """Eq. 1: v = (K U - 1) / q, q = (mean |y_i|^2 - 1 / K) / (1 - 1 / K).
+
+    U is the mean of y_i . y_j over pairs of samples, an unbiased Simpson index of the classes, less its standard error
+    (of a mean over pairs: twice that of the mean of the N agreements), as only a sure excess should push classes away;
+    q is what two samples of one class agree at most.
+
+    >>> excess(0.5, 1.0, 4)
+    1.0
+    """
+    q = (sure - 1 / k) / (1 - 1 / k)
+    return float(max((k * agree - 1) / max(q, 1e-6), 1 / LARGEST))
+
+
+def corroboration(rho: float, company: float, m: int) -> float:
+    """Eq. 2: chi = min(1, rho / min(1, company / m)), rho = sum_ij W_ij y_i . y_j / sum_ij W_ij |y_i|^2.
+
+    Where a text draws images of other classes, predictions agree and images do not look alike. `company`, (N - 1) U
+    over mean |y_i|^2, is how many other samples of its class a sample has if U is right: with fewer than m, not all of
+    its neighbours can agree.
+
+    >>> corroboration(0.4, 6.0, 3), corroboration(0.1, 0.3, 3)
+    (0.4, 1.0)
+    """
+    return min(1.0, rho / min(max(company / m, 1e-6), 1.0))
+
+
+def anchors(text: Array, p: Array, first: Predicted, scale: Array | float = 1.0) -> Array:
+    """Eq. 4: mu'_k = mean image + slope (t_k - mean text), unit rows (K, d), in the metric `scale` (d,).
+
+    The slope is that of least squares of images on their expected text, both centred, held in [0, 1]: text and images
+    lie apart, and images follow their text only in part. The text expected of a sample is that of its label l with its
+    probability, and otherwise the mean text sum_k p_k t_k: x_i = y_il t_l + (1 - y_il) mean text.
+
+    >>> import numpy as np
+    >>> first = Predicted.of(np.eye(2), np.eye(2), np.asarray([0, 1]))
+    >>> anchors(np.eye(2), np.asarray([0.5, 0.5]), first)
+    array([[1., 0.],
+           [0., 1.]])
+    """
+    xp, n, centre, mean_text = namespace(text), first.n, first.centre / first.n, p @ text  # (d,), (d,)
+    apart = rows_at(text, first.some) - mean_text  # (H, d)
+    mean = first.sure @ apart / n  # (d,) of x_i - mean text
+    along = float(xp.sum(first.sure_sums * apart)) / n - float(xp.sum(centre * mean))
+    square = float(xp.sum(first.sure_squares * row_dots(apart, apart))) / n - float(xp.sum(mean * mean))
+    slope = min(max(along / square, 0.0), 1.0) if square > 1e-6 else 0.0
+    found = text * (slope / scale)  # (K, d)
+    found += (centre - slope * mean_text) / scale
+    return unit_rows(found)
+
+
+def presence(near: Array, most: Array, total: Array) -> Array:
+    """Eq. 5, its pi_k: how far neighbours agree on class k, against how far they do on average, (K,).
+
+    pi_k = min(1, (n_k rho_k + rho) / ((n_k + 1) rho)), n_k = sum_i y_ik, where rho_k = near_k / most_k is the agreement
+    of neighbours on the class (`agreement_by_class`) and rho = sum_k near_k / sum_k most_k that on all. Images of a
+    class that is there look alike, and so the little of it that each is predicted to be agrees. What is predicted of a
+    class that is absent comes from single images of other classes. One pseudo-sample has the average.
+
+    >>> import numpy as np
+    >>> presence(np.asarray([9.0, 0.1]), np.asarray([10.0, 1.0]), np.asarray([9.0, 9.0])).round(2)
+    array([1.  , 0.21])
+    """
+    xp = namespace(near)
+    rho = mean_agreement(float(xp.sum(near)), float(xp.sum(most)))
+    return clip((total * (near / clip(most, EPS)) + rho) / ((total + 1) * rho), 0, 1)
+
+
+def bias_weight(pseudo_count: float) -> float:
+    """Eq. 5, its weight: g = a / (a + 1/2).
+
+    The log share of class k among the predictions is its true log share, of variance near 1 / a, plus the bias of the
+    text, of variance 2. The bias is expected to be the part 2 / (2 + 1 / a) of what is seen.
+
+    >>> bias_weight(0.5)
+    0.5
+    """
+    return pseudo_count / (pseudo_count + 0.5)
+
+
+def text_bias(y: Array, total: Array, expected: Array | float, presence: Array) -> Array:
+    """Eq. 5: b_ik = log((sum_j y_jk - y_ik + 1) / (expected_k + 1)), (N, K): how much more often a class is predicted.
+
+    `total` (K,) is sum_j y_j over all samples; `expected` is (N - 1) / K, or (N - 1) times the known share of a class.
+    The other samples alone are counted, with one pseudo-sample, so that a sample does not count against itself. Where a
+    class is predicted too seldom, b is multiplied by pi_k^2 (`presence`): a class that is absent is not to be helped.
+
+    >>> import numpy as np
+    >>> text_bias(np.asarray([[1.0, 0.0]]), np.asarray([2.0, 0.0]), 0.5, np.asarray([1.0, 0.5])).round(2)
+    array([[ 0.29, -0.1 ]])
+    """
+    xp = namespace(y)
+    bias = xp.log((total + 1 - y) / (expected + 1))
+    return xp.where(bias < 0, bias * presence**2, bias)
+
+
+class Groups(NamedTuple):
+    """Samples by their labels: what an analysis of variance needs."""
+
+    mean: Array  # (K, d) zero where there is no sample
+    count: Array  # (K,)
+    freedom: int  # N less the number of classes with samples
+
+    @classmethod
+    def of(cls, f: Array, labels: Array, k: int) -> Groups:
+        """Collect the groups of samples with one label."""
+        return cls.of_sums(class_sums(labels, f, k), like(class_counts(labels, k), f), f.shape[0])
+
+    @classmethod
+    def of_sums(cls, sums: Array, count: Array, n: int) -> Groups:
+        """Return the groups of n samples from the sum of the samples of each, (K, d), and their number, (K,)."""
+        return cls(sums / clip(count, 1)[:, None], count, n - int(namespace(sums).sum(count > 0)))
+
+
+def metric(square: Array, groups: Groups, n: int) -> Array:
+    """Eq. 6: the standard deviation of each dimension within classes, shrunk to their mean by d pseudo-samples, (d,).
+
+    Dividing by it makes the classes round, as a von Mises-Fisher distribution wants them. Relative to the mean: a scale
+    does not matter to a cosine. `square` is the mean of f_i^2 over the n samples, (d,).
+
+    >>> import numpy as np
+    >>> metric(np.full(2, 0.5), Groups.of(np.eye(2), np.asarray([0, 1]), 2), 2)
+    array([1., 1.])
+    """
+    xp, d = namespace(square), square.shape[0]
+    between = xp.sum(groups.count[:, None] * groups.mean**2, axis=0) / n  # (d,)
+    variance = clip(square - between, 0)  # (d,)
+    average = clip(xp.mean(variance), EPS)
+    return xp.sqrt((groups.freedom * variance / average + d) / (groups.freedom + d))
+
+
+def anchor_weight(anchor: Array, groups: Groups, n: int) -> float:
+    """Eq. 7: alpha = sigma^2 / tau^2, held in [0.3, 30]: the empirical Bayes weight of an anchor in a class mean.
+
+    sigma^2 is the variance within classes and tau^2 that of the class means about their anchors, both by an analysis of
+    variance of the zero-shot labels of n unit rows. Where every sample has a class of its own, there is none and alpha
+    is 1. Only classes with samples count, so that the others may be left out of both.
+
+    >>> import numpy as np
+    >>> anchor_weight(np.eye(2), Groups(np.eye(2), np.ones(2), 0), 2)
+    1.0
+    """
+    xp = namespace(anchor)
+    if groups.freedom < 1:
+        return 1.0
+    mean, count, freedom = groups
+    within: float = (n - float(xp.sum(count * row_dots(mean, mean)))) / freedom
+    about = float(xp.sum(count * row_dots(mean - anchor, mean - anchor)))
+    tau2: float = (about - (n - freedom) * within) / n
+    return min(max(within / max(tau2, 1e-3), 0.3), 30.0)
+
+
+class Labels(NamedTuple):
+    """Known labels of the samples at hand, and sums of labelled samples of the past."""
+
+    known: Any  # (N,) class numbers, -1 where not known; None: none of these is
+    mask: Any  # (N, 1)
+    hot: Any  # (N, K)
+    sums: Array  # (K, d)
+    counts: Array  # (K,)
+
+    @classmethod
+    def of(cls, known: Array | None, state: Any, k: int) -> Labels:
+        """Collect what is known of samples of k classes."""
+        past = (state.known_sums, state.known_counts)
+        if known is None or not bool(namespace(known).any(known >= 0)):
+            return cls(None, None, None, *past)
+        return cls(known, (known >= 0)[:, None], one_hot(known, k, state.text), *past)
+
+    def clamp(self, z: Array) -> Array:
+        """Return assignments with the known ones in their place."""
+        return z if self.mask is None else namespace(z).where(self.mask, self.hot, z)
+
+    @property
+    def any(self) -> bool:
+        """Whether some label is known, here or in the past."""
+        past = self.counts is not None and bool(namespace(self.counts).any(self.counts > 0))
+        return self.known is not None or past
+
+
+NO_LABELS = Labels(None, None, None, None, None)
+
+
+class Model(NamedTuple):
+    """What stays the same while z is estimated, of some samples."""
+
+    f: Array  # (N, d) in the metric
+    anchor: Array  # (K, d) in the metric
+    at_anchor: Array  # (N, K) cosines of both
+    log_y: Array  # (N, K) less the bias of the text
+    alpha: float
+    sharpness: float
+    left_out: Array  # (N, 1) share of a sample that is left out of its class
+    vote_weight: float
+    smoothing: float
+    prior: Array | None  # (K,) log shares of the classes, where known
+
+
+class Means(NamedTuple):
+    """Statistics of the H classes with labels after an M-step; a class without any is at its anchor."""
+
+    weight: Array  # (N, H) gamma_i z_ik, discounted for samples without a known label
+    sums: Array  # (H, d)
+    soft: Array  # (H,)
+    hard: Array  # (H,)
+    places: Array  # (N,) the label of each sample, as a place in the H classes
+    own: Array  # (N,) what a sample adds to the hard count of its label
+
+
+def cosine_to_means(model: Model, means: Means, some: Any, left_out: Array, dots: Array | None = None) -> Array:
+    """Eqs. 8 and 9: cos(f_i, R_ik), R_ik = beta_ik S_k / s_k + (1 - beta_ik) mu'_k, beta = c / (c + alpha), (N, H).
+
+    All of them without the share `left_out` of sample i: S_k - u gamma_i z_ik f_i, and so on. Nothing but f_i . S_k is
+    N x H x d work, as |S_k - u f_i|^2 = |S_k|^2 - 2 u f_i . S_k + u^2; it is `dots` (N, H) where it is at hand.
+    """
+    xp, f = namespace(model.f), model.f
+    anchor, at_anchor = rows_at(model.anchor, some), columns(model.at_anchor, some)  # (H, d), (N, H)
+    mine = left_out * means.weight  # (N, H)
+    each = xp.arange(f.shape[0], device=device(f))
+    hard = xp.zeros_like(mine) + means.hard  # (N, H)
+    hard[each, means.places] = clip(hard[each, means.places] - left_out[:, 0] * means.own, 0)
+    beta = hard / (hard + model.alpha)  # (N, H)
+    rest = 1 - beta
+    beta /= clip(means.soft - mine, 1e-9)
+    dots = f @ means.sums.T if dots is None else dots  # (N, H)
+    top = beta * (dots - mine) + rest * at_anchor  # f_i . R_ik
+    square = row_dots(means.sums, means.sums) + mine * (mine - 2 * dots)  # |S_k - mine f_i|^2
+    along = row_dots(means.sums, anchor) - mine * at_anchor  # (S_k - mine f_i) . mu'_k
+    square = beta * (beta * square + 2 * rest * along) + rest * rest
+    return top / xp.sqrt(clip(square, EPS))
+
+
+def sharpening(density: float, per_class: float, alpha: float) -> float:
+    """Eq. 10: s / s_0 = 1 + 3 w beta, beta = x / (x + alpha) for a class of x = N / K samples.
+
+    Where few classes are there, the prior does most of the work. Where all are, what tells them apart is the class
+    means, as far as they are made of samples.
+
+    >>> sharpening(1.0, 2.0, 2.0), sharpening(0.0, 2.0, 2.0)
+    (2.5, 1.0)
+    """
+    return 1 + 3 * density * per_class / (per_class + alpha)
+
+
+def reliability(right: int, known: int, per_class: float) -> float:
+    """Eq. 12: 1 / (1 + N / K (1 - r)^2), r = (right + 1) / (known + 2): what a label of the model counts, against 1.
+
+    A class mean of n labels of which the share 1 - r is wrong is off by a bias that no n removes: it is worth at most
+    as many known labels as make its variance as large as that bias squared.
+
+    >>> reliability(98, 98, 10.0) > 0.99, round(reliability(49, 98, 10.0), 2)
+    (True, 0.29)
+    """
+    r = (right + 1) / (known + 2)
+    return 1 / (1 + per_class * (1 - r) ** 2)
+
+
+def trust(base: Array, cosine: Array, known: Array, sharpness: float) -> float:
+    """Eq. 13: the weight of text, votes and prior, against that of class means, under which known labels are likeliest.
+
+    Of each labelled sample, `base` and `cosine` (n, K) are as they would be without it. Round weights are tried, with a
+    penalty on leaving 1, so that few labels change little. Each is judged at the best of a few temperatures of the sum,
+    with a penalty as well: predictions that are only too sure would gain by any smaller weight.
+
+    >>> import numpy as np
+    >>> trust(np.asarray([[0.0, 9.0]]), np.asarray([[5.0, 0.0]]), np.asarray([0]), 1.0) < 1
+    True
+    """
+    xp, best = namespace(base), (-math.inf, 1.0)
+    for text in TRUSTS:
+        logits = text * base + sharpness * cosine  # (n, K)
+        for temper in TEMPERS:
+            fit = float(xp.sum(xp.take_along_axis(log_softmax(temper * logits), known[:, None], axis=1)))
+            fit -= RELUCTANCE[0] * math.log(text) ** 2 + RELUCTANCE[1] * math.log(temper) ** 2
+            best = max(best, (fit, text))
+    return best[1]
+
+
+def assign(logits: Array) -> tuple[Array, Array]:
+    """Eq. 11, its softmax: z (N, K) and the entropy of each row, (N,); overwrites the logits.
+
+    >>> import numpy as np
+    >>> assign(np.zeros((1, 2)))[0]
+    array([[0.5, 0.5]])
+    """
+    xp = namespace(logits)
+    logits -= xp.max(logits, axis=1)[:, None]
+    z = xp.exp(logits)
+    total = row_sums(z)  # (N,)
+    z /= total[:, None]
+    return z, xp.log(total) - row_dots(z, logits)
+
+
+def learn_from_known(
+    model: Model, known: Array, means: Means, some: Any, base: Array, counts: Array, z: Array, per_class: float
+) -> tuple[float, float]:
+    """Return the weight of the text and the reliability of other labels, from n' labelled samples (Eqs. 12, 13).
+
+    What is asked is what the model makes of each labelled sample where its label is not known: without its own part in
+    class means and counts, and with the votes of its neighbours. `base` (n', K) are text and votes.
+    """
+    xp = namespace(z)
+    cosine = 1 * model.at_anchor  # (n', K)
+    cosine[:, some] = cosine_to_means(model, means, some, model.left_out)
+    base = base + class_pull(model, counts, z, model.left_out)
+    text = trust(base, cosine, known, model.sharpness)
+    found = xp.argmax(text * base + model.sharpness * cosine, axis=1)
+    return text, reliability(int(xp.sum(found == known)), int(known.shape[0]), per_class)
+
+
+def class_pull(model: Model, counts: Array, z: Array, left_out: Any) -> Array:
+    """Eq. 11, its prior: log(n_k - u z_ik + a*), (N, L), the collapsed mixture's; or the log shares that are known."""
+    if model.prior is not None:
+        return model.prior + 0 * z
+    pull = clip(counts - left_out * z, 0)
+    pull += model.smoothing
+    return namespace(z).log(pull)
+
+
+def expected_right(q: float, density: float, n: int) -> float:
+    """Eq. 14: the share of n labels expected right whose mean probability under zero-shot is q.
+
+    The assignments become z^T, rows scaled to sum 1, with T such that their mean confidence is this share. Zero-shot
+    predictions are calibrated on average: of labels with mean probability q under y the share q is right. The batch is
+    a second look. If it were independent, (1 - q)^2 would be wrong; it is not, and less so the denser the classes are:
+    (1 - q)^r, r = 1 + (0.7 - 0.55 w) (1 - 1/N), which for one sample is zero-shot's q.
+
+    >>> expected_right(0.5, 0.5, 1)
+    0.5
+    """
+    return 1 - math.pow(max(1 - q, 0.0), 1 + (0.7 - 0.55 * density) * (1 - 1 / n))
+
+
+def log_ratios(z: Array, label: Array) -> Array:
+    """Return log(z_ik / z_il), l the label of sample i, (N, K); `label` is (N, 1).
+
+    >>> import numpy as np
+    >>> log_ratios(np.asarray([[0.5, 0.5]]), np.asarray([[0]]))
+    array([[0., 0.]])
+    """
+    xp = namespace(z)
+    log_z = xp.log(z + 1e-30)
+    log_z -= xp.take_along_axis(log_z, label, axis=1)
+    return log_z
+
+
+def confidences(e: Array, log_z: Array, power: float) -> tuple[Array, Array]:
+    """Return the probability of the label under z^T and its derivative by log T, (N,) each.
+
+    `log_z` (N, K) are the `log_ratios` and `e` is exp(T log_z).
+
+    >>> import numpy as np
+    >>> confidences(np.ones((1, 2)), np.zeros((1, 2)), 1.0)[0]
+    array([0.5])
+    """
+    confidence = 1 / row_sums(e)  # (N,)
+    return confidence, -power * row_dots(e, log_z) * confidence**2
+
+
+def calibration(target: float, means_at: Callable[[float], tuple[float, float]]) -> float:
+    """Eq. 14, its T, held in [0.02, 5], by Newton's method on log T, or a halved interval where that leads outside.
+
+    `means_at(T)` returns the means over the samples of `confidences`, the first of which rises with T.
+
+    >>> round(calibration(0.2, lambda power: (power / 10, power / 10)), 3)
+    2.0
+    """
+    low, high, power = COLDEST, WARMEST, 1.0
+    for _ in range(NEWTON):
+        confidence, rise = means_at(power)
+        gap = target - confidence
+        if abs(gap) < 1e-5 or (power, gap > 0) in ((COLDEST, False), (WARMEST, True)):
+            break
+        low, high = (power, high) if gap > 0 else (low, power)
+        power *= math.exp(min(max(gap / max(rise, 1e-6), -1.0), 1.0))
+        if not low < power < high:
+            at_end = min(max(power, low), high) in (COLDEST, WARMEST)
+            power = min(max(power, low), high) if at_end else math.sqrt(low * high)
+    return power
+
+
+def unlikeness(cosine: Array, f: Array, scale: float, negatives: Array) -> Array:
+    """Eq. 15 of a sample alone, from its cosines to the classes (N, K), itself (N, d) and negatives (G, d): (N,).
+
+    1 - (max_k f_i . t_k - mean_k f_i . t_k), what the maximum softmax at temperature 1 sorts by. Negatives add half the
+    log odds of the share that they take in a softmax over classes and negatives, in units of a cosine.
+
+    >>> import numpy as np
+    >>> unlikeness(np.asarray([[1.0, 0.0]]), np.eye(2)[:1], 100.0, np.zeros((0, 2)))
+    array([0.5])
+    """
+    xp = namespace(cosine)
+    score = 1 - (xp.max(cosine, axis=1) - xp.mean(cosine, axis=1))  # (N,)
+    if negatives.shape[0]:
+        score = score + negative_odds(f, negatives, log_sum_exp(scale * cosine), scale)
+    return score
+
+
+def negative_odds(f: Array, negatives: Array, evidence: Array, scale: float) -> Array:
+    """Eq. 15, what negatives (G, d) add: half the log odds of their share, `evidence` (N,) that of the classes, (N,).
+
+    >>> import numpy as np
+    >>> negative_odds(np.eye(2), np.eye(2)[:1], np.asarray([1.0, 1.0]), 1.0)
+    array([ 0. , -0.5])
+    """
+    return (log_sum_exp(scale * (f @ negatives.T)) - evidence) / (2 * scale)
+
+
+def with_neighbours(score: Array, votes_of: Any) -> Array:
+    """Eq. 15, its mean of a sample's score and the mean score of its neighbours, (N,).
+
+    >>> import numpy as np
+    >>> with_neighbours(np.asarray([1.0, 0.0]), lambda x: x[::-1])
+    array([0.5, 0.5])
+    """
+    xp = namespace(score)
+    both = votes_of(xp.stack([score, xp.ones_like(score)], axis=1))  # (N, 2)
+    around = xp.where(both[:, 1] > 0, both[:, 0] / clip(both[:, 1], EPS), score)
+    return (score + around) / 2
+
+
+def log_sum_exp(x: Array) -> Array:
+    """Return log sum_k exp(x_k) of each row, (N,).
+
+    >>> import numpy as np
+    >>> log_sum_exp(np.zeros((1, 1)))
+    array([0.])
+    """
+    xp = namespace(x)
+    top = xp.max(x, axis=1, keepdims=True)
+    return (top + xp.log(row_sums(xp.exp(x - top)))[:, None])[:, 0]
+
+
+def rows_at(x: Array, which: Any) -> Array:
+    """Return some rows of a matrix; `slice(None)` is all of them, without a copy.
+
+    >>> import numpy as np
+    >>> rows_at(np.eye(2), np.asarray([1]))
+    array([[0., 1.]])
+    """
+    return x if isinstance(which, slice) else namespace(x).take(x, which, axis=0)
+
+
+@dataclass
+class Predicted(Sums):
+    """What anchors and metric need of the zero-shot predictions; of the H classes with labels only, where `some`."""
+
+    n: int
+    total: Array  # (K,) sum_i y_i
+    centre: Array  # (d,) sum_i f_i
+    square: Array  # (d,) sum_i f_i^2
+    sums: Array  # (H, d) sum of the samples with each zero-shot label
+    counts: Array  # (H,) their number
+    sure: Array  # (H,) sum of the probability y_il of their label
+    sure_squares: Array  # (H,) sum of y_il^2
+    sure_sums: Array  # (H, d) sum of y_il f_i
+    some: Any = field(default_factory=lambda: ALL, metadata=SAME)  # (H,) class numbers; a slice: all
+
+    @classmethod
+    def of(cls, f: Array, y: Array, labels: Array, some: Any = ALL, places: Any = None) -> Predicted:
+        """Add up samples f (n, d) with predictions y (n, K); `places` (n,) are the labels as places in `some`."""
+        xp, k = namespace(f), y.shape[1] if isinstance(some, slice) else len(some)
+        sure = xp.take_along_axis(y, labels[:, None], axis=1)  # (n, 1)
+        return cls.of_labels(f, xp.sum(y, axis=0), sure, labels if places is None else places, k, some)
+
+    @classmethod
+    def of_labels(cls, f: Array, total: Array, sure: Array, places: Array, k: int, some: Any) -> Predicted:
+        """Add up samples f (n, d) whose labels, places in the k classes of `some`, have the probability `sure`."""
+        xp, counts = namespace(f), like(class_counts(places, k), f)
+        both = class_sums(places, xp.concat([sure * f, sure, sure * sure], axis=1), k)  # (k, d + 2)
+        d = f.shape[1]
+        centre, square = xp.sum(f, axis=0), xp.sum(f * f, axis=0)
+        weights = both[:, d], both[:, d + 1], both[:, :d]
+        return cls(f.shape[0], total, centre, square, class_sums(places, f, k), counts, *weights, some)
+
+
+@dataclass
+class Compared(Sums):
+    """What needs the sums of all predictions, and the metric."""
+
+    agree: float  # sum over the samples of their agreements
+    agree_square: float  # sum of those squared
+    own: float  # sum_i |y_i|^2
+    confidence: float  # sum_i max_k y_ik
+    length: float  # sum_i of the length of f_i in the metric
+    near: Array  # (K,) sum_ij W_ij y_ik y_jk
+    most: Array  # (K,) sum_ij W_ij y_ik^2
+    sums: Array  # (H, d) sum of the samples with each zero-shot label, in the metric
+
+
+@dataclass
+class Assigned(Sums):
+    """What an E-step adds up."""
+
+    sums: Array  # (H, d) sum_i gamma_i z_ik f_i
+    soft: Array  # (H,) sum_i gamma_i z_ik
+    hard: Array  # (H,) labels of each class, those that the model gave discounted
+    counts: Array  # (K,) sum_i z_ik
+    labels: Array  # (K,) labels of each class
+    right: float  # sum of the zero-shot probability of the label over the samples whose label is not known
+    free: int  # their number
+    changed: int  # labels that differ from the z before
+    moved: float = field(metadata=LARGER)  # largest difference to the z before
+    some: Any = field(default_factory=lambda: ALL, metadata=SAME)  # (H,) class numbers; a slice: all
+
+
+@dataclass
+class Confident(Sums):
+    """What the calibration adds up."""
+
+    confidence: float
+    slope: float  # its derivative by the logarithm of the temperature
+
+
+class Fixed(NamedTuple):
+    """What stays the same for all samples while z is estimated."""
+
+    scale: Array  # (d,) the metric
+    anchor: Array  # (K, d) in the metric
+    total: Array  # (K,) sum_i y_i
+    expected: Any  # (K,) or one number: what `total` would be without the bias of the text
+    presence: Array  # (K,)
+    bias_weight: float
+    alpha: float
+    sharpness: float
+    left_out: float
+    vote_weight: float
+    smoothing: float
+    prior: Array | None  # (K,)
+    per_class: float  # N / K
+
+    def like(self, ref: Array) -> Fixed:
+        """Return it with arrays of the kind of `ref`."""
+        return self._replace(**{name: like(x, ref) for name, x in self._asdict().items() if hasattr(x, "dtype")})
+
+
+class Classes(NamedTuple):
+    """What an M-step has of all samples: the H classes with labels, as the others are at their anchors."""
+
+    some: Any  # (H,) their numbers; a slice: all
+    sums: Array  # (H, d)
+    soft: Array  # (H,)
+    hard: Array  # (H,)
+    counts: Array  # (K,)
+
+    def like(self, ref: Array) -> Classes:
+        """Return them with arrays of the kind of `ref`; all classes are a slice, which takes no copies."""
+        some = self.some
+        if not isinstance(some, slice):
+            every = len(some) == len(self.counts)
+            some = ALL if every else namespace(ref).asarray(some, device=device(ref))
+        return Classes(some, *(like(x, ref) for x in self[1:]))
+
+    def means(self, z: Array, gamma: Array, labels: Array, trusted: Array, at: Any) -> Means:
+        """Return the statistics for some samples: z (b, L), weights (b,), labels (b,), and what these count (b,).
+
+        `at` (H,) says where the classes are among the L.
+        """
+        places = labels if isinstance(self.some, slice) else namespace(z).searchsorted(self.some, labels)
+        return Means(columns(z, at) * (gamma * trusted)[:, None], self.sums, self.soft, self.hard, places, trusted)
+
+
+def crowd_of_sums(found: Compared, n: int, k: int, m: int) -> Crowd:
+    """Return how concentrated the classes are (Eqs. 1, 2, 3) from sums over all n samples.
+
+    >>> import numpy as np
+    >>> sums = Compared(50.0, 25.0, 100.0, 100.0, 100.0, np.ones(2), np.ones(2), np.zeros((2, 1)))
+    >>> crowd_of_sums(sums, 100, 2, 3).density > 0.99
+    True
+    """
+    mean = found.agree / n
+    deviation = math.sqrt(max(found.agree_square / n - mean * mean, 0.0))
+    near, most = float(found.near.sum()), float(found.most.sum())
+    return crowd_of(mean, deviation, found.own / n, found.confidence / n, near, most, n, k, m)
