@@ -159,10 +159,11 @@ class Account:
             for temper in tide.TEMPERS:
                 likelihood = softmax(temper * (text * base + self.sharp * cosine))[rows, own]
                 penalty = np.square(np.log([text, temper])) @ tide.RELUCTANCE
-                tried.append((float(np.log(likelihood).sum() - penalty), text))
-        text = max(tried)[1]
+                tried.append((float(np.log(likelihood).sum() - penalty), np.log(text)))
+        fits, weights = np.transpose(tried)
+        text = float(np.exp(softmax(fits[None])[0] @ weights))
         right = ((text * base + self.sharp * cosine).argmax(1) == own).sum()
-        r = (right + 1) / (len(own) + 2)
+        r = (right + 2) / (len(own) + 2)
         return text, 1 / (1 + self.n / self.k * (1 - r) ** 2)
 
     def solve(self) -> Literal:
