@@ -19,10 +19,10 @@ PROGRAM = """
 import runpy, sys
 import numpy as np, torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
-from moontide import MOON
+from moontide import MOON, TIDE
 from moontide.core import backends
 from moontide.core.arrays import unit_rows
-from moontide.core.backends import kernels, plain
+from moontide.core.backends import kernels, plain, tide_kernels
 from moontide.core.graph import Graph, nearest_neighbours
 from moontide.methods.moon import VMFMixture
 from moontide.simulate import simulate
@@ -77,15 +77,16 @@ class Waits(TorchDispatchMode):  # refuses what waits for a GPU, or copies to it
         return function(*args, **(kwargs or {}))
 
 
-def watched(solve, method, task):
+def watched(solve, f, text):
     from moontide.core.backends import _triton
 
-    given = {name: getattr(_triton, name) for name in ("e_step", "m_step", "top_m")}
+    names = ("e_step", "m_step", "top_m", "votes", "tide_step", "tide_confidence")
+    given = {name: getattr(_triton, name) for name in names}
     for name, kernel in given.items():  # the interpreter itself copies
         setattr(_triton, name, lambda *a, kernel=kernel, **b: outside(kernel, a, b))
     try:
         with Waits():
-            return solve(task.features, task.text)
+            return solve(f, text)
     finally:
         for name, kernel in given.items():
             setattr(_triton, name, kernel)
@@ -96,15 +97,22 @@ def outside(kernel, a, b):
         return kernel(*a, **b)
 
 
-run, kernels.run = kernels.run, watched
+runs = kernels.run, tide_kernels.run
+kernels.run = lambda solve, method, task: watched(solve, task.features, task.text)
+tide_kernels.run = lambda solve, key, f, text: watched(solve, f, text)
 for options in ({}, {"votes": "gamma"}):
     MOON(**options).fit_predict(torch.tensor(f), torch.tensor(t))
-kernels.run = run
+TIDE().fit_predict(torch.tensor(f), torch.tensor(t))
+kernels.run, tide_kernels.run = runs
 for n, k in ((1, 1), (2, 3), (60, 20)):
     data = simulate(n, k, dim=32, effective_classes=min(4, k, n), seed=1)
     fused = MOON().fit_predict(torch.from_numpy(data.features), torch.from_numpy(data.text))
     exact = [unit_rows(x.astype(float)) for x in (data.features, data.text)]
     assert np.abs(reference(*exact) - fused.probs.numpy()).max() < 1e-4
+    fused, wanted = TIDE().fit_predict(*map(torch.from_numpy, (data.features, data.text))), TIDE().fit_predict(*exact)
+    assert np.abs(fused.probs.numpy() - wanted.probs).max() < 1e-4
+    assert np.abs(fused.beta.numpy() - wanted.beta).max() < 1e-5
+    assert np.abs(fused.unknown.numpy() - wanted.unknown).max() < 1e-5
 print("ok")
 """
 

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from moontide.core.arrays import (
     Array,
     class_counts,
@@ -14,6 +16,7 @@ from moontide.core.arrays import (
     clip,
     columns,
     device,
+    is_torch_array,
     like,
     namespace,
     row_dots,
@@ -31,6 +34,40 @@ COLDEST, WARMEST = 0.02, 5.0  # powers that the assignments are raised to
 TRUSTS = (1.0, 0.7, 0.5, 0.35, 0.25, 0.18)  # weights of the text, tried on known labels
 TEMPERS = (1.0, 0.7, 0.5, 0.35)  # factors of all logits at which those weights are compared
 RELUCTANCE = (4.0, 8.0)  # nats that a factor of e of either costs: a handful of labels changes little
+
+
+def number(x: Array) -> Any:
+    """Return one number as Python's float; one on a GPU stays there, as nothing may wait for it.
+
+    >>> import numpy as np
+    >>> number(np.float32(0.5))
+    0.5
+    """
+    return x if is_torch_array(x) else float(x)
+
+
+def held(x: Any, low: float, high: float) -> Any:
+    """Return a number held in an interval.
+
+    >>> held(2.0, 0.0, 1.0)
+    1.0
+    """
+    return clip(x, low, high) if is_torch_array(x) else float(min(max(x, low), high))
+
+
+def either(condition: Any, this: Any, other: Any) -> Any:
+    """Return one of two numbers.
+
+    >>> either(1 > 2, 1, 2)
+    2
+    """
+    return (
+        namespace(condition).where(condition, this, other)
+        if is_torch_array(condition)
+        else this
+        if condition
+        else other
+    )
 
 
 class Crowd(NamedTuple):
@@ -56,15 +93,15 @@ class Crowd(NamedTuple):
         neighbours do not bear out is discounted. Of the N / K samples that a class has on average, (1 - q) N / K are
         `false`, as zero-shot predictions are right as often as they are sure. The prior counts no finer than that.
         """
-        a = min(1 / max(excess * corroboration, 1 / LARGEST), LARGEST)
+        a = 1 / held(excess * corroboration, 1 / LARGEST, math.inf)
         w = a / (1 + a)
-        return cls(excess, agreement, corroboration, a, w, a * max(1.0, w * false))
+        return cls(excess, agreement, corroboration, a, w, a * held(w * false, 1.0, math.inf))
 
     @classmethod
     def of_shares(cls, shares: Array) -> Crowd:
         """Return the same for class shares (K,) that the user knows: v = K sum_k share_k^2 - 1."""
-        v = shares.shape[0] * float(namespace(shares).sum(shares**2)) - 1
-        return cls.of(max(v, 1 / LARGEST), 1.0, 1.0, 0.0)
+        v = shares.shape[0] * number(namespace(shares).sum(shares**2)) - 1
+        return cls.of(held(v, 1 / LARGEST, math.inf), 1.0, 1.0, 0.0)
 
 
 def agreement_by_class(y: Array, votes: Array, degree: Array) -> tuple[Array, Array]:
@@ -109,16 +146,16 @@ def crowd_of(
     return Crowd.of(v, rho, corroboration(rho, (n - 1) * u / sure, min(m, n - 1)), false)
 
 
-def mean_agreement(near: float, most: float) -> float:
+def mean_agreement(near: float, most: float) -> Any:
     """Return rho = near / most, held in [0.02, 1].
 
     >>> mean_agreement(1.0, 2.0)
     0.5
     """
-    return min(max(near / max(most, EPS), 0.02), 1.0)
+    return held(near / held(most, EPS, math.inf), 0.02, 1.0)
 
 
-def excess(agree: float, sure: float, k: int) -> float:
+def excess(agree: float, sure: float, k: int) -> Any:
     """Eq. 1: v = (K U - 1) / q, q = (mean |y_i|^2 - 1 / K) / (1 - 1 / K).
 
     U is the mean of y_i . y_j over pairs of samples, an unbiased Simpson index of the classes, less its standard error
@@ -129,10 +166,10 @@ def excess(agree: float, sure: float, k: int) -> float:
     1.0
     """
     q = (sure - 1 / k) / (1 - 1 / k)
-    return float(max((k * agree - 1) / max(q, 1e-6), 1 / LARGEST))
+    return held((k * agree - 1) / held(q, 1e-6, 1.0), 1 / LARGEST, math.inf)
 
 
-def corroboration(rho: float, company: float, m: int) -> float:
+def corroboration(rho: float, company: float, m: int) -> Any:
     """Eq. 2: chi = min(1, rho / min(1, company / m)), rho = sum_ij W_ij y_i . y_j / sum_ij W_ij |y_i|^2.
 
     Where a text draws images of other classes, predictions agree and images do not look alike. `company`, (N - 1) U
@@ -142,7 +179,7 @@ def corroboration(rho: float, company: float, m: int) -> float:
     >>> corroboration(0.4, 6.0, 3), corroboration(0.1, 0.3, 3)
     (0.4, 1.0)
     """
-    return min(1.0, rho / min(max(company / m, 1e-6), 1.0))
+    return held(rho / held(company / m, 1e-6, 1.0), 0.0, 1.0)
 
 
 def anchors(text: Array, p: Array, first: Predicted, scale: Array | float = 1.0) -> Array:
@@ -161,9 +198,9 @@ def anchors(text: Array, p: Array, first: Predicted, scale: Array | float = 1.0)
     xp, n, centre, mean_text = namespace(text), first.n, first.centre / first.n, p @ text  # (d,), (d,)
     apart = rows_at(text, first.some) - mean_text  # (H, d)
     mean = first.sure @ apart / n  # (d,) of x_i - mean text
-    along = float(xp.sum(first.sure_sums * apart)) / n - float(xp.sum(centre * mean))
-    square = float(xp.sum(first.sure_squares * row_dots(apart, apart))) / n - float(xp.sum(mean * mean))
-    slope = min(max(along / square, 0.0), 1.0) if square > 1e-6 else 0.0
+    along = number(xp.sum(first.sure_sums * apart)) / n - number(xp.sum(centre * mean))
+    square = number(xp.sum(first.sure_squares * row_dots(apart, apart))) / n - number(xp.sum(mean * mean))
+    slope = held(along / held(square, 1e-6, math.inf), 0.0, 1.0) * (square > 1e-6)
     found = text * (slope / scale)  # (K, d)
     found += (centre - slope * mean_text) / scale
     return unit_rows(found)
@@ -182,7 +219,7 @@ def presence(near: Array, most: Array, total: Array) -> Array:
     array([1.  , 0.21])
     """
     xp = namespace(near)
-    rho = mean_agreement(float(xp.sum(near)), float(xp.sum(most)))
+    rho = mean_agreement(number(xp.sum(near)), number(xp.sum(most)))
     return clip((total * (near / clip(most, EPS)) + rho) / ((total + 1) * rho), 0, 1)
 
 
@@ -219,7 +256,7 @@ class Groups(NamedTuple):
 
     mean: Array  # (K, d) zero where there is no sample
     count: Array  # (K,)
-    freedom: int  # N less the number of classes with samples
+    freedom: float  # N less the number of classes with samples
 
     @classmethod
     def of(cls, f: Array, labels: Array, k: int) -> Groups:
@@ -229,7 +266,7 @@ class Groups(NamedTuple):
     @classmethod
     def of_sums(cls, sums: Array, count: Array, n: int) -> Groups:
         """Return the groups of n samples from the sum of the samples of each, (K, d), and their number, (K,)."""
-        return cls(sums / clip(count, 1)[:, None], count, n - int(namespace(sums).sum(count > 0)))
+        return cls(sums / clip(count, 1)[:, None], count, n - number(namespace(sums).sum(count > 0)))
 
 
 def metric(square: Array, groups: Groups, n: int) -> Array:
@@ -249,7 +286,7 @@ def metric(square: Array, groups: Groups, n: int) -> Array:
     return xp.sqrt((groups.freedom * variance / average + d) / (groups.freedom + d))
 
 
-def anchor_weight(anchor: Array, groups: Groups, n: int) -> float:
+def anchor_weight(anchor: Array, groups: Groups, n: int) -> Any:
     """Eq. 7: alpha = sigma^2 / tau^2, held in [0.3, 30]: the empirical Bayes weight of an anchor in a class mean.
 
     sigma^2 is the variance within classes and tau^2 that of the class means about their anchors, both by an analysis of
@@ -260,14 +297,11 @@ def anchor_weight(anchor: Array, groups: Groups, n: int) -> float:
     >>> anchor_weight(np.eye(2), Groups(np.eye(2), np.ones(2), 0), 2)
     1.0
     """
-    xp = namespace(anchor)
-    if groups.freedom < 1:
-        return 1.0
-    mean, count, freedom = groups
-    within: float = (n - float(xp.sum(count * row_dots(mean, mean)))) / freedom
-    about = float(xp.sum(count * row_dots(mean - anchor, mean - anchor)))
-    tau2: float = (about - (n - freedom) * within) / n
-    return min(max(within / max(tau2, 1e-3), 0.3), 30.0)
+    xp, (mean, count, freedom) = namespace(anchor), groups
+    within = (n - number(xp.sum(count * row_dots(mean, mean)))) / held(freedom, 1.0, math.inf)
+    about = number(xp.sum(count * row_dots(mean - anchor, mean - anchor)))
+    tau2 = (about - (n - freedom) * within) / n
+    return either(freedom < 1, 1.0, held(within / held(tau2, 1e-3, math.inf), 0.3, 30.0))
 
 
 class Labels(NamedTuple):
@@ -440,7 +474,7 @@ def class_pull(model: Model, counts: Array, z: Array, left_out: Any) -> Array:
     return namespace(z).log(pull)
 
 
-def expected_right(q: float, density: float, n: int) -> float:
+def expected_right(q: float, density: float, n: int) -> Any:
     """Eq. 14: the share of n labels expected right whose mean probability under zero-shot is q.
 
     The assignments become z^T, rows scaled to sum 1, with T such that their mean confidence is this share. Zero-shot
@@ -451,7 +485,7 @@ def expected_right(q: float, density: float, n: int) -> float:
     >>> expected_right(0.5, 0.5, 1)
     0.5
     """
-    return 1 - math.pow(max(1 - q, 0.0), 1 + (0.7 - 0.55 * density) * (1 - 1 / n))
+    return 1 - held(1 - q, 0.0, 1.0) ** (1 + (0.7 - 0.55 * density) * (1 - 1 / n))
 
 
 def log_ratios(z: Array, label: Array) -> Array:
@@ -480,7 +514,7 @@ def confidences(e: Array, log_z: Array, power: float) -> tuple[Array, Array]:
     return confidence, -power * row_dots(e, log_z) * confidence**2
 
 
-def calibration(target: float, means_at: Callable[[float], tuple[float, float]]) -> float:
+def calibration(target: float, means_at: Callable[[float], tuple[float, float]]) -> Any:
     """Eq. 14, its T, held in [0.02, 5], by Newton's method on log T, or a halved interval where that leads outside.
 
     `means_at(T)` returns the means over the samples of `confidences`, the first of which rises with T.
@@ -488,17 +522,15 @@ def calibration(target: float, means_at: Callable[[float], tuple[float, float]])
     >>> round(calibration(0.2, lambda power: (power / 10, power / 10)), 3)
     2.0
     """
-    low, high, power = COLDEST, WARMEST, 1.0
+    low, high, power = COLDEST, WARMEST, 1.0 + 0 * target
     for _ in range(NEWTON):
         confidence, rise = means_at(power)
         gap = target - confidence
-        if abs(gap) < 1e-5 or (power, gap > 0) in ((COLDEST, False), (WARMEST, True)):
+        if isinstance(gap, float) and (abs(gap) < 1e-5 or high - low < 1e-3 * low):
             break
-        low, high = (power, high) if gap > 0 else (low, power)
-        power *= math.exp(min(max(gap / max(rise, 1e-6), -1.0), 1.0))
-        if not low < power < high:
-            at_end = min(max(power, low), high) in (COLDEST, WARMEST)
-            power = min(max(power, low), high) if at_end else math.sqrt(low * high)
+        low, high = either(gap > 0, power, low), either(gap > 0, high, power)
+        step = power * math.e ** held(gap / held(rise, 1e-6, math.inf), -1.0, 1.0)
+        power = either((low < step) & (step < high), step, (low * high) ** 0.5)
     return power
 
 
@@ -692,6 +724,6 @@ def crowd_of_sums(found: Compared, n: int, k: int, m: int) -> Crowd:
     True
     """
     mean = found.agree / n
-    deviation = math.sqrt(max(found.agree_square / n - mean * mean, 0.0))
-    near, most = float(found.near.sum()), float(found.most.sum())
+    deviation = held(found.agree_square / n - mean * mean, 0.0, math.inf) ** 0.5
+    near, most = number(found.near.sum()), number(found.most.sum())
     return crowd_of(mean, deviation, found.own / n, found.confidence / n, near, most, n, k, m)

@@ -30,8 +30,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from moontide.core import tide as eq
 from moontide.core.arrays import Array, device, device_type, is_torch_array, like, namespace, to_numpy
-from moontide.core.backends import choose_tide
-from moontide.core.backends.tide_plain import TIDERows
+from moontide.core.backends import choose_tide, tide_plain
 from moontide.core.driver import Run, solve
 from moontide.core.graph import Graph
 from moontide.core.memory import require_memory
@@ -136,20 +135,32 @@ class TIDE(OnlineMethod):
         """Label samples together: in memory, or, where there are too many, in blocks with probabilities in 16 bits."""
         (n, k), of, text = (f.shape[0], state.text.shape[0]), namespace(f).asarray, state.text
         labels = Labels.of(known, state, k)
-        large = n * k > LARGE and device_type(f) == "cpu" and not labels.any
+        labels = labels if labels.any else NO_LABELS
+        large = n * k > LARGE and device_type(f) == "cpu" and labels is NO_LABELS
         if large:
-            f, text, labels = to_numpy(f), to_numpy(text), NO_LABELS
+            f, text = to_numpy(f), to_numpy(text)
         elif n * k > LARGE:
             require_memory(12 * n * k * f.dtype.itemsize, f"{self.name} on {n} x {k} at once", f)
-        kind = TIDERows if large else choose_tide(f, labels.any).TIDERows
-        rows = kind(self, f, text, state.logit_scale, graph, half=large, alone=not large, known=labels)
-        given = {"class_prior": given_shares(state.class_prior), "negatives": state.negatives}
-        found = solve(self.mixture(text, state.logit_scale, **given, known=labels), rows.call)
-        z, y = map(of, rows.unpack())
-        details = {**found.crowd._asdict(), "anchor_weight": found.alpha, "sharpness": found.sharpness}
-        decided = of(rows.labels) if large else None
-        beta, unknown = of(found.beta), of(rows.unknown)
-        return Result(z, y, None, (), found.steps, found.converged, None, beta, details, unknown, decided)
+        shares, negatives = given_shares(state.class_prior), state.negatives
+        backend: Any = tide_plain if large else choose_tide(f, k, labels is not NO_LABELS)
+
+        def together(f: Array, text: Array) -> tuple[Any, ...]:
+            rows = backend.TIDERows(self, f, text, state.logit_scale, graph, half=large, alone=not large, known=labels)
+            found = solve(
+                self.mixture(text, state.logit_scale, class_prior=shares, negatives=negatives, known=labels), rows.call
+            )
+            decided = rows.labels if large else None
+            return *rows.unpack(), decided, rows.unknown, *found[:-1], *found.crowd
+
+        given = shares is not None or graph is not None or (negatives is not None and len(negatives) > 0)
+        run = tide_plain.run if given else backend.run
+        found = run(together, (self, state.logit_scale), f, text)
+        z, y, decided, unknown, steps, changed, beta, alpha, sharpness, *crowd = found
+        details = {name: float(x) for name, x in zip(
+            (*eq.Crowd._fields, "anchor_weight", "sharpness"), (*crowd, alpha, sharpness), strict=True)}  # fmt: skip
+        z, y, beta, unknown = map(of, (z, y, beta, unknown))
+        decided = None if decided is None else of(decided)
+        return Result(z, y, None, (), steps, int(changed) == 0, None, beta, details, unknown, decided)
 
     def mixture(self, text: Array, logit_scale: float, **given: Any) -> TIDEMixture:
         """Return what `driver.solve` needs."""
@@ -164,7 +175,7 @@ class TIDE(OnlineMethod):
         return Plan(self.iterations + NEWTON + 5, self.iterations + 1)
 
 
-TIDE.rows_type = TIDERows
+TIDE.rows_type = tide_plain.TIDERows
 
 
 class TIDEMixture:
@@ -216,7 +227,7 @@ class TIDEMixture:
     def still(self, step: Assigned) -> bool:
         """Tell whether no label changed and no assignment moved by much, after the first E-step."""
         before, self.started = self.started, True
-        return before and step.changed == 0 and step.moved < STILL
+        return before and step.moved < STILL and step.changed == 0
 
     def update(self, classes: Classes, step: Assigned) -> Classes:
         """Eq. 8: the classes with labels, from the sums of their samples and of labelled samples of the past."""
@@ -246,18 +257,18 @@ class TIDEMixture:
         hard = like(step.labels, self.text)
         hard = hard if self.known.counts is None else hard + self.known.counts  # (K,)
         beta, sharpness = hard / (hard + self.alpha), self.fixed.sharpness
-        return Solution(step.changed == 0, len(trace) - 1, beta, self.crowd, self.alpha, sharpness)
+        return Solution(len(trace) - 1, step.changed, beta, self.alpha, sharpness, self.crowd)
 
 
 class Solution(NamedTuple):
     """What is known of the classes at the end; the assignments are with the samples."""
 
-    converged: bool
     steps: int
+    changed: Any  # labels that the last E-step changed
     beta: Array  # (K,)
-    crowd: eq.Crowd
     alpha: float
     sharpness: float
+    crowd: eq.Crowd
 
 
 def remember(state: TIDEState, f: Array, known: Array, count: int = 1) -> TIDEState:

@@ -43,14 +43,18 @@ def choose(features: Array, k: int) -> ModuleType:
     return plain
 
 
-def choose_tide(features: Array, known: bool) -> ModuleType:
-    """Return the module with the samples of TIDE, `TIDERows`, for features (N, d) in memory.
+def choose_tide(features: Array, k: int, known: bool) -> ModuleType:
+    """Return the module with the samples of TIDE, `TIDERows`, for features (N, d) and k classes in memory.
 
     Where labels are `known`, the equations are computed as they stand.
 
-    >>> choose_tide(np.zeros((1, 2)), False).__name__
+    >>> choose_tide(np.zeros((1, 2)), 3, False).__name__
     'moontide.core.backends.tide_plain'
     """
+    if fused(features) and k <= MAX_CLASSES and not known:
+        from moontide.core.backends import tide_kernels
+
+        return tide_kernels
     if compiled(features) and not known:
         from moontide.core.backends import tide_loops
 

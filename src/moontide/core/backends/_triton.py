@@ -4,6 +4,7 @@
 `e_step`  one program per sample: gathers the neighbours' votes, adds the logits, softmax, entropy, label and the terms
           of L_PLE, reading every row once.
 `m_step`  one program per class: shrinkage, mean direction, concentration, prototype and KL from the sums.
+`tide_step`  the E-step of TIDE, one program per sample.
 
 With TRITON_INTERPRET=1 they run on the CPU, which is how they are tested where there is no GPU.
 """
@@ -127,6 +128,83 @@ def _m_step(sums, soft, counts, text, anchor_kappa, anchor_r, alpha, beta, mu, k
     tl.store(prototypes + at, scale * t + c / temper * m, mask=inside)  # prototypes
 
 
+@triton.jit  # type: ignore[untyped-decorator]
+def _votes(z, pointer, neighbour, weight, found, k, BLOCK: tl.constexpr):
+    """One program per row: the weighted sum of the rows of its neighbours."""
+    i = tl.program_id(0).to(tl.int64)
+    cols = tl.arange(0, BLOCK)
+    inside = cols < k
+    votes = tl.zeros((BLOCK,), tl.float32)
+    for e in range(tl.load(pointer + i), tl.load(pointer + i + 1)):
+        j = tl.load(neighbour + e).to(tl.int64)
+        votes += tl.load(weight + e) * tl.load(z + j * k + cols, mask=inside, other=0.0)
+    tl.store(found + i * k + cols, votes, mask=inside)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _tide_step(base, cosine, dots, z, pointer, neighbour, weight, counts, hard, soft, squares, along, gamma, before, y,
+               numbers, new, labels, new_gamma, right, new_hard, k, log_k, FIRST: tl.constexpr,
+               BLOCK: tl.constexpr):  # fmt: skip
+    """Eq. 11 of TIDE, one program per row; the comments name the function of `core.tide` that a line is."""
+    i = tl.program_id(0).to(tl.int64)
+    cols = tl.arange(0, BLOCK)
+    inside = cols < k
+    at = i * k + cols
+    left_out, votes_count, smoothing = tl.load(numbers), tl.load(numbers + 1), tl.load(numbers + 2)
+    votes = tl.zeros((BLOCK,), tl.float32)
+    for e in range(tl.load(pointer + i), tl.load(pointer + i + 1)):
+        j = tl.load(neighbour + e).to(tl.int64)
+        votes += tl.load(weight + e) * tl.load(z + j * k + cols, mask=inside, other=0.0)
+    old = tl.load(z + at, mask=inside, other=0.0)
+    n = tl.load(counts + cols, mask=inside, other=0.0)
+    a = tl.load(base + at, mask=inside, other=float("-inf")) + votes_count * votes
+    if FIRST:
+        a += tl.log(n + smoothing)  # class_pull
+    else:
+        a += tl.log(tl.maximum(n - left_out * old, 0.0) + smoothing)  # class_pull
+        sharpness, alpha = tl.load(numbers + 3), tl.load(numbers + 4)
+        mine = left_out * tl.load(gamma + i) * old  # cosine_to_means, to `nearer`
+        own = tl.where(cols == tl.load(before + i), left_out, 0.0)
+        h = tl.maximum(tl.load(hard + cols, mask=inside, other=0.0) - own, 0.0)
+        beta = h / (h + alpha)
+        other = 1 - beta
+        beta = beta / tl.maximum(tl.load(soft + cols, mask=inside, other=1.0) - mine, 1e-9)
+        t = tl.load(cosine + at, mask=inside, other=0.0)
+        dot = tl.load(dots + at, mask=inside, other=0.0)
+        square = tl.load(squares + cols, mask=inside, other=0.0) + mine * (mine - 2 * dot)
+        side = tl.load(along + cols, mask=inside, other=0.0) - mine * t
+        length = beta * (beta * square + 2 * other * side) + other * other
+        nearer = (beta * (dot - mine) + other * t) / tl.sqrt(tl.maximum(length, 1e-12)) - t
+        a += sharpness * nearer
+    a = tl.where(inside, a, float("-inf"))
+    top = tl.max(a, axis=0)
+    label = tl.min(tl.where(a == top, cols, BLOCK), axis=0)
+    shifted = tl.where(inside, a - top, 0.0)
+    p = tl.where(inside, tl.exp(shifted), 0.0)  # assign
+    total = tl.sum(p, axis=0)
+    p = p / total
+    tl.store(new + at, p, mask=inside)
+    entropy = tl.log(total) - tl.sum(p * shifted, axis=0)
+    tl.store(labels + i, label.to(tl.int64))
+    tl.store(new_gamma + i, tl.minimum(tl.maximum(_entropy_weight(entropy, log_k), 0.0), 1.0))
+    tl.store(right + i, tl.load(y + i * k + label))
+    tl.atomic_add(new_hard + label, 1.0)  # whole numbers: the order of adding does not matter
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _tide_confidence(log_z, power, confidence, slope, k, BLOCK: tl.constexpr):
+    """Eq. 14 of TIDE, one program per row: `confidences` under the power that z is raised to."""
+    i = tl.program_id(0).to(tl.int64)
+    cols = tl.arange(0, BLOCK)
+    inside = cols < k
+    by = tl.load(power)
+    x = tl.load(log_z + i * k + cols, mask=inside, other=0.0)
+    e = tl.where(inside, tl.exp(by * x), 0.0)
+    c = 1 / tl.sum(e, axis=0)
+    tl.store(confidence + i, c)
+    tl.store(slope + i, -by * tl.sum(e * x, axis=0) * c * c)
+
+
 def top_m(features: Array, m: int, precision: str) -> tuple[Array, Array]:
     """Return (neighbours, weights), (N, m) each: the m largest cosines to other rows, sorted; ties: the lower index."""
     n, d = features.shape
@@ -154,8 +232,7 @@ def e_step(
     labels = torch.empty(n, dtype=torch.int64, device=z.device)
     rows = [torch.empty(n, dtype=torch.float32, device=z.device) for _ in range(3)]
     counts = torch.zeros(k, dtype=torch.float32, device=z.device)
-    block = max(16, triton.next_power_of_2(k))
-    warps = 4 if block <= 2048 else 8 if block <= 8192 else 16
+    block, warps = _block(k)
     _e_step[(n,)](
         logits, z, *edges, evidence, gamma, new, labels, *rows, counts, k, log_classes(k), fixed, block, num_warps=warps
     )
@@ -174,3 +251,48 @@ def m_step(sums: Array, soft: Array, counts: Array, anchors: tuple[Array, ...], 
         max(16, triton.next_power_of_2(d)), num_warps=4,
     )  # fmt: skip
     return beta, mu, kappa, prototypes, offset, kl
+
+
+def _block(k: int) -> tuple[int, int]:
+    """Return how many columns a program holds for k classes, and its number of warps."""
+    block = max(16, triton.next_power_of_2(k))
+    return block, 4 if block <= 2048 else 8 if block <= 8192 else 16
+
+
+def tide_step(base: Array, cosine: Array, dots: Array | None, z: Array, edges: tuple[Array, Array, Array],
+              classes: tuple[Array, ...], gamma: Array, before: Array, y: Array, numbers: Array,
+              new: Array) -> tuple[Array, ...]:  # fmt: skip
+    """Return labels, gamma, the zero-shot probability of the label, and the counts of labels after an E-step of TIDE.
+
+    `base` (N, K) are the logits at the anchors, without votes and prior; `classes` are counts, hard and soft counts,
+    |S_k|^2 and S_k . anchor_k, (K,) each; `numbers` are u, the weight of votes, a*, s and alpha. Without `dots`, in the
+    first E-step, all classes are at their anchors. The assignments are written to `new`.
+    """
+    n, k = z.shape
+    labels = torch.empty(n, dtype=torch.int64, device=z.device)
+    new_gamma, right = (torch.empty(n, dtype=torch.float32, device=z.device) for _ in range(2))
+    hard = torch.zeros(k, dtype=torch.float32, device=z.device)
+    block, warps = _block(k)
+    _tide_step[(n,)](
+        base, cosine, z if dots is None else dots, z, *edges, *classes, gamma, before, y, numbers, new, labels,
+        new_gamma, right, hard, k, log_classes(k), dots is None, block, num_warps=warps,
+    )  # fmt: skip
+    return labels, new_gamma, right, hard
+
+
+def votes(z: Array, edges: tuple[Array, Array, Array]) -> Array:
+    """Return the votes of the neighbours, (N, K); a sparse product would sort the edges first, for which it waits."""
+    n, k = z.shape
+    found = torch.empty_like(z)
+    block, warps = _block(k)
+    _votes[(n,)](z.contiguous(), *edges, found, k, block, num_warps=warps)
+    return found
+
+
+def tide_confidence(log_z: Array, power: Array) -> tuple[Array, Array]:
+    """Return the confidences under a power of z, and their derivatives by its logarithm, (N,) each."""
+    n, k = log_z.shape
+    confidence, slope = (torch.empty(n, dtype=torch.float32, device=log_z.device) for _ in range(2))
+    block, warps = _block(k)
+    _tide_confidence[(n,)](log_z, power, confidence, slope, k, block, num_warps=warps)
+    return confidence, slope

@@ -121,21 +121,26 @@ def run(solve: Callable[[Array, Array], tuple[Any, ...]], method: Any, task: Any
     # Newton's method and the accurate normaliser take constants from the host
     fit = method.inverse == "banerjee" and method.log_normaliser == "asymptotic" and task.graph is None
     with products(method.precision):
-        if f.device.type != "cuda" or not fit or task.n * task.k > LARGEST:
-            return solve(f, text)
-        key = (method, tuple(f.shape), tuple(text.shape), f.dtype, f.device, task.logit_scale)
-        plan = _plans.pop(key, None)
-        if plan is None:
-            out = solve(f, text)
-            _plans[key] = "seen"
-        else:
-            if plan == "seen":
-                plan = _captured(solve, f, text)
-            out = solve(f, text) if plan is PLAIN else plan.run(f, text)
-            _plans[key] = plan
-        while len(_plans) > KEPT:
-            _plans.popitem(last=False)
-        return out
+        return replayed(solve, (method, task.logit_scale), f, text) if fit else solve(f, text)
+
+
+def replayed(solve: Callable[[Array, Array], tuple[Any, ...]], given: Any, f: Array, text: Array) -> tuple[Any, ...]:
+    """Return solve(f, text), captured the second time and replayed from then on; `given` is all else it depends on."""
+    if f.device.type != "cuda" or len(f) * len(text) > LARGEST:
+        return solve(f, text)
+    key = (given, tuple(f.shape), tuple(text.shape), f.dtype, f.device)
+    plan = _plans.pop(key, None)
+    if plan is None:
+        out = solve(f, text)
+        _plans[key] = "seen"
+    else:
+        if plan == "seen":
+            plan = _captured(solve, f, text)
+        out = solve(f, text) if plan is PLAIN else plan.run(f, text)
+        _plans[key] = plan
+    while len(_plans) > KEPT:
+        _plans.popitem(last=False)
+    return out
 
 
 def _captured(solve: Callable[[Array, Array], tuple[Any, ...]], f: Array, text: Array) -> Any:

@@ -113,7 +113,7 @@ class TIDERows(Rows):
             _, places, count = self._labelled(self.labels[rows])
             if self.alone:
                 self.in_metric = f
-            square = float((to_numpy(agree).astype(float) ** 2).sum())
+            square = _total(xp.astype(agree, xp.float64) ** 2)
             return Compared(
                 _total(agree), square, _total(own), _total(confidence), _total(lengths), sum(near[1:], near[0]),
                 sum(most[1:], most[0]), class_sums(places, f, count),
@@ -230,9 +230,10 @@ class TIDERows(Rows):
         own, entropy, right, moved = self._in_parts(part, rows)
         labels[rows] = own
         gamma = clip(1 - entropy / math.log(max(k, 2)), 0, 1)  # (b,)
-        free = xp.ones_like(gamma)
+        free, known_not = xp.ones_like(gamma), len(gamma)
         if self.known.mask is not None:
             free = like(~self.known.mask[:, 0], gamma)
+            known_not = int(free.sum())
             gamma = gamma * free + (1 - free)
             self.trusted = self.reliable * free + (1 - free)
         gammas[rows] = gamma
@@ -242,8 +243,8 @@ class TIDERows(Rows):
         some = ALL if not self.alone or is_torch_array(z) else xp.nonzero(given)[0]  # (H,)
         sums, soft = weighted_sums(columns(z, some), gamma * self.trusted[rows], f)  # (H, d), (H,)
         return Assigned(
-            sums, soft, hard[some], z.sum(0), like(class_counts(own, k), gamma), _total(right * free), int(free.sum()),
-            int((own != before[rows]).sum()), float(xp.max(moved)), some,
+            sums, soft, hard[some], z.sum(0), like(class_counts(own, k), gamma), _total(right * free), known_not,
+            eq.number(xp.sum(own != before[rows])), math.inf if is_torch_array(moved) else float(xp.max(moved)), some,
         )  # fmt: skip
 
     reliable = 1.0  # what a label of the model counts, against a known one
@@ -314,6 +315,12 @@ class TIDERows(Rows):
         return p if stored.dtype == self.f.dtype else (p * p) ** 2
 
 
-def _total(x: Array) -> float:
+def _total(x: Array) -> Any:
     """Return the sum of one number per sample, in float64."""
-    return float(to_numpy(x).astype(float).sum())
+    xp = namespace(x)
+    return eq.number(xp.sum(x, dtype=xp.float64))
+
+
+def run(solve: Callable[[Array, Array], tuple[Any, ...]], key: Any, f: Array, text: Array) -> tuple[Any, ...]:
+    """Return solve(f, text)."""
+    return solve(f, text)

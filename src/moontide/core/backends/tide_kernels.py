@@ -1,0 +1,83 @@
+"""TIDE on a GPU in float32: the E-step is one kernel, and a run that repeats is replayed as one CUDA graph.
+
+Nothing waits for the GPU: numbers that the batch decides, as how many of its classes are there, stay on it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from moontide.core import tide as eq
+from moontide.core.arrays import Array, row_dots
+from moontide.core.backends import _triton, kernels, tide_plain
+from moontide.core.graph import Affinity
+from moontide.core.ple import weighted_sums
+from moontide.core.tide import ALL, Assigned, Classes, Confident
+
+
+def run(solve: Callable[[Array, Array], tuple[Any, ...]], key: Any, f: Array, text: Array) -> tuple[Any, ...]:
+    """Return solve(f, text), by a captured graph where one is there or worth it; `key` is all else it depends on."""
+    with kernels.products("full"):
+        return kernels.replayed(solve, key, f, text)
+
+
+class Votes(Affinity):
+    """The votes of all neighbours, by a kernel."""
+
+    def __call__(self, z: Array) -> Array:
+        """Return the votes of the neighbours, (N, K)."""
+        return _triton.votes(z, (self.pointer, self.neighbour, self.weight))
+
+
+class TIDERows(tide_plain.TIDERows):
+    """The samples of TIDE, all in the memory of one GPU, none with a known label."""
+
+    fixed: eq.Fixed | None = None  # what the numbers are of
+    numbers: Any = None  # (5,) in the order of `_triton.tide_step`
+
+    def _votes_of(self) -> Affinity:
+        of = super()._votes_of()
+        return Votes(of.pointer, of.neighbour, of.weight)
+
+    def _keep(self, fixed: eq.Fixed) -> None:
+        """Keep what all E-steps need: log_y becomes the logits at the anchors, without votes and prior."""
+        super()._keep(fixed)
+        self.log_y += fixed.sharpness * self.at_anchor
+
+    def step(self, fixed: eq.Fixed, classes: Classes) -> Assigned:
+        """E-step with the classes given, Eq. 11, and the sums of Eq. 8 for the next M-step."""
+        if self.at_anchor is None:
+            self._keep(fixed)
+        if self.fixed is not fixed:
+            given = fixed.left_out, fixed.vote_weight, fixed.smoothing, fixed.sharpness, fixed.alpha
+            self.fixed, self.numbers = fixed, torch.stack([self._number(x) for x in given])  # (5,)
+        f, before, counts = self.in_metric, self.labels, classes.counts
+        dots, of = None, (counts,) * 5
+        if len(classes.hard):
+            dots, sums = f @ classes.sums.T, classes.sums  # (n, K)
+            of = counts, classes.hard, classes.soft, row_dots(sums, sums), row_dots(sums, fixed.anchor)
+        new = torch.empty_like(self.z)
+        edges = self.votes_of.pointer, self.votes_of.neighbour, self.votes_of.weight
+        self.labels, self.gamma, right, hard = _triton.tide_step(
+            self.log_y, self.at_anchor, dots, self.z, edges, of, self.gamma, before, self.y, self.numbers, new
+        )
+        self.z = new
+        sums, soft = weighted_sums(new, self.gamma, f)  # (K, d), (K,)
+        changed = (self.labels != before).sum()
+        return Assigned(sums, soft, hard, new.sum(0), hard, right.sum(), len(f), changed, math.inf, ALL)
+
+    def _number(self, x: Any) -> Array:
+        """Return a number on the GPU, without a copy from the host, for which a captured run would wait."""
+        if isinstance(x, torch.Tensor):
+            return x.to(self.f.dtype)
+        return torch.full((), x, dtype=self.f.dtype, device=self.f.device)
+
+    def confidence(self, power: Any) -> Confident:
+        """Add up the confidences under a power of z, and their slopes (Eq. 14)."""
+        if self.log_z is None:
+            self.log_z = eq.log_ratios(self.z, self.labels[:, None])  # (n, K)
+        return Confident(*(x.sum() for x in _triton.tide_confidence(self.log_z, power.to(self.f.dtype))))
