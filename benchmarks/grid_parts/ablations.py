@@ -24,6 +24,11 @@ def plain_excess(agree: float, sure: float, k: int) -> float:
     return float(_original["excess"](agree, 1.0, k))
 
 
+def whole_excess(v: float, left: float) -> float:
+    """The whole excess is one of the class shares."""
+    return v
+
+
 def trusted_excess(rho: float, company: float, m: int) -> float:
     """Neighbours are not asked."""
     return 1.0
@@ -94,6 +99,7 @@ def plain(features: Any, k: int, known: bool) -> Any:
 ABLATIONS: dict[str, dict[str, Any]] = {
     "all classes taken to be there (1)": {"excess": no_excess},
     "excess as if predictions were sure (1)": {"excess": plain_excess},
+    "excess that need not outlast a correction (2)": {"outlasting": whole_excess},
     "excess not borne out by neighbours (2)": {"corroboration": trusted_excess},
     "pseudo-count not smoothed (3)": {"Crowd": Unsmoothed},
     "text as anchors (4)": {"anchors": text_anchors},

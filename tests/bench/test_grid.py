@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from moontide.core.arrays import unit_rows
 from moontide.metrics import expected_calibration_error
 from moontide.simulate import simulate
 
@@ -210,12 +211,14 @@ def test_the_table_of_costs_has_a_row_for_each_shape():
 @pytest.mark.parametrize("title", ablations.ABLATIONS)
 def test_an_ablation_changes_tide_and_puts_it_back(title):
     few, dense = simulate(40, 10, dim=32, effective_classes=3, seed=0), simulate(200, 10, dim=32, seed=0)
+    noisy = unit_rows(dense.text + 0.1 * np.random.default_rng(0).normal(size=dense.text.shape))
     before, changed = dict(vars(tide)), []
-    for data in (few, dense):
+    unsure = (dense.features, noisy, 20.0)
+    for given in ((few.features, few.text, 100.0), (dense.features, dense.text, 100.0), unsure):
         with variants.applied(title) as method:
-            less = method.fit_predict(data.features, data.text).probs
+            less = method.fit_predict(*given[:2], logit_scale=given[2]).probs
         assert dict(vars(tide)) == before
-        changed.append(not np.allclose(less, tide.TIDE().fit_predict(data.features, data.text).probs))
+        changed.append(not np.allclose(less, tide.TIDE().fit_predict(*given[:2], logit_scale=given[2]).probs))
     assert any(changed)
     assert variants.fingerprint(title) != variants.fingerprint("tide")
 

@@ -73,6 +73,13 @@ class Account:
             agree = np.asarray([np.delete(pairs[i], i).mean() for i in range(n)])
             u, q = agree.mean(), (sure - 1 / k) / (1 - 1 / k)
             v = max((k * (u - 2 * agree.std() / n**0.5) - 1) / max(q, 1e-6), 1e-3)
+            others = y / (y.sum(0) + 1)
+            others = others / others.sum(1, keepdims=True)
+            pairs_left = others @ others.T
+            sure_left = float(np.diag(pairs_left).mean())
+            u_left = float(pairs_left[~np.eye(n, dtype=bool)].mean())
+            left = max((k * u_left - 1) / max((sure_left - 1 / k) / (1 - 1 / k), 1e-6), 1e-3)
+            v *= min(1.0, max(3 * left / v, 0.25))
             among = sum(self.w_graph[i, j] * pairs[i, j] for i in range(n) for j in range(n))
             best = sum(self.w_graph[i, j] * pairs[i, i] for i in range(n) for j in range(n))
             self.rho = min(max(among / best, 0.02), 1.0)

@@ -26,10 +26,12 @@ from moontide.core.tide import (
     corroboration,
     cosine_to_means,
     crowd_of,
+    evened,
     excess,
     expected_right,
     log_ratios,
     metric,
+    outlasting,
     presence,
     reliability,
     text_bias,
@@ -48,7 +50,13 @@ def unit(x: Any) -> Any:
 def crowding(y: Any, near: Any, most: Any, m: int) -> Crowd:
     own = (y * y).sum(1)
     agree = agreements(y, y.sum(0), own, len(y))
-    return crowd_of(agree.mean(), agree.std(), own.mean(), y.max(1).mean(), near.sum(), most.sum(), *y.shape, m)
+    even = left_of(y)
+    return crowd_of(agree.mean(), agree.std(), own.mean(), y.max(1).mean(), near.sum(), most.sum(), even, *y.shape, m)
+
+
+def left_of(y: Any) -> tuple[float, float]:
+    total, own = evened(y, y.sum(0))
+    return float((total @ total - own.sum()) / (len(y) * (len(y) - 1))), float(own.mean())
 
 
 def anchors_of(f: Any, text: Any, y: Any) -> Any:
@@ -82,6 +90,40 @@ def test_the_pseudo_count_is_that_of_the_dirichlet_the_shares_come_from(a: float
         near, most = agreement_by_class(y, 0.5 * y, np.full((n, 1), 0.5))  # neighbours that agree with a sample
         counts.append(crowding(y, near, most, 3).pseudo_count)
     assert np.exp(np.mean(np.log(counts))) == pytest.approx(a, rel=0.3)
+
+
+@given(seed=SEEDS)
+def test_evened_predictions_are_those_with_equally_frequent_classes(seed: int) -> None:
+    y = np.random.default_rng(seed).dirichlet(np.full(5, 0.4), size=12)
+    e = y / (y.sum(0) + 1)
+    e /= e.sum(1, keepdims=True)
+    total, own = evened(y, y.sum(0))
+    np.testing.assert_allclose(total, e.sum(0), atol=1e-12)
+    np.testing.assert_allclose(own, (e * e).sum(1), atol=1e-12)
+
+
+def test_an_excess_that_the_texts_make_does_not_last_and_one_of_shares_does() -> None:
+    rng, k, n = np.random.default_rng(0), 20, 1000
+
+    def excesses(labels: Any, sure: float, bias: Any) -> tuple[float, float]:
+        y = np.exp(sure * np.eye(k)[labels] + rng.normal(size=(n, k)) + bias)
+        y /= y.sum(1, keepdims=True)
+        own = (y * y).sum(1)
+        return excess(agreements(y, y.sum(0), own, n).mean(), own.mean(), k), excess(*left_of(y), k)
+
+    every, three = rng.integers(k, size=n), rng.integers(3, size=n)
+    for sure in (3.0, 4.0, 5.0):
+        v, left = excesses(every, sure, rng.normal(size=k))
+        assert outlasting(v, left) < 0.75 * v
+    for sure in (7.0, 9.0):
+        v, left = excesses(three, sure, 0.0)
+        assert outlasting(v, left) > 0.75 * v
+
+
+@given(v=st.floats(1e-3, 1e3), left=st.floats(1e-3, 1e3), more=st.floats(0, 10))
+def test_what_lasts_of_an_excess_is_a_quarter_to_all_of_it(v: float, left: float, more: float) -> None:
+    assert v / 4 <= outlasting(v, left) <= outlasting(v, left + more) <= v
+    assert outlasting(v, v / 3) == pytest.approx(v)
 
 
 @given(rho=st.floats(0.02, 1), company=st.floats(0, 100), m=st.integers(1, 9), more=st.floats(0, 1))

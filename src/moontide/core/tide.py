@@ -28,6 +28,8 @@ from moontide.core.simplex import log_softmax, one_hot
 from moontide.core.sums import LARGER, SAME, Sums
 
 ALL = slice(None)
+OUTLASTS = 3.0  # what is left of an excess without the bias of the text is one part in so many or more, if it is real
+DOUBTED = 0.25  # what counts of an excess of which nothing is left
 LARGEST = 1e3  # of the pseudo-count: at 1000 the prior is flat for any batch
 NEWTON = 12  # steps of Newton's method for the calibration
 COLDEST, WARMEST = 0.02, 5.0  # powers that the assignments are raised to
@@ -127,21 +129,51 @@ def agreements(y: Array, total: Array, own: Array, n: int) -> Array:
     return (y @ total - own) / max(n - 1, 1)
 
 
+def evened(y: Array, total: Array) -> tuple[Array, Array]:
+    """Eq. 2: sum_i e_i (K,) and |e_i|^2 (N,), e_ik ~ y_ik / (n_k + 1): predictions if all classes were as frequent.
+
+    `total` (K,) are the n_k, sums of y over all samples, with one pseudo-sample as in Eq. 5. Rows of e sum to 1. Two
+    products of a matrix by a vector, and no further N x K array than y^2.
+
+    >>> import numpy as np
+    >>> [x.round(2) for x in evened(np.asarray([[0.75, 0.25]]), np.asarray([2.0, 0.0]))]
+    [array([0.5, 0.5]), array([0.5])]
+    """
+    weight = 1 / (total + 1)  # (K,)
+    scale = 1 / (y @ weight)  # (N,)
+    return (scale @ y) * weight, scale * scale * ((y * y) @ (weight * weight))
+
+
+def outlasting(v: Any, left: Any) -> Any:
+    """Eq. 2: v min(1, max(3 v_e / v, 1/4)), v_e the excess that is `left` of v in the predictions of `evened`.
+
+    What draws images to a text is one number per class, and so is what `evened` takes out: of an excess that comes from
+    the texts next to nothing is left. Images of a class that is there stay with it, as far as their predictions are
+    sure, and so does their excess, in part. Where they are unsure nothing may be left of a true one: a quarter counts.
+
+    >>> outlasting(2.0, 1.0), outlasting(2.0, 0.25), outlasting(2.0, 0.0)
+    (2.0, 0.75, 0.5)
+    """
+    return v * held(OUTLASTS * left / v, DOUBTED, 1.0)
+
+
 def crowd_of(
-    u: float, deviation: float, sure: float, confidence: float, near: float, most: float, n: int, k: int, m: int
-) -> Crowd:
+    u: float, deviation: float, sure: float, confidence: float, near: float, most: float, even: tuple[float, float],
+    n: int, k: int, m: int,
+) -> Crowd:  # fmt: skip
     """Measure the concentration of the classes of n samples from what their predictions add up to.
 
     `u` and `deviation` are mean and standard deviation of the agreements, `sure` is the mean of |y_i|^2, `confidence`
-    that of max_k y_ik, `near` is sum_ij W_ij y_i . y_j and `most` is sum_ij W_ij |y_i|^2.
+    that of max_k y_ik, `near` is sum_ij W_ij y_i . y_j and `most` is sum_ij W_ij |y_i|^2. `even` are `u` and `sure` of
+    the predictions of `evened`.
 
-    >>> crowd_of(0.25, 0.0, 1.0, 1.0, 0.0, 1.0, 100, 4, 3).density > 0.99
+    >>> crowd_of(0.25, 0.0, 1.0, 1.0, 0.0, 1.0, (0.25, 1.0), 100, 4, 3).density > 0.99
     True
     """
     false = (1 - confidence) * n / k
     if n < 2 or k < 2:
         return Crowd.of(1 / LARGEST, 1.0, 1.0, false)
-    v = excess(u - 2 * deviation / math.sqrt(n), sure, k)
+    v = outlasting(excess(u - 2 * deviation / math.sqrt(n), sure, k), excess(*even, k))
     rho = mean_agreement(near, most)
     return Crowd.of(v, rho, corroboration(rho, (n - 1) * u / sure, min(m, n - 1)), false)
 
@@ -640,6 +672,8 @@ class Compared(Sums):
     length: float  # sum_i of the length of f_i in the metric
     near: Array  # (K,) sum_ij W_ij y_ik y_jk
     most: Array  # (K,) sum_ij W_ij y_ik^2
+    even: Array  # (K,) sum_i e_i, the predictions of `evened`
+    even_own: float  # sum_i |e_i|^2
     sums: Array  # (H, d) sum of the samples with each zero-shot label, in the metric
 
 
@@ -719,11 +753,13 @@ def crowd_of_sums(found: Compared, n: int, k: int, m: int) -> Crowd:
     """Return how concentrated the classes are (Eqs. 1, 2, 3) from sums over all n samples.
 
     >>> import numpy as np
-    >>> sums = Compared(50.0, 25.0, 100.0, 100.0, 100.0, np.ones(2), np.ones(2), np.zeros((2, 1)))
+    >>> even = np.full(2, 50.0), 100.0
+    >>> sums = Compared(50.0, 25.0, 100.0, 100.0, 100.0, np.ones(2), np.ones(2), *even, np.zeros((2, 1)))
     >>> crowd_of_sums(sums, 100, 2, 3).density > 0.99
     True
     """
     mean = found.agree / n
     deviation = held(found.agree_square / n - mean * mean, 0.0, math.inf) ** 0.5
     near, most = number(found.near.sum()), number(found.most.sum())
-    return crowd_of(mean, deviation, found.own / n, found.confidence / n, near, most, n, k, m)
+    even = (number((found.even**2).sum()) - found.even_own) / max(n * (n - 1), 1), found.even_own / n
+    return crowd_of(mean, deviation, found.own / n, found.confidence / n, near, most, even, n, k, m)

@@ -9,9 +9,10 @@ Symbols:  f_i -> f[i]   t_k -> text[k]   y_ik -> y   z_ik -> z   p_k = mean_i y_
           beta_ik -> beta
 
 MOON pushes classes away that seem absent, as strongly in every batch. TIDE first estimates how concentrated the classes
-of the batch are, one number v from pairs of zero-shot predictions (Eq. 1), as far as neighbours in the graph bear it
-out (Eq. 2). From it follow the pseudo-count a of a symmetric Dirichlet prior over the class shares and the density
-w = a / (1 + a), near 0 where few of the classes are there and near 1 where all are (Eq. 3), and w sets everything else:
+of the batch are, one number v from pairs of zero-shot predictions (Eq. 1), as far as it outlasts a correction of the
+text and neighbours in the graph bear it out (Eq. 2). From it follow the pseudo-count a of a symmetric Dirichlet prior
+over the class shares and the density w = a / (1 + a), near 0 where few of the classes are there and near 1 where all
+are (Eq. 3), and w sets everything else:
 
     log z_ik = log y_ik - g b_ik + s cos(f_i, R_ik) + (2 - w) (W z)_ik + log(n_k - u z_ik + a*) + const      (Eq. 11)
 

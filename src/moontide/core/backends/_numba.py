@@ -458,14 +458,18 @@ def tide_first(start: Any, stop: Any, cosine: Any, scale: Any, y: Any, labels: A
 @loops
 def tide_compare(start: Any, stop: Any, y: Any, total: Any, pointer: Any, neighbour: Any, weight: Any,
                  agree: Any) -> Any:  # fmt: skip
-    """Eqs. 1 and 2 of TIDE for rows from `start` to `stop`: y_i . (sum_j y_j - y_i), and sums of each class, (K,).
+    """Eqs. 1 and 2 of TIDE for rows from `start` to `stop`: y_i . (sum_j y_j - y_i), and sums over the rows.
 
-    Returns sum_ij W_ij y_ik y_jk and sum_ij W_ij y_ik^2.
+    Returns sum_ij W_ij y_ik y_jk, sum_ij W_ij y_ik^2 and sum_i e_ik, (K,) each, and sum_i |e_i|^2, e as in `evened`.
     """
-    k = y.shape[1]
-    votes, near, most = np.empty(k, np.float32), np.zeros(k, np.float32), np.zeros(k, np.float32)
+    k, even_own = y.shape[1], 0.0
+    votes, inverse, square = np.empty(k, np.float32), np.empty(k, np.float32), np.empty(k, np.float32)
+    near, most, even = np.zeros(k, np.float32), np.zeros(k, np.float32), np.zeros(k, np.float32)
+    for c in range(k):
+        inverse[c] = ONE / (total[c] + ONE)
+        square[c] = inverse[c] * inverse[c]
     for i in range(start, stop):
-        p, degree, product = y[i], ZERO, ZERO
+        p, degree, product, sum_e, squares = y[i], ZERO, ZERO, ZERO, ZERO
         gather(i, pointer, neighbour, weight, y, votes)
         for edge in range(pointer[i], pointer[i + 1]):
             degree += weight[edge]
@@ -473,8 +477,16 @@ def tide_compare(start: Any, stop: Any, y: Any, total: Any, pointer: Any, neighb
             near[c] += p[c] * votes[c]
             most[c] += degree * p[c] * p[c]
             product += p[c] * (total[c] - p[c])
+            sum_e += p[c] * inverse[c]
+            squares += p[c] * p[c] * square[c]
+        scale = ONE / sum_e
+        for c in range(k):
+            even[c] += scale * p[c]
         agree[i] = product
-    return near, most
+        even_own += scale * scale * squares
+    for c in range(k):
+        even[c] *= inverse[c]
+    return near, most, even, even_own
 
 
 @loops

@@ -107,14 +107,15 @@ class TIDERows(tide_plain.TIDERows):
     def compare(self, total: Any, n: int, scale: Any) -> Compared:
         """Compare the zero-shot predictions with those of all n samples and of the neighbours (Eqs. 1, 2)."""
         agree, edges = np.empty(n, self.f.dtype), self._edges()
-        near, most = (sum(x[1:], x[0]) for x in zip(*self._in_blocks(
-            _numba.tide_compare, self.y, total, *edges, agree), strict=True))  # fmt: skip
+        found = self._in_blocks(_numba.tide_compare, self.y, total, *edges, agree)
+        near, most, even, even_own = (sum(x[1:], x[0]) for x in zip(*found, strict=True))
         self.in_metric, lengths = self._scaled(slice(0, n), scale)
         agree /= max(n - 1, 1)
         sums = class_sums(self.places, self.in_metric, len(self.some))
         return Compared(
-            _sum(agree), _sum(agree.astype(float) ** 2), self.own, _sum(self.sure), _sum(lengths), near, most, sums
-        )
+            _sum(agree), _sum(agree.astype(float) ** 2), self.own, _sum(self.sure), _sum(lengths), near, most, even,
+            even_own, sums,
+        )  # fmt: skip
 
     def _edges(self) -> tuple[Any, Any, Any]:
         return self.votes_of.pointer, self.votes_of.neighbour, self.votes_of.weight

@@ -104,11 +104,12 @@ class TIDERows(Rows):
             votes = self.votes_of.rows(at)(self.y) if self.alone else self._votes(at)  # (b, K)
             own = row_dots(y, y)  # (b,)
             by_class = eq.agreement_by_class(y, votes, degree[at])  # (K,), (K,)
-            return eq.agreements(y, total, own, n), own, xp.max(y, axis=1), *by_class
+            even, even_own = eq.evened(y, total)  # (K,), (b,)
+            return eq.agreements(y, total, own, n), own, xp.max(y, axis=1), even_own, *by_class, even
 
         def block(rows: slice) -> Compared:
-            *parts, near, most = zip(*in_threads(part, self._cut(rows)), strict=True)
-            agree, own, confidence = (xp.concat(column) for column in parts)
+            *parts, near, most, even = zip(*in_threads(part, self._cut(rows)), strict=True)
+            agree, own, confidence, even_own = (xp.concat(column) for column in parts)
             f, lengths = self._scaled(rows, scale)
             _, places, count = self._labelled(self.labels[rows])
             if self.alone:
@@ -116,7 +117,7 @@ class TIDERows(Rows):
             square = _total(xp.astype(agree, xp.float64) ** 2)
             return Compared(
                 _total(agree), square, _total(own), _total(confidence), _total(lengths), sum(near[1:], near[0]),
-                sum(most[1:], most[0]), class_sums(places, f, count),
+                sum(most[1:], most[0]), sum(even[1:], even[0]), _total(even_own), class_sums(places, f, count),
             )  # fmt: skip
 
         found: Compared = self._add_up(block, "classes")
