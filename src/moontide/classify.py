@@ -17,9 +17,10 @@ from moontide.answers import Answers, answer, top_classes
 from moontide.core.arrays import Array, to_numpy
 from moontide.encoders.base import Encoder, FloatArray
 from moontide.encoders.loading import TINY
-from moontide.encoders.pipeline import encode_files
+from moontide.encoders.pipeline import Count, encode_files
 from moontide.encoders.places import ImageFile, Skip
 from moontide.encoders.prompts import Classes
+from moontide.encoders.runtimes import settle
 from moontide.encoders.sources import Listing, as_listing, list_images
 from moontide.errors import FileError, ImageError, InputError, MoontideError
 from moontide.evaluate import (
@@ -169,11 +170,12 @@ def classify(
     images: list[ImageFile] = []
     parts: list[FloatArray] = []
     skipped = list(listing.skipped)
-    for part in encode_files(encoder, listing.images, batch_size=encode_batch, workers=workers, fast=fast):
+    count = Count(len(listing.images), progress)
+    settle(encoder, len(listing.images))
+    for part in encode_files(encoder, listing.images, batch_size=encode_batch, workers=workers, fast=fast, done=count):
         images += part.images
         parts.append(part.features)
         skipped += part.skipped
-        progress(len(images) + len(skipped) - len(listing.skipped), len(listing.images))
     if not images:
         raise FileError(f"None of the {len(skipped)} images can be used; {skipped[0].id}: {skipped[0].reason}.")
     features = place(np.concatenate(parts), None, device)
