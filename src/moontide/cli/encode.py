@@ -118,13 +118,13 @@ class EncoderChoice:
         named = self.encoder != NO_ENCODER_CHOICE.encoder
         precision = origin.precision if self.precision == "auto" else self.precision
         kind = (self.encoder if named else origin.reloads).partition(":")[0]
+        same = not named or self.encoder in (origin.typed, origin.spec, origin.encoder)
+        keeps = same and origin.runtime and (self.runtime, self.device) == ("auto", "cpu")
         return replace(
             self,
             encoder=self.encoder if named else origin.reloads,
             precision="auto" if kind == "onnx" else precision,
-            runtime=origin.runtime
-            if origin.runtime and (self.runtime, self.device) == ("auto", "cpu")
-            else self.runtime,
+            runtime=origin.runtime if keeps else self.runtime,
             fast=self.fast or (origin.decoding == "fast" and self.device != "cpu"),
         )
 

@@ -179,7 +179,6 @@ class TorchEncoder(Encoder):
     visual: torch.nn.Module  # the image tower
     model: torch.nn.Module  # that `visual` is a part of, or the same
     runtime = "torch"
-    session: Any = None  # of onnxruntime, where that embeds images
     settled = False  # whether `runtime` is what the user wants, or was measured to be the fastest
 
     @abstractmethod
@@ -302,13 +301,9 @@ class TorchEncoder(Encoder):
         if runtime == "auto":
             return
         if runtime == "onnxruntime":
-            from moontide.encoders.runtimes import tower
-
             if self.asked not in ("auto", "float32"):
-                raise OptionError(
-                    f"'precision' must be float32 with the runtime onnxruntime. Got {self.asked!r} instead."
-                )
-            self.session, self.precision = tower(self), "float32"
+                raise OptionError(f"'precision' must be float32 with the runtime onnxruntime. Got {self.asked!r}.")
+            self.precision = "float32"
         self.runtime, self.settled = runtime, True
         self._lay_out(runtime)
 
@@ -318,6 +313,13 @@ class TorchEncoder(Encoder):
 
         last = runtime == "channels-last"
         self.visual.to(memory_format=torch.channels_last if last else torch.contiguous_format)
+
+    @cached_property
+    def session(self) -> Any:
+        """The image tower as onnxruntime runs it."""
+        from moontide.encoders.runtimes import tower
+
+        return tower(self)
 
     @cached_property
     def _half(self) -> torch.nn.Module:
@@ -367,6 +369,8 @@ class TorchEncoder(Encoder):
             return run(batch)
         if precision == "float16":
             self._half  # noqa: B018  (is made once, before the threads)
+        if runtime == "onnxruntime":
+            self.session  # noqa: B018
         threads = torch.get_num_threads()
         several = threads > 1 and len(batch) > 1
         parts, rows = list(batches(batch, max(1, min(FEW, -(-len(batch) // threads))))), []

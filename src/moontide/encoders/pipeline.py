@@ -7,6 +7,7 @@ depend, to the bit, on where a run was stopped.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -238,7 +239,7 @@ def origin_of(
     return Origin(
         encoder.id, encoder.preprocessing, () if classes is None else classes.templates, encoder.logit_scale, dataset,
         spec=encoder.spec, typed=encoder.typed, precision=encoder.precision, decoding="fast" if fast else "exact",
-        runtime=encoder.runtime,
+        runtime=encoder.runtime, folder=os.getcwd(),
     )  # fmt: skip
 
 

@@ -77,6 +77,8 @@ def settle(encoder: Encoder, images: int | None = None) -> str:
         ways = measure(encoder)
     best = ways[0]
     try:
+        if best.runtime == "onnxruntime":
+            encoder.session  # noqa: B018
         encoder.use(best.runtime)
     except MoontideError as error:  # the export is gone, and cannot be made again
         log.info("%s", error)
@@ -115,7 +117,7 @@ def _ways(encoder: TorchEncoder) -> dict[tuple[str, str], float]:
     ways = [(runtime, precision) for precision in precisions for runtime in runtimes]
     if "float32" in precisions:
         try:
-            encoder.session = tower(encoder)
+            encoder.session  # noqa: B018  (cannot be had for every model)
             ways.append(("onnxruntime", "float32"))
         except MoontideError as error:  # torch does it, then
             log.info("%s", error)
