@@ -22,9 +22,9 @@ from moontide.encoders.base import Done, Encoder, FloatArray, Prepared, cores
 from moontide.encoders.places import ImageFile, Skip
 from moontide.encoders.pool import Decoders, Found
 from moontide.encoders.prompts import Classes
-from moontide.encoders.runtimes import settle
+from moontide.encoders.runtimes import follow, settle
 from moontide.errors import missing_extra
-from moontide.store.features import FeatureStore, Origin
+from moontide.store.features import MANIFEST, FeatureStore, Origin
 
 SHARD = 1024  # images in a file of a store: what is encoded again after a stop, at most
 NICE = 5  # how far decoders stand back where the encoder runs on the same cores
@@ -224,6 +224,9 @@ def encode_to_store(
     images, or as many more as fill its last batch. `through` encodes images elsewhere, in their order, else they go
     through `encoder` here.
     """
+    if (Path(folder) / MANIFEST).exists():
+        begun = FeatureStore.open(folder).origin
+        follow(encoder, begun.runtime, begun.precision)
     settle(encoder, len(images))
     store = FeatureStore.create(folder, origin_of(encoder, classes, dataset, fast), *_text(classes))
     return add_to_store(

@@ -25,7 +25,7 @@ import shutil
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -68,11 +68,12 @@ def settle(encoder: Encoder, images: int | None = None) -> str:
     >>> settle(Encoder.__new__(type("Other", (Encoder,), {"_images": None, "_text": None})))
     ''
     """
-    if not isinstance(encoder, TorchEncoder) or encoder.device != "cpu" or encoder.settled:
+    if not _open(encoder):
         return ""
-    ways = _held(_folder(encoder), encoder.asked)
-    if not ways:
-        if images is not None and images * _seconds(encoder, images) < LONG:
+    known = (cache_folder() / "runtimes").exists()  # else weights need not be hashed
+    ways = before = _held(_folder(encoder), encoder.asked) if known else []
+    if not before:
+        if _few(encoder, images):
             return ""
         ways = measure(encoder)
     best = ways[0]
@@ -87,7 +88,29 @@ def settle(encoder: Encoder, images: int | None = None) -> str:
     others = f" ({', '.join(map(str, ways[1:]))})" if ways[1:] else ""
     sentence = f"images are embedded by {best}, the fastest way for {encoder.id} here{others}"
     log.info("%s", sentence)
-    return sentence
+    return "" if before and images is not None else sentence
+
+
+def follow(encoder: Encoder, runtime: str, precision: str) -> None:
+    """Let an encoder go on in the way that a store was begun in, if that is left open."""
+    if _open(encoder) and runtime:
+        encoder.use(runtime)
+        if encoder.asked == "auto":
+            encoder.precision = precision
+
+
+def _open(encoder: Encoder) -> TypeGuard[TorchEncoder]:
+    """Tell whether there are several ways for an encoder, and none is settled."""
+    return isinstance(encoder, TorchEncoder) and encoder.device == "cpu" and not encoder.settled
+
+
+def _few(encoder: TorchEncoder, images: int | None) -> bool:
+    """Tell whether measuring takes longer than it saves; torch is timed, but for so few that no model takes long."""
+    if images is None or images < LONG / 10:
+        return images is not None
+    start = time.perf_counter()
+    encoder._embedded(encoder._photographs, "float32")
+    return images * (time.perf_counter() - start) / len(encoder._photographs) < LONG
 
 
 def measure(encoder: TorchEncoder) -> list[Way]:
@@ -224,12 +247,3 @@ def _keep(folder: Path, precision: str, ways: list[Way]) -> None:
 
 def _name(precision: str) -> str:
     return f"measured-{precision}.json"
-
-
-def _seconds(encoder: TorchEncoder, images: int) -> float:
-    """Return roughly how long torch takes for an image; not measured for so few that no model takes long over them."""
-    if images < LONG / 10:
-        return 0.0
-    start = time.perf_counter()
-    encoder._embedded(encoder._photographs, "float32")
-    return (time.perf_counter() - start) / len(encoder._photographs)
