@@ -7,7 +7,7 @@ import os
 import re
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
@@ -17,9 +17,10 @@ from moontide.answers import Answers, answer, top_classes
 from moontide.core.arrays import Array, to_numpy
 from moontide.encoders.base import Encoder, FloatArray
 from moontide.encoders.loading import TINY
-from moontide.encoders.pipeline import encode_files
-from moontide.encoders.places import ImageFile, Skip
+from moontide.encoders.pipeline import Count, encode_files
+from moontide.encoders.places import ImageFile, Skip, path_id
 from moontide.encoders.prompts import Classes
+from moontide.encoders.runtimes import settle
 from moontide.encoders.sources import Listing, as_listing, list_images
 from moontide.errors import FileError, ImageError, InputError, MoontideError
 from moontide.evaluate import (
@@ -169,11 +170,12 @@ def classify(
     images: list[ImageFile] = []
     parts: list[FloatArray] = []
     skipped = list(listing.skipped)
-    for part in encode_files(encoder, listing.images, batch_size=encode_batch, workers=workers, fast=fast):
+    count = Count(len(listing.images), progress)
+    settle(encoder, len(listing.images))
+    for part in encode_files(encoder, listing.images, batch_size=encode_batch, workers=workers, fast=fast, done=count):
         images += part.images
         parts.append(part.features)
         skipped += part.skipped
-        progress(len(images) + len(skipped) - len(listing.skipped), len(listing.images))
     if not images:
         raise FileError(f"None of the {len(skipped)} images can be used; {skipped[0].id}: {skipped[0].reason}.")
     features = place(np.concatenate(parts), None, device)
@@ -210,7 +212,7 @@ def classify_store(
         raise InputError(f"The store {store.folder} holds no images; encode some first.")
     features = place(np.asarray(store.take(np.arange(store.n)), dtype=np.float32), None, device)
     names, text = (store.class_names, store.text) if classes is None else (classes.names, classes.text)
-    images = located(store.ids)
+    images = located(store.ids, store.origin.folder)
     given = {"known": by_image(known, images, -1), "class_prior": class_prior, "negatives": negatives}
     task = Task(features, text, store.origin.logit_scale, names, **given)
     truth = store.labels if classes is None else None
@@ -291,8 +293,10 @@ def _plain(name: str) -> str:
     return re.sub(r"[\s_-]+", " ", name).strip().casefold()
 
 
-def located(ids: Iterable[str]) -> list[ImageFile]:
+def located(ids: Iterable[str], folder: str = "") -> list[ImageFile]:
     """Return where the images of a store lie: their paths, or their places in the archives that hold them.
+
+    Relative paths start here, or where nothing is there, in the folder that the store was made in.
 
     >>> located(["photos/a.jpg"])
     [ImageFile(id='photos/a.jpg', path=PosixPath('photos/a.jpg'), offset=None, size=0)]
@@ -300,15 +304,24 @@ def located(ids: Iterable[str]) -> list[ImageFile]:
     archives: dict[Path, dict[str, ImageFile]] = {}
     found = []
     for one in ids:
-        path = Path(one)
-        archive = next((parent for parent in path.parents if parent.suffix == ".tar" and parent.is_file()), None)
+        path, archive = _place(one, folder)
         if archive is not None and archive not in archives:
             try:
                 archives[archive] = {image.id: image for image in list_images([archive]).images}
             except MoontideError:  # it has changed since; its images have labels and no pictures
                 archives[archive] = {}
-        found.append(ImageFile(one, path) if archive is None else archives[archive].get(one, ImageFile(one, path)))
+        image = archives[archive].get(path_id(path)) if archive is not None else None
+        found.append(ImageFile(one, path) if image is None else replace(image, id=one))
     return found
+
+
+def _place(name: str, folder: str) -> tuple[Path, Path | None]:
+    """Return the path of an image by its id, and the archive that it lies in, if any."""
+    for path in (Path(name), Path(folder) / name):
+        archive = next((parent for parent in path.parents if parent.suffix == ".tar" and parent.is_file()), None)
+        if archive is not None or path.exists():
+            return path, archive
+    return Path(name), None
 
 
 def thumbnail(image: ImageFile, side: int) -> bytes | None:

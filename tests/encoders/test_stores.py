@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tarfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +21,7 @@ import pytest
 from PIL import Image
 from safetensors.numpy import save_file
 
+from moontide.classify import located
 from moontide.encoders import encoder
 from moontide.encoders.hf import HF
 from moontide.store.features import FeatureStore
@@ -83,6 +85,23 @@ def test_every_command_takes_it_from_any_folder(store: Path, run: Run) -> None:
     status, out, err = run("compare", store, "--methods", "zero_shot,tide", "--json")
     assert status == 0, err
     assert {one["status"] for one in json.loads(out)} == {"ran"}
+
+
+def test_its_images_are_found_from_any_folder(
+    photos: Path, onnx_folder: Path, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with tarfile.open(tmp_path / "more.tar", "w") as archive:
+        archive.add(photos / "cat" / "00.png", "00.png")
+    monkeypatch.chdir(tmp_path)
+    told = ("--encoder", f"onnx:{onnx_folder}", "--classes", CLASSES)
+    assert run("encode", "photos", "more.tar", "--out", "store", *told)[0] == 0
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    images = located(FeatureStore.open(tmp_path / "store").ids, FeatureStore.open(tmp_path / "store").origin.folder)
+    assert {image.path for image in images} == {*photos.glob("*/*.png"), tmp_path / "more.tar"}
+    assert all(image.read().size for image in images)
+    rows = csv.DictReader(io.StringIO(run("classify", tmp_path / "store")[1]))
+    assert {row["id"]: row["path"] for row in rows}["photos/cat/00.png"] == str(photos / "cat" / "00.png")
 
 
 def test_it_is_benchmarked_where_it_has_labels(photos: Path, onnx_folder: Path, tmp_path: Path, run: Run) -> None:
@@ -267,6 +286,6 @@ def test_the_benchmark_says_where_the_time_goes(photos: Path, onnx_folder: Path,
     status, out, err = run("encode", "--benchmark", photos, "--encoder", f"onnx:{onnx_folder}", "--encode-batch", "4")
     assert status == 0, err
     parts = [line.split()[0] for line in out.splitlines()]
-    assert parts == ["images", "steady", "read", "decode", "resize", "copy", "model", "waiting"]
+    assert parts == ["images", "start", "steady", "read", "decode", "resize", "copy", "model", "waiting"]
     assert "% of the" in out
     assert not list(tmp_path.glob("*/manifest.json"))

@@ -88,10 +88,10 @@ def _encoded(
     data: Path, dataset: str, encoder: str, device: Literal["cpu", "cuda"], out: Path, views: int | None
 ) -> Path:
     """Encode the images of a dataset into a store in the results folder, or go on with it."""
-    from moontide.cli.encode import EncoderChoice, encode
+    from moontide.cli.encode import EncoderChoice, PassChoice, encode
 
     store = out / "features" / dataset
-    encode((str(data),), out=store, choice=EncoderChoice(encoder, device), dataset=dataset, views=views)
+    encode((str(data),), out=store, choice=EncoderChoice(encoder, device), dataset=dataset, way=PassChoice(views=views))
     return store
 
 

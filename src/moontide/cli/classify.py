@@ -137,7 +137,7 @@ def classify(
             raise OptionError("A store must be the only path, without '--root'; classify stores and images one by one.")
         store = FeatureStore.open(paths[0])
         own = store.class_names if names is None else names.names
-        run |= _inputs(given, group_by, located(store.ids), own)
+        run |= _inputs(given, group_by, located(store.ids, store.origin.folder), own)
         found = _from_store(store, names, words, prompts, encoder, run)
     elif names is None:
         raise OptionError("'--classes' must say which names the images can get: a comma-separated list, or a file.")

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Group, Parameter
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from moontide.encoders.pipeline import Encoded
     from moontide.encoders.places import ImageFile, Skip
     from moontide.encoders.prompts import Classes
+    from moontide.encoders.sources import Listing
     from moontide.store.classes import ClassList
     from moontide.store.features import FeatureStore, Origin
 
@@ -77,6 +78,14 @@ class EncoderChoice:
             "bfloat16 on a CPU that multiplies in it, where vectors stay the same (cosine 0.9999), else float32."
         ),
     ] = "auto"
+    runtime: Annotated[
+        str,
+        Parameter(
+            help="What embeds images on a CPU: auto, torch, channels-last (torch, for towers of convolutions) or "
+            "onnxruntime. Auto is the fastest one, measured once for a model when there are images for 5 minutes or "
+            "more, or with --benchmark, and torch until then."
+        ),
+    ] = "auto"
     fast: Annotated[
         bool,
         Parameter(
@@ -102,17 +111,20 @@ class EncoderChoice:
                 raise OptionError(f"'{name}' must be at least 1. Got {value} instead.")
         if self.fast and self.device == "cpu":
             raise OptionError("'--fast' decodes images on a GPU; add '--device cuda', or leave it out.")
-        return encoder(self.encoder, self.device, self.precision)
+        return encoder(self.encoder, self.device, self.precision, self.runtime)
 
     def of_store(self, origin: Origin) -> EncoderChoice:
-        """Return the choice for a store: its own encoder, precision and decoding, where the user names no other."""
+        """Return the choice for a store: its own encoder and the way it ran, where the user names no other."""
         named = self.encoder != NO_ENCODER_CHOICE.encoder
         precision = origin.precision if self.precision == "auto" else self.precision
         kind = (self.encoder if named else origin.reloads).partition(":")[0]
+        same = not named or self.encoder in (origin.typed, origin.spec, origin.encoder)
+        keeps = same and origin.runtime and (self.runtime, self.device) == ("auto", "cpu")
         return replace(
             self,
             encoder=self.encoder if named else origin.reloads,
             precision="auto" if kind == "onnx" else precision,
+            runtime=origin.runtime if keeps else self.runtime,
             fast=self.fast or (origin.decoding == "fast" and self.device != "cpu"),
         )
 
@@ -156,6 +168,77 @@ NO_ENCODER_CHOICE, NO_PROMPT_CHOICE = EncoderChoice(), PromptChoice()
 STORE = Group("An existing store")
 
 
+@Parameter(name="*")
+@dataclass(frozen=True)
+class SourceChoice:
+    """The options that say where images come from.
+
+    >>> SourceChoice().frame_step
+    1.0
+    """
+
+    root: Root = None
+    allow_urls: AllowUrls = False
+    frame_step: FrameStep = 1.0
+
+    def find(self, paths: Sequence[str]) -> Listing:
+        """List the images of paths."""
+        from moontide.encoders.sources import list_images
+
+        return list_images(paths, root=self.root, allow_urls=self.allow_urls, frame_step=self.frame_step)
+
+
+@Parameter(name="*", group=STORE)
+@dataclass(frozen=True)
+class StoreChoice:
+    """The options for a store that is there already.
+
+    >>> StoreChoice().verify
+    False
+    """
+
+    into: Annotated[
+        Path | None, Parameter(help="Add the images to this store, with its own encoder, precision and classes.")
+    ] = None
+    remove: Annotated[
+        tuple[str, ...],
+        Parameter(
+            negative="", show_default=False, help="Take images out of the store of --into: ids, or patterns of ids."
+        ),
+    ] = ()
+    verify: Annotated[
+        bool,
+        Parameter(negative="", show_default=False, help="Check every file of the store of --into by its hash."),
+    ] = False
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class PassChoice:
+    """The options that say how images are put into a store.
+
+    >>> PassChoice().engine
+    'local'
+    """
+
+    views: Annotated[
+        int | None,
+        Parameter(help="Encode so many augmented views of each image, too, for the method mta (its authors: 64)."),
+    ] = None
+    shard_size: Annotated[
+        int, Parameter(help="Images in a file of the store, or as many more as fill a batch of the encoder.")
+    ] = 1024
+    engine: Annotated[
+        Literal["local", "ray"],
+        Parameter(help="Encode in this process, or on Ray, where --workers are encoders (else one a CPU, or a GPU)."),
+    ] = "local"
+    address: Address = None
+    strict: Strict = False
+
+
+NO_SOURCE_CHOICE, NO_STORE_CHOICE, NO_PASS_CHOICE = SourceChoice(), StoreChoice(), PassChoice()
+
+
 def encode(
     paths: Images = (),
     /,
@@ -164,10 +247,7 @@ def encode(
         Path | None, Parameter(help="The folder of the store: a new one, or one that the same command goes on with.")
     ] = None,
     choice: EncoderChoice = NO_ENCODER_CHOICE,
-    classes: Annotated[
-        str | None,
-        Parameter(help=f"Class names: {CLASS_FILES}.", group=PROMPTS),
-    ] = None,
+    classes: Annotated[str | None, Parameter(help=f"Class names: {CLASS_FILES}.", group=PROMPTS)] = None,
     prompts: PromptChoice = NO_PROMPT_CHOICE,
     dataset: Annotated[
         str | None,
@@ -176,45 +256,13 @@ def encode(
             "'folders' of any folder that has one sub-folder a class."
         ),
     ] = None,
-    into: Annotated[
-        Path | None,
-        Parameter(help="Add the images to this store, with its own encoder, precision and classes.", group=STORE),
-    ] = None,
-    remove: Annotated[
-        tuple[str, ...],
-        Parameter(
-            negative="",
-            show_default=False,
-            help="Take images out of the store of --into: ids, or patterns of ids.",
-            group=STORE,
-        ),
-    ] = (),
-    verify: Annotated[
-        bool,
-        Parameter(
-            negative="", show_default=False, help="Check every file of the store of --into by its hash.", group=STORE
-        ),
-    ] = False,
+    existing: StoreChoice = NO_STORE_CHOICE,
     benchmark: Annotated[
         bool,
         Parameter(negative="", show_default=False, help="Write nothing; print where the time of encoding PATHS goes."),
     ] = False,
-    views: Annotated[
-        int | None,
-        Parameter(help="Encode so many augmented views of each image, too, for the method mta (its authors: 64)."),
-    ] = None,
-    root: Root = None,
-    allow_urls: AllowUrls = False,
-    frame_step: FrameStep = 1.0,
-    shard_size: Annotated[
-        int, Parameter(help="Images in a file of the store, or as many more as fill a batch of the encoder.")
-    ] = 1024,
-    engine: Annotated[
-        Literal["local", "ray"],
-        Parameter(help="Encode in this process, or on Ray, where --workers are encoders (else one a CPU, or a GPU)."),
-    ] = "local",
-    address: Address = None,
-    strict: Strict = False,
+    sources: SourceChoice = NO_SOURCE_CHOICE,
+    way: PassChoice = NO_PASS_CHOICE,
 ) -> int:
     """Encode images, and class names if there are any, to a store: a folder of embeddings that can be gone on with.
 
@@ -230,171 +278,186 @@ def encode(
         moontide encode --into store/ --verify
         moontide encode --benchmark photos/ --device cuda
     """
-    from moontide.encoders.sources import list_images
-
-    _check(paths, out, choice, classes, prompts, dataset, into, remove, verify, benchmark, root, shard_size)
-    if engine == "local" and address is not None:
-        raise OptionError("'--address' has no effect without '--engine ray'.")
-    sources: dict[str, Any] = {"root": root, "allow_urls": allow_urls, "frame_step": frame_step}
+    task = _Task(choice, sources, way)
+    _check_target(paths, out, existing, benchmark)
+    _check_classes(paths, classes, prompts, dataset, existing, sources)
+    _check_pass(way)
     if benchmark:
-        return _benchmark(list_images(paths, **sources).images, choice)
-    way = _Way(choice, engine, address, shard_size, strict, views)
-    if into is not None:
-        return _existing(into, paths, sources, remove, verify, way)
+        return _benchmark(sources.find(paths).images, choice)
+    if existing.into is not None:
+        return _existing(existing.into, paths, existing, task)
     assert out is not None
-    return _new(out, paths, sources, classes, prompts, dataset, way)
+    return _new(out, paths, classes, prompts, dataset, task)
 
 
 @dataclass(frozen=True)
-class _Way:
-    """How images are encoded into a store."""
+class _Task:
+    """Which encoder takes which images into a store, and how."""
 
     choice: EncoderChoice
-    engine: str
-    address: str | None
-    shard_size: int
-    strict: bool
-    views: int | None
+    sources: SourceChoice
+    way: PassChoice
 
 
-def _check(
+def _check_target(paths: Sequence[str], out: Path | None, existing: StoreChoice, benchmark: bool) -> None:
+    if sum((out is not None, existing.into is not None, benchmark)) != 1:
+        raise OptionError("One of '--out', '--into' and '--benchmark' must be given: a new store, an old one, or none.")
+    if existing.into is None and (existing.remove or existing.verify):
+        raise OptionError("'--remove' and '--verify' are for the store that '--into' names; add it.")
+    if not paths and not existing.remove and not existing.verify:
+        raise OptionError("PATHS must name images: folders, patterns, files, lists or archives. Got none.")
+
+
+def _check_classes(
     paths: Sequence[str],
-    out: Path | None,
-    choice: EncoderChoice,
     classes: str | None,
     prompts: PromptChoice,
     dataset: str | None,
-    into: Path | None,
-    remove: Sequence[str],
-    verify: bool,
-    benchmark: bool,
-    root: Path | None,
-    shard_size: int,
+    existing: StoreChoice,
+    sources: SourceChoice,
 ) -> None:
-    """Refuse options that do not go together."""
-    if sum((out is not None, into is not None, benchmark)) != 1:
-        raise OptionError("One of '--out', '--into' and '--benchmark' must be given: a new store, an old one, or none.")
-    if into is None and (remove or verify):
-        raise OptionError("'--remove' and '--verify' are for the store that '--into' names; add it.")
-    if not paths and not remove and not verify:
-        raise OptionError("PATHS must name images: folders, patterns, files, lists or archives. Got none.")
-    if into is not None and (classes is not None or dataset is not None or prompts != NO_PROMPT_CHOICE):
+    if existing.into is not None and (classes is not None or dataset is not None or prompts != NO_PROMPT_CHOICE):
         raise OptionError("A store keeps its classes: leave '--classes', '--dataset' and prompts out with '--into'.")
     if classes is None and dataset is None and prompts != NO_PROMPT_CHOICE:
         raise OptionError("'--template' and '--descriptions' have no effect without '--classes'; add them.")
-    if dataset is not None and (classes is not None or root is not None or len(paths) != 1):
+    if dataset is not None and (classes is not None or sources.root is not None or len(paths) != 1):
         raise OptionError("'--dataset' takes one folder, and neither '--classes' nor '--root'; leave the others out.")
-    if shard_size < 1:
-        raise OptionError(f"'--shard-size' must be at least 1. Got {shard_size} instead.")
+
+
+def _check_pass(way: PassChoice) -> None:
+    if way.shard_size < 1:
+        raise OptionError(f"'--shard-size' must be at least 1. Got {way.shard_size} instead.")
+    if way.engine == "local" and way.address is not None:
+        raise OptionError("'--address' has no effect without '--engine ray'.")
 
 
 def _new(
-    out: Path,
-    paths: Sequence[str],
-    sources: dict[str, Any],
-    classes: str | None,
-    prompts: PromptChoice,
-    dataset: str | None,
-    way: _Way,
+    out: Path, paths: Sequence[str], classes: str | None, prompts: PromptChoice, dataset: str | None, task: _Task
 ) -> int:
     """Make a store, or go on with one."""
     from moontide.encoders.pipeline import origin_of
-    from moontide.encoders.places import ImageFile, path_id
-    from moontide.encoders.sources import list_images
     from moontide.store.classes import read_classes
-    from moontide.store.datasets import read_dataset, read_folders
     from moontide.store.features import MANIFEST, FeatureStore
 
-    labels: dict[str, int] | None = None
     names: Sequence[str] | ClassList = () if classes is None else read_classes(classes)
-    templates: Sequence[str] = ()
-    skipped: Sequence[Skip] = ()
-    if dataset is None:
-        images, skipped = list_images(paths, **sources)
-    else:
-        found = read_folders(paths[0]) if dataset == "folders" else read_dataset(dataset, paths[0])
-        images = [ImageFile(path_id(path), path) for path in found.paths]
-        labels = {image.id: int(label) for image, label in zip(images, found.labels, strict=True)}
-        names, templates = found.class_names, () if dataset == "folders" else (found.template,)
-    choice = way.choice
-    if choice.precision == "auto" and (out / MANIFEST).exists():  # goes on in the precision that it was begun in
-        choice = replace(choice, precision=choice.of_store(FeatureStore.open(out).origin).precision)
+    found = _Found(*task.sources.find(paths)) if dataset is None else _labelled(dataset, paths[0])
+    if found.names is not None:
+        names = found.names
+    choice = task.choice
+    if (out / MANIFEST).exists():  # goes on in the precision and by the runtime that it was begun in
+        begun = choice.of_store(FeatureStore.open(out).origin)
+        choice = replace(choice, precision=begun.precision, runtime=begun.runtime)
     encoder = choice.make()
-    text = prompts.embed(encoder, names, templates) if classes is not None or labels is not None else None
+    with_text = classes is not None or found.labels is not None
+    text = prompts.embed(encoder, names, found.templates) if with_text else None
+    _settle(encoder, len(found.images))
     origin = origin_of(encoder, text, None if dataset == "folders" else dataset, choice.fast)
     store = FeatureStore.create(out, origin, *(() if text is None else (text.names, text.text)))
-    return _fill(store, encoder, images, skipped, labels, replace(way, choice=choice))
+    return _fill(store, encoder, found, replace(task, choice=choice))
 
 
-def _existing(
-    into: Path, paths: Sequence[str], sources: dict[str, Any], remove: Sequence[str], verify: bool, way: _Way
-) -> int:
+@dataclass(frozen=True)
+class _Found:
+    """Images for a store, those that cannot be used, and what is known of them."""
+
+    images: Sequence[ImageFile]
+    skipped: Sequence[Skip] = ()
+    labels: dict[str, int] | None = None  # by id
+    names: Sequence[str] | None = None  # of the classes
+    templates: Sequence[str] = ()
+
+
+def _labelled(dataset: str, folder: str) -> _Found:
+    """Read a dataset of the paper, or a folder with one sub-folder a class."""
+    from moontide.encoders.places import ImageFile, path_id
+    from moontide.store.datasets import read_dataset, read_folders
+
+    found = read_folders(folder) if dataset == "folders" else read_dataset(dataset, folder)
+    images = [ImageFile(path_id(path), path) for path in found.paths]
+    labels = {image.id: int(label) for image, label in zip(images, found.labels, strict=True)}
+    return _Found(images, (), labels, found.class_names, () if dataset == "folders" else (found.template,))
+
+
+def _settle(encoder: Encoder, images: int | None) -> None:
+    """Choose the runtime, and say what was measured."""
+    from moontide.encoders.runtimes import settle
+
+    if sentence := settle(encoder, images):
+        note(sentence)
+
+
+def _existing(into: Path, paths: Sequence[str], existing: StoreChoice, task: _Task) -> int:
     """Check a store, take images out of it, and add others to it."""
-    from moontide.classify import check_maker, folder_labels
-    from moontide.encoders.sources import list_images
+    from moontide.classify import check_maker
     from moontide.store.features import FeatureStore
 
     store = FeatureStore.open(into)
-    if verify:
+    if existing.verify:
         store.verify()
         say(f"{into} holds {store.n} images in {len(store.shards)} files, all as they were written")
-    if remove:
-        gone = [one for one in store.ids if any(fnmatchcase(one, pattern) for pattern in remove)]
+    if existing.remove:
+        gone = [one for one in store.ids if any(fnmatchcase(one, pattern) for pattern in existing.remove)]
         if not gone:
-            raise InputError(f"'--remove' must name images of the store. Got {', '.join(remove)}, which names none.")
+            names = ", ".join(existing.remove)
+            raise InputError(f"'--remove' must name images of the store. Got {names}, which names none.")
         store = store.remove(gone)
         say(f"{into} holds {store.n} images ({len(gone)} removed)")
     if not paths:
         return 0
-    images, skipped = list_images(paths, **sources)
-    labels: dict[str, int] | None = None
-    if store.labels is not None:
-        found = folder_labels([image.id for image in images], store.class_names)
-        if found is None:
-            raise InputError(f"{into} has labels: images for it must lie in folders that are called as its classes.")
-        labels = {image.id: int(label) for image, label in zip(images, found, strict=True)}
-    choice = way.choice.of_store(store.origin)
+    images, skipped = task.sources.find(paths)
+    found = _Found(images, skipped, _labels_for(store, images))
+    choice = task.choice.of_store(store.origin)
     encoder = choice.make()
     check_maker(store, encoder, choice.fast)
-    return _fill(store, encoder, images, skipped, labels, replace(way, choice=choice))
+    return _fill(store, encoder, found, replace(task, choice=choice))
 
 
-def _fill(
-    store: FeatureStore,
-    encoder: Encoder,
-    images: Sequence[ImageFile],
-    skipped: Sequence[Skip],
-    labels: dict[str, int] | None,
-    way: _Way,
-) -> int:
+def _labels_for(store: FeatureStore, images: Sequence[ImageFile]) -> dict[str, int] | None:
+    """Return the labels of images for a store by their folders, or None where it has no labels."""
+    from moontide.classify import folder_labels
+
+    if store.labels is None:
+        return None
+    found = folder_labels([image.id for image in images], store.class_names)
+    if found is None:
+        raise InputError(
+            f"{store.folder} has labels: images for it must lie in folders that are called as its classes."
+        )
+    return {image.id: int(label) for image, label in zip(images, found, strict=True)}
+
+
+def _fill(store: FeatureStore, encoder: Encoder, found: _Found, task: _Task) -> int:
     """Encode the images that a store does not hold, and say how it went."""
     from moontide.encoders.pipeline import add_to_store
 
-    choice, before = way.choice, store.n
+    choice, way, before = task.choice, task.way, store.n
     start = time.perf_counter()
     with (
         _pass(way.engine, way.address, choice, encoder) as through,
         progress_bar("encoding", "images") as progress,
     ):
         store, undecoded = add_to_store(
-            store, encoder, images, batch_size=choice.encode_batch, workers=choice.workers,
-            shard_size=way.shard_size, fast=choice.fast, labels=labels, progress=progress, through=through,
+            store, encoder, found.images, batch_size=choice.encode_batch, workers=choice.workers,
+            shard_size=way.shard_size, fast=choice.fast, labels=found.labels, progress=progress, through=through,
         )  # fmt: skip
     seconds = time.perf_counter() - start
-    skipped = [*skipped, *undecoded]
+    skipped = [*found.skipped, *undecoded]
     for one in skipped:
         note(f"skipped {one.id}: {one.reason}")
     if way.views is not None and store.n:
         from moontide.store.views import add_views
 
         with progress_bar("views", "images") as progress:
-            add_views(store, encoder, images, way.views, progress)
+            add_views(store, encoder, found.images, way.views, progress)
     if not store.n:
         raise InputError(f"None of the {len(skipped)} images can be used; see the reasons above.")
     new = store.n - before
-    how = f"{seconds:.1f} s, {new / seconds:.1f} images/s, {encoder.precision}"
+    by = f"{encoder.precision} by {encoder.runtime}" if encoder.runtime else encoder.precision
     emit(store=store.folder, images=store.n, new=new, encoder=encoder.id, skipped=[list(one) for one in skipped])
-    say(f"{store.folder} holds {store.n} images ({new} new) by {encoder.id}; {len(skipped)} skipped; {how}")
+    say(
+        f"{store.folder} holds {store.n} images ({new} new) by {encoder.id}; {len(skipped)} skipped; "
+        f"{seconds:.1f} s, {new / seconds:.1f} images/s, {by}"
+    )
     return 1 if way.strict and skipped else 0
 
 
@@ -402,9 +465,11 @@ def _benchmark(images: Sequence[ImageFile], choice: EncoderChoice) -> int:
     """Encode images, keep nothing, and print where the time goes."""
     from moontide.encoders.timing import measure
 
+    encoder = choice.make()
+    _settle(encoder, None)
     with progress_bar("encoding", "images") as progress:
         found = measure(
-            choice.make(), images, batch_size=choice.encode_batch, workers=choice.workers, fast=choice.fast,
+            encoder, images, batch_size=choice.encode_batch, workers=choice.workers, fast=choice.fast,
             progress=progress,
         )  # fmt: skip
     print(found.table())
@@ -427,8 +492,8 @@ def _pass(
 
         batch = choice.encode_batch or encoder.batch_size
         yield lambda images: encode_on_ray(
-            images, encoder.dim, choice.encoder, choice.device, encoder.precision, batch_size=batch,
-            workers=choice.workers, fast=choice.fast,
+            images, encoder.dim, choice.encoder, choice.device, encoder.precision, encoder.runtime,
+            batch_size=batch, workers=choice.workers, fast=choice.fast,
         )  # fmt: skip
     finally:
         if started:

@@ -51,12 +51,13 @@ def encoder_type(name: str) -> type[Encoder]:
     return _builtin()[name]
 
 
-def encoder(spec: str = DEFAULT, device: str = "cpu", precision: str = "auto") -> Encoder:
+def encoder(spec: str = DEFAULT, device: str = "cpu", precision: str = "auto", runtime: str = "auto") -> Encoder:
     """Make the encoder that `spec` names: KIND, KIND:MODEL, or a hub id or folder, which is for the kind `hf`.
 
     precision: that images are embedded in, "auto", "float32", "float16" or "bfloat16". "auto" is half precision on a
     GPU, and bfloat16 on a CPU that multiplies in it, where vectors of photographs have a cosine of 0.9999 or more to
-    those of float32; and float32 elsewhere.
+    those of float32; and float32 elsewhere. runtime: that embeds images on a CPU, "torch", "channels-last" (torch) or
+    "onnxruntime"; "auto" is torch, unless another is measured to be faster (`moontide.encoders.runtimes.settle`).
 
     >>> encoder("hff:some/model")
     Traceback (most recent call last):
@@ -68,6 +69,7 @@ def encoder(spec: str = DEFAULT, device: str = "cpu", precision: str = "auto") -
         kind, model = "hf", spec
     make: Any = encoder_type(kind)
     made: Encoder = make(model, device, precision)
+    made.use(runtime)
     made.spec, made.typed = f"{kind}:{_absolute(model)}" if model else kind, spec
     return made
 

@@ -40,11 +40,18 @@ if TYPE_CHECKING:
 
 FloatArray: TypeAlias = npt.NDArray[np.float32]
 Prepared: TypeAlias = Mapping[str, npt.NDArray[Any]]  # what a model reads of one image, by the name of its input
+Done: TypeAlias = Callable[[int], None]  # is told how many more images are embedded
 
 DEFAULT = "openai/clip-vit-base-patch16"
 BATCH = 64  # images or prompts that go through a model together, where the device does not say otherwise
 PRECISIONS = ("auto", "float32", "float16", "bfloat16")
+FEW = 4  # images that a thread embeds at a time on a CPU: few stay in its cache, and are soon told of
+RUNTIMES = ("auto", "torch", "channels-last", "onnxruntime")
 CLOSE = 0.99995  # cosine in half precision to float32, at least, over some photographs: others then stay above 0.9999
+
+
+def _ignored(count: int) -> None:
+    """Tell nobody."""
 
 
 class Encoder(ABC):
@@ -72,6 +79,7 @@ class Encoder(ABC):
     steps: Steps | None = None  # what `prepare` does where it is no more than resize, crop and scale
     device: str = "cpu"
     precision: str = "float32"  # that images are embedded in
+    runtime: str = ""  # that embeds images, one of RUNTIMES, where that is a choice
     spec: str = ""  # what `moontide.encoders.encoder` makes it of again, from any folder
     typed: str = ""  # the same as the user wrote it
     templates: ClassVar[tuple[str, ...]] = ("a photo of a {}.",)  # of prompts, where the user gives none
@@ -130,10 +138,24 @@ class Encoder(ABC):
         """Let the device copy from memory that images lie in, inside this context, without the help of the CPU."""
         return nullcontext()
 
-    def launch(self, batch: Sequence[Prepared]) -> Callable[[], FloatArray]:
-        """Begin to embed prepared images; the function that it returns waits for their unit vectors, (n, d)."""
-        rows = self.encode_prepared(batch)
+    def launch(self, batch: Sequence[Prepared], done: Done = _ignored) -> Callable[[], FloatArray]:
+        """Begin to embed prepared images; the function that it returns waits for their unit vectors, (n, d).
+
+        `done` is told how many more images are embedded, whenever some are.
+        """
+        parts = []
+        for part in batches(batch, BATCH // 4 if self.device == "cpu" else BATCH):
+            parts.append(self._images(part))
+            done(len(part))
+        rows = self._unit(parts, "images")
         return lambda: rows
+
+    def use(self, runtime: str) -> None:
+        """Embed images by another runtime."""
+        if runtime not in RUNTIMES:
+            raise OptionError(f"'runtime' must be one of {', '.join(RUNTIMES)}. Got {runtime!r} instead.")
+        if runtime not in ("auto", self.runtime):
+            raise OptionError(f"'runtime' is no choice for the encoder {self.id}. Got {runtime!r}; leave it at 'auto'.")
 
     def doubts(self, names: Sequence[str]) -> list[str]:
         """Say in sentences which class names this encoder is not made for."""
@@ -156,6 +178,8 @@ class TorchEncoder(Encoder):
     asked: str  # the precision that the user wants, or "auto"
     visual: torch.nn.Module  # the image tower
     model: torch.nn.Module  # that `visual` is a part of, or the same
+    runtime = "torch"
+    settled = False  # whether `runtime` is what the user wants, or was measured to be the fastest
 
     @abstractmethod
     def embed_images(self, model: torch.nn.Module, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
@@ -248,24 +272,61 @@ class TorchEncoder(Encoder):
         """The precision that images are embedded in: of those that are fast here, the first close to float32."""
         if self.asked != "auto":
             return self.asked
-        halves = ("float16", "bfloat16") if self.device != "cpu" else ("bfloat16",) if _fast_bfloat16() else ()
-        return next((name for name in halves if self.closeness(name) >= CLOSE), "float32")
+        return next((name for name in self.halves() if self.closeness(name) >= CLOSE), "float32")
 
-    def closeness(self, precision: str) -> float:
-        """Return the smallest cosine to float32 over some photographs, or 0 where a vector is not finite."""
+    def halves(self) -> tuple[str, ...]:
+        """Return the half precisions that this device multiplies in, the best first."""
+        return ("float16", "bfloat16") if self.device != "cpu" else ("bfloat16",) if _fast_bfloat16() else ()
+
+    def closeness(self, precision: str, runtime: str = "torch") -> float:
+        """Return the smallest cosine to float32 in torch over some photographs, or 0 where a vector is not finite."""
+        rows = self._embedded(self._photographs, precision, runtime)
+        cosines = (rows * self._exact).sum(axis=1) / np.linalg.norm(rows, axis=1) / np.linalg.norm(self._exact, axis=1)
+        return float(np.nan_to_num(cosines, posinf=0.0).min())
+
+    @cached_property
+    def _photographs(self) -> list[Prepared]:
         from moontide.encoders.steps import photographs
 
-        batch = [self.prepare(image) for image in photographs()]
-        rows, exact = (self._embedded(batch, name) for name in (precision, "float32"))
-        cosines = (rows * exact).sum(axis=1) / np.linalg.norm(rows, axis=1) / np.linalg.norm(exact, axis=1)
-        return float(np.nan_to_num(cosines, posinf=0.0).min())
+        return [self.prepare(image) for image in photographs()]
+
+    @cached_property
+    def _exact(self) -> npt.NDArray[Any]:
+        return self._embedded(self._photographs, "float32")
+
+    def use(self, runtime: str) -> None:
+        """Embed images by torch, by torch with its images and filters channels-last, or by onnxruntime, on a CPU."""
+        if runtime not in RUNTIMES or self.device != "cpu":
+            super().use(runtime)
+        if runtime == "auto":
+            return
+        if runtime == "onnxruntime":
+            if self.asked not in ("auto", "float32"):
+                raise OptionError(f"'precision' must be float32 with the runtime onnxruntime. Got {self.asked!r}.")
+            self.precision = "float32"
+        self.runtime, self.settled = runtime, True
+        self._lay_out(runtime)
+
+    def _lay_out(self, runtime: str) -> None:
+        """Bring the filters of the image tower into the order that a runtime wants, which changes no value."""
+        import torch
+
+        last = runtime == "channels-last"
+        self.visual.to(memory_format=torch.channels_last if last else torch.contiguous_format)
+
+    @cached_property
+    def session(self) -> Any:
+        """The image tower as onnxruntime runs it."""
+        from moontide.encoders.runtimes import tower
+
+        return tower(self)
 
     @cached_property
     def _half(self) -> torch.nn.Module:
         """A copy of the model in float16; `model` itself stays in float32, which is what methods may adapt."""
         return copy.deepcopy(self.model).half()
 
-    def _run(self, batch: Sequence[Prepared], precision: str) -> torch.Tensor:
+    def _run(self, batch: Sequence[Prepared], precision: str, runtime: str = "torch") -> torch.Tensor:
         """Begin to embed prepared images in a precision, (n, d) of float32 on the device.
 
         In bfloat16 only products are rounded so: its few digits are too few for sums over many layers.
@@ -273,6 +334,13 @@ class TorchEncoder(Encoder):
         import torch
 
         inputs = self.tensors(batch)
+        if runtime == "onnxruntime":
+            return torch.from_numpy(self.session.run(None, {name: x.numpy() for name, x in inputs.items()})[0])
+        if runtime == "channels-last":
+            inputs = {
+                name: x.contiguous(memory_format=torch.channels_last) if x.ndim == 4 else x
+                for name, x in inputs.items()
+            }
         if precision == "float16":
             inputs = {name: x.half() if x.is_floating_point() else x for name, x in inputs.items()}
             return self.embed_images(self._half, inputs).float()
@@ -280,44 +348,60 @@ class TorchEncoder(Encoder):
         with torch.autocast(kind, torch.bfloat16, enabled=precision == "bfloat16"):
             return self.embed_images(self.model, inputs).float()
 
-    def _embedded(self, batch: Sequence[Prepared], precision: str) -> npt.NDArray[Any]:
-        """Embed prepared images in a precision, (n, d).
+    def _embedded(
+        self, batch: Sequence[Prepared], precision: str, runtime: str = "torch", done: Done = _ignored
+    ) -> npt.NDArray[Any]:
+        """Embed prepared images in a precision by a runtime, (n, d).
 
-        On a CPU each thread embeds a part of the batch. Threads that share every single operation wait for each other
-        at its end, which takes most of the time as soon as another program wants a core.
+        On a CPU each thread embeds a few images at a time. Threads that share every single operation wait for each
+        other at its end, which takes most of the time as soon as another program wants a core.
         """
         import torch
 
         def run(part: Sequence[Prepared]) -> npt.NDArray[Any]:
-            torch.set_num_threads(1)
+            if several:
+                torch.set_num_threads(1)
             with torch.inference_mode():
-                return to_numpy(self._run(part, precision))
+                return to_numpy(self._run(part, precision, runtime))
 
-        threads = torch.get_num_threads()
-        if self.device != "cpu" or threads == 1 or len(batch) == 1:
-            with torch.inference_mode():
-                return to_numpy(self._run(batch, precision))
+        if self.device != "cpu":
+            several = False
+            return run(batch)
         if precision == "float16":
             self._half  # noqa: B018  (is made once, before the threads)
-        each = -(-len(batch) // threads)
+        if runtime == "onnxruntime":
+            self.session  # noqa: B018
+        threads = torch.get_num_threads()
+        several = threads > 1 and len(batch) > 1
+        parts, rows = list(batches(batch, max(1, min(FEW, -(-len(batch) // threads))))), []
         try:
             with ThreadPoolExecutor(threads, "encode") as pool:
-                return np.concatenate(list(pool.map(run, [batch[i : i + each] for i in range(0, len(batch), each)])))
+                for part, found in zip(parts, (pool.map if several else map)(run, parts), strict=True):
+                    rows.append(found)
+                    done(len(part))
         finally:
             torch.set_num_threads(threads)
+        return np.concatenate(rows)
 
     def _images(self, batch: Sequence[Prepared]) -> npt.NDArray[Any]:
-        return self._embedded(batch, self.precision)
+        return self._embedded(batch, self.precision, self.runtime)
 
-    def launch(self, batch: Sequence[Prepared]) -> Callable[[], FloatArray]:
+    def launch(self, batch: Sequence[Prepared], done: Done = _ignored) -> Callable[[], FloatArray]:
         """Begin to embed prepared images; on a GPU this returns before that is done."""
         import torch
 
         if self.device == "cpu":
-            return super().launch(batch)
+            unit = self._unit([self._embedded(batch, self.precision, self.runtime, done)], "images")
+            return lambda: unit
         with torch.inference_mode():
-            rows = self._run(batch, self.precision)
-        return lambda: self._unit([to_numpy(rows)], "images")
+            rows = self._run(batch, self.precision, self.runtime)
+
+        def wait() -> FloatArray:
+            unit = self._unit([to_numpy(rows)], "images")
+            done(len(batch))
+            return unit
+
+        return wait
 
     @property
     def batch_size(self) -> int:
@@ -352,13 +436,13 @@ class TwoTowers(TorchEncoder):
             return to_numpy(self.text_features(self.tokens(prompts)).float())
 
 
-def batches(items: Sequence[Any]) -> Iterator[Sequence[Any]]:
+def batches(items: Sequence[Any], size: int = BATCH) -> Iterator[Sequence[Any]]:
     """Cut a sequence into parts that go through a model together.
 
     >>> [len(part) for part in batches(range(100))]
     [64, 36]
     """
-    return (items[start : start + BATCH] for start in range(0, len(items), BATCH))
+    return (items[start : start + size] for start in range(0, len(items), size))
 
 
 def check_precision(precision: str) -> str:

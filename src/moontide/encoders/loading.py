@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from moontide.errors import FileError, MoontideError
@@ -28,6 +30,15 @@ def saying(what: str) -> Iterator[None]:
     except Exception as error:  # the libraries raise whatever they stumble over in a broken file
         why = str(error).strip().partition("\n")[0].partition(". ")[0].rstrip(".: ") or type(error).__name__
         raise FileError(f"{what} ({why}).") from error
+
+
+def cache_folder() -> Path:
+    """Return the folder for what can be made again: `moontide` in the user's cache folder.
+
+    >>> cache_folder().name
+    'moontide'
+    """
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "moontide"
 
 
 def onnx_runtime() -> Any:

@@ -19,7 +19,7 @@ import shutil
 import tempfile
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -48,6 +48,7 @@ class ONNX(Encoder):
     """
 
     steps: Steps
+    runtime = "onnxruntime"
 
     def __init__(self, model: str = "", device: str = "cpu", precision: str = "auto") -> None:
         folder = Path(model).expanduser()
@@ -77,8 +78,8 @@ class ONNX(Encoder):
         if provider not in onnxruntime.get_available_providers():
             raise ResourceError("onnxruntime finds no CUDA device here; use the device 'cpu', or onnxruntime-gpu.")
         where = {"device_id": device.partition(":")[2] or "0"} if device != "cpu" else {}
-        for name, digest in files.items():
-            if not (folder / name).is_file() or _digest(folder / name) != digest:
+        for name, known in files.items():
+            if not (folder / name).is_file() or digest(folder / name) != known:
                 raise FileError(f"{folder / name} is missing or not what was exported (by its SHA-256); export again.")
         with saying(f"The towers or the tokenizer of {model} cannot be loaded; export again"):
             options = onnxruntime.SessionOptions()
@@ -143,17 +144,17 @@ def export(encoder: Encoder, folder: str | Path, int8: bool = False) -> Exported
     try:
         temporary.mkdir(parents=True)
         images = encoder.tensors([encoder.prepare(image) for image in probes()])
-        _export(encoder.model, encoder.image_features, images, temporary / IMAGE)
+        export_tower(encoder.model, encoder.image_features, images, temporary / IMAGE)
         if int8:
             _quantise(temporary)
-        _export(encoder.model, encoder.text_features, encoder.tokens(PROBES), temporary / TEXT)
+        export_tower(encoder.model, encoder.text_features, encoder.tokens(PROBES), temporary / TEXT)
         tokenizer.save(str(temporary / TOKENIZER))
         held = {
             "format": FORMAT, "id": f"{encoder.id} (onnx{' int8' if int8 else ''})", "dim": encoder.dim,
             "logit_scale": encoder.logit_scale, "logit_bias": encoder.logit_bias,
             "preprocessing": encoder.preprocessing, "steps": asdict(steps),
             "precision": "int8" if int8 else "float32",
-            "files": {path.name: _digest(path) for path in sorted(temporary.iterdir())},
+            "files": {path.name: digest(path) for path in sorted(temporary.iterdir())},
         }  # fmt: skip
         (temporary / MANIFEST).write_text(json.dumps(held, indent=1), encoding="utf-8")
         made = ONNX(str(temporary))
@@ -213,7 +214,7 @@ def _quantise(folder: Path) -> None:
             logging.disable(logging.NOTSET)
 
 
-def _export(model: Any, function: Any, inputs: dict[str, Any], path: Path) -> None:
+def export_tower(model: Any, function: Any, inputs: Mapping[str, Any], path: Path) -> None:
     """Trace a function of tensors by name and write it, the number of rows left open."""
     import torch
 
@@ -257,5 +258,10 @@ def _compare(made: npt.ArrayLike, source: npt.ArrayLike, what: str) -> None:
         raise InputError(f"The {what} of the export differ from the model's by up to {worst:.2g}; it is not written.")
 
 
-def _digest(path: Path) -> str:
+def digest(path: Path) -> str:
+    """Return the SHA-256 of a file.
+
+    >>> len(digest(Path(__file__)))
+    64
+    """
     return hashlib.sha256(np.memmap(path, mode="r").data).hexdigest()

@@ -7,26 +7,44 @@ depend, to the bit, on where a run was stopped.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from moontide.encoders.base import Encoder, FloatArray, Prepared, cores
+from moontide.encoders.base import Done, Encoder, FloatArray, Prepared, cores
 from moontide.encoders.places import ImageFile, Skip
 from moontide.encoders.pool import Decoders, Found
 from moontide.encoders.prompts import Classes
+from moontide.encoders.runtimes import follow, settle
 from moontide.errors import missing_extra
-from moontide.store.features import FeatureStore, Origin
+from moontide.store.features import MANIFEST, FeatureStore, Origin
 
 SHARD = 1024  # images in a file of a store: what is encoded again after a stop, at most
 NICE = 5  # how far decoders stand back where the encoder runs on the same cores
+
+
+class Count:
+    """Adds up how many images are through, and tells it with the number of all.
+
+    >>> count = Count(3, print)
+    >>> count(2)
+    2 3
+    """
+
+    def __init__(self, total: int, progress: Callable[[int, int], None]) -> None:
+        self.done, self.total, self.progress = 0, total, progress
+
+    def __call__(self, count: int) -> None:
+        """Add some."""
+        self.done += count
+        self.progress(self.done, self.total)
 
 
 class Encoded(NamedTuple):
@@ -47,16 +65,7 @@ class Seconds:
     wait: float = 0.0  # of the encoder for decoders
     copy: float = 0.0  # batches to the device, and their resizing there
     model: float = 0.0
-    arrivals: list[tuple[float, int]] = field(default_factory=list)  # when, and how many images had come out
-
-    def steady(self) -> float:
-        """Return images per second after the first tenth, which has the start in it."""
-        if len(self.arrivals) < 2:
-            return 0.0
-        first = next(i for i, (_, n) in enumerate(self.arrivals) if n >= self.arrivals[-1][1] / 10)
-        first = min(first, len(self.arrivals) - 2)
-        (start, before), (end, after) = self.arrivals[first], self.arrivals[-1]
-        return (after - before) / (end - start)
+    begun: float = 0.0  # when the first image was decoded, by the clock `time.perf_counter`
 
 
 def default_workers(device: str) -> int:
@@ -76,11 +85,12 @@ def encode_files(
     workers: int | None = None,
     fast: bool = False,
     seconds: Seconds | None = None,
+    done: Done = lambda count: None,
 ) -> Iterator[Encoded]:
     """Encode images batch by batch, in their order; `workers` processes decode them.
 
     batch_size, workers: None is what suits the device. fast: let a GPU decode JPEG files, with small differences.
-    seconds: is told where the time goes.
+    seconds: is told where the time goes. done: is told how many more images are through, whenever some are.
 
     >>> from moontide.encoders.base import Encoder
     >>> class Size(Encoder):
@@ -102,19 +112,24 @@ def encode_files(
         encoder.steps, workers=workers, batch=batch, resize=on_cpu or not encoder.resizes,
         jpeg=_gpu_share(workers) if fast and encoder.decodes_jpeg else 0.0, nice=NICE if on_cpu else 0,
     )  # fmt: skip
-    encoder.precision  # noqa: B018  (is settled once, before the first image)
     with (
-        pool, encoder.pinned(pool.array), ThreadPoolExecutor(workers, "prepare") as threads,
-        closing(pool.decode(images)) as found,  # its processes end before the memory that they share
+        pool, pool.decoding(images) as found,  # processes start while the device gets ready
+        _ready(encoder).pinned(pool.array), ThreadPoolExecutor(workers, "prepare") as threads,
     ):  # fmt: skip
         pending: _Batch | None = None
         for part in _batches(found, batch, told):
-            started = _launch(encoder, part, threads, told)
+            started = _launch(encoder, part, threads, told, done)
             if pending is not None:
                 yield _finish(pending, pool, told)
             pending = started
         if pending is not None:
             yield _finish(pending, pool, told)
+
+
+def _ready(encoder: Encoder) -> Encoder:
+    """Settle the precision of an encoder, once, before the first image."""
+    encoder.precision  # noqa: B018
+    return encoder
 
 
 def _gpu_share(workers: int) -> float:
@@ -138,6 +153,7 @@ def _batches(found: Iterator[Found], size: int, told: Seconds) -> Iterator[list[
     good = 0
     start = time.perf_counter()
     for one in found:
+        told.begun = told.begun or time.perf_counter()
         part.append(one)
         good += one.kind != "skip"
         told.read, told.decode, told.resize = (
@@ -151,7 +167,7 @@ def _batches(found: Iterator[Found], size: int, told: Seconds) -> Iterator[list[
         yield part
 
 
-def _launch(encoder: Encoder, part: list[Found], threads: ThreadPoolExecutor, told: Seconds) -> _Batch:
+def _launch(encoder: Encoder, part: list[Found], threads: ThreadPoolExecutor, told: Seconds, done: Done) -> _Batch:
     start = time.perf_counter()
     good = [one for one in part if one.kind != "skip"]
     skipped = [Skip(one.image.id, str(one.data)) for one in part if one.kind == "skip"]
@@ -165,7 +181,8 @@ def _launch(encoder: Encoder, part: list[Found], threads: ThreadPoolExecutor, to
     batch = [found for found in prepared if not isinstance(found, str)]
     told.copy += time.perf_counter() - start
     start = time.perf_counter()
-    wait = encoder.launch(batch) if batch else lambda: np.zeros((0, encoder.dim), dtype=np.float32)
+    done(len(skipped))
+    wait = encoder.launch(batch, done) if batch else lambda: np.zeros((0, encoder.dim), dtype=np.float32)
     told.model += time.perf_counter() - start
     images = [one.image for one, found in pairs if not isinstance(found, str)]
     return _Batch(len(part), images, skipped, wait)
@@ -180,10 +197,8 @@ def _prepare(encoder: Encoder, found: Found) -> Prepared:
 def _finish(batch: _Batch, pool: Decoders, told: Seconds) -> Encoded:
     start = time.perf_counter()
     features = batch.wait()
-    now = time.perf_counter()
-    told.model += now - start
+    told.model += time.perf_counter() - start
     pool.release(batch.taken)
-    told.arrivals.append((now, batch.taken + (told.arrivals[-1][1] if told.arrivals else 0)))
     return Encoded(batch.images, features, batch.skipped)
 
 
@@ -209,6 +224,10 @@ def encode_to_store(
     images, or as many more as fill its last batch. `through` encodes images elsewhere, in their order, else they go
     through `encoder` here.
     """
+    if (Path(folder) / MANIFEST).exists():
+        begun = FeatureStore.open(folder).origin
+        follow(encoder, begun.runtime, begun.precision)
+    settle(encoder, len(images))
     store = FeatureStore.create(folder, origin_of(encoder, classes, dataset, fast), *_text(classes))
     return add_to_store(
         store, encoder, images, batch_size=batch_size, workers=workers, shard_size=shard_size, fast=fast,
@@ -223,6 +242,7 @@ def origin_of(
     return Origin(
         encoder.id, encoder.preprocessing, () if classes is None else classes.templates, encoder.logit_scale, dataset,
         spec=encoder.spec, typed=encoder.typed, precision=encoder.precision, decoding="fast" if fast else "exact",
+        runtime=encoder.runtime, folder=os.getcwd(),
     )  # fmt: skip
 
 
@@ -250,16 +270,16 @@ def add_to_store(
     whole = -(-shard_size // batch) * batch  # images of a shard
     skipped: list[Skip] = []
     waiting: list[tuple[str, FloatArray]] = []  # ids and rows
-    done = len(images) - len(rest)
-    progress(done, len(images))
-    here = partial(encode_files, encoder, batch_size=batch_size, workers=workers, fast=fast)
+    count = Count(len(images), progress)
+    count(len(images) - len(rest))
+    here = partial(encode_files, encoder, batch_size=batch_size, workers=workers, fast=fast, done=count)
     for encoded in (through or here)(rest) if rest else ():
         skipped += encoded.skipped
         waiting += zip((image.id for image in encoded.images), encoded.features, strict=True)
-        done += len(encoded.images) + len(encoded.skipped)
+        if through is not None:
+            count(len(encoded.images) + len(encoded.skipped))
         while len(waiting) >= whole:
             store, waiting = _flush(store, waiting[:whole], labels), waiting[whole:]
-        progress(done, len(images))
     return _flush(store, waiting, labels), skipped
 
 

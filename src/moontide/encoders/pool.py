@@ -19,7 +19,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -36,6 +36,15 @@ PATIENCE = 60.0  # seconds that one image may take
 DEPTH = 3  # images that wait in the pipe of a process, so that it never waits itself
 SLOT = 640 * 480 * 3  # bytes of a slot where images are resized elsewhere; larger ones are resized by the decoders
 ATTEMPTS = 3  # starts of a process that ends before it is ready
+PACKAGES = (("moontide", str(Path(__file__).parents[1])), ("moontide.encoders", str(Path(__file__).parent)))
+START = f"""
+import sys, types
+for name, folder in {PACKAGES!r}:
+    sys.modules[name] = types.ModuleType(name)
+    sys.modules[name].__path__ = [folder]
+from moontide.encoders.decoder import main
+main()
+"""  # of a process: the modules that decode, without all else that their packages import, which takes half a second
 
 
 class Found(NamedTuple):
@@ -53,7 +62,7 @@ class _Process:
     def __init__(self, terms: Terms) -> None:
         self.errors = tempfile.TemporaryFile()  # noqa: SIM115  (closed by `end`)
         self.process = subprocess.Popen(
-            [sys.executable, "-c", "from moontide.encoders.decoder import main; main()"],
+            [sys.executable, "-c", START],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors,
             pass_fds=() if isinstance(terms.memory, str) else (terms.memory,),
             env={**os.environ, "PYTHONSAFEPATH": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
@@ -150,12 +159,18 @@ class Decoders:
 
     def decode(self, images: Iterable[ImageFile]) -> Generator[Found, None, None]:
         """Yield what becomes of images, in their order."""
+        with self.decoding(images) as found:
+            yield from found
+
+    @contextmanager
+    def decoding(self, images: Iterable[ImageFile]) -> Iterator[Iterator[Found]]:
+        """Begin to decode images, and yield what becomes of them, in their order; at the end all processes end."""
         run = _Run(self, iter(images))
         self._current = run
         thread = threading.Thread(target=run.feed, name="decode", daemon=True)
         thread.start()
         try:
-            yield from run.results()
+            yield run.results()
         finally:
             run.stop()
             thread.join()

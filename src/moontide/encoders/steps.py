@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from moontide.encoders.base import FloatArray
-
 if TYPE_CHECKING:
     import torch
     from PIL.Image import Image
+
+    from moontide.encoders.base import FloatArray
 
 BILINEAR, BICUBIC = 2, 3  # Pillow's numbers
 FILTERS = {BILINEAR: 1.0, BICUBIC: 2.0}  # that `on_device` knows, with the pixels they reach to either side

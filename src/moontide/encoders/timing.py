@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from moontide.encoders.base import Encoder, Prepared
-from moontide.encoders.pipeline import Seconds, default_workers, encode_files
+from moontide.encoders.pipeline import Count, Seconds, default_workers, encode_files
 from moontide.encoders.places import ImageFile
 from moontide.errors import ImageError, InputError
 
-PROBE_SECONDS = 2.0  # that the model alone is run for
+PROBE_SECONDS = 1.0  # that the model alone is run for, before the pass and once more after it
 
 
 @dataclass(frozen=True)
@@ -21,13 +21,19 @@ class Timing:
     images: int
     skipped: int
     seconds: float  # from the start of the first process to the last vector
-    steady: float  # images per second after the first tenth
+    start: float  # seconds of it until the first image was decoded
     model: float  # images per second of the model alone, on images that are prepared already
     parts: Seconds
     workers: int
     batch_size: int
     precision: str
+    runtime: str
     device: str
+
+    @property
+    def steady(self) -> float:
+        """Images per second after the start."""
+        return self.images / (self.seconds - self.start)
 
     @property
     def share(self) -> float:
@@ -37,12 +43,17 @@ class Timing:
     def table(self) -> str:
         """Write it as lines of text.
 
-        >>> Timing(100, 0, 2.0, 60.0, 80.0, Seconds(decode=1.0), 2, 32, "float32", "cpu").table().splitlines()[1]
-        'steady     60.0 images/s, 75 % of the 80.0 images/s of the model alone'
+        >>> timing = Timing(90, 0, 2.0, 0.5, 80.0, Seconds(decode=1.0), 2, 32, "float32", "torch", "cpu")
+        >>> print(timing.table().partition("read")[0])
+        images     90 in 2.00 s, 0 skipped, in batches of 32
+        start      0.50 s until the first image was decoded
+        steady     60.0 images/s after that, 75 % of the 80.0 images/s of the model alone
+        <BLANKLINE>
         """
         parts, n = self.parts, max(1, self.images + self.skipped)
         each = {name: 1000 * getattr(parts, name) / n for name in ("read", "decode", "resize", "copy", "model")}
-        where = {"copy": "this process", "model": f"this process, {self.device} in {self.precision}"}
+        by = f", by {self.runtime}" if self.runtime else ""
+        where = {"copy": "this process", "model": f"this process, {self.device} in {self.precision}{by}"}
         rows = [
             f"{name:<10} {value:.3f} ms an image ({where.get(name, f'{self.workers} decoding processes')})"
             for name, value in each.items()
@@ -50,10 +61,11 @@ class Timing:
         idle = 100 * parts.wait / self.seconds
         return "\n".join(
             [
-                f"images     {self.images} in {self.seconds:.2f} s with the start, {self.skipped} skipped, "
-                f"in batches of {self.batch_size}",
-                f"steady     {self.steady:.1f} images/s, {100 * self.share:.0f} % of the {self.model:.1f} images/s of "
-                "the model alone",
+                f"images     {self.images} in {self.seconds:.2f} s, {self.skipped} skipped, in batches of "
+                f"{self.batch_size}",
+                f"start      {self.start:.2f} s until the first image was decoded",
+                f"steady     {self.steady:.1f} images/s after that, {100 * self.share:.0f} % of the {self.model:.1f} "
+                "images/s of the model alone",
                 *rows,
                 f"waiting    {idle:.0f} % of the time, the model had no images",
             ]
@@ -73,37 +85,52 @@ def measure(
     batch = batch_size or encoder.batch_size
     parts, done, skipped = Seconds(), 0, 0
     encoder.precision  # noqa: B018  (is settled before the clock starts)
-    alone = model_speed(encoder, images, batch)
+    alone = [model_speed(encoder, images, batch)]
     start = time.perf_counter()
-    for found in encode_files(encoder, images, batch_size=batch, workers=workers, fast=fast, seconds=parts):
+    for found in encode_files(
+        encoder, images, batch_size=batch, workers=workers, fast=fast, seconds=parts,
+        done=Count(len(images), progress),
+    ):  # fmt: skip
         done, skipped = done + len(found.images), skipped + len(found.skipped)
-        progress(done + skipped, len(images))
     seconds = time.perf_counter() - start
+    alone.append(model_speed(encoder, images, batch))
     workers = workers or default_workers(encoder.device)
-    steady = parts.steady() or done / seconds
-    told = (encoder.precision, encoder.device)
-    return Timing(done, skipped, seconds, steady, alone, parts, workers, batch, *told)
+    model = 2 / sum(1 / speed for speed in alone)  # other programs may have come or gone
+    told = (encoder.precision, encoder.runtime, encoder.device)
+    return Timing(done, skipped, seconds, parts.begun - start, model, parts, workers, batch, *told)
 
 
 def model_speed(encoder: Encoder, images: Sequence[ImageFile], batch: int) -> float:
     """Return how many images a second the model embeds when they are prepared already."""
-    prepared: list[Prepared] = []
+    whole = prepared(encoder, images, batch)
+    encoder.launch(whole)()
+    start = time.perf_counter()
+    done = run_model(encoder, whole)
+    return done / (time.perf_counter() - start)
+
+
+def run_model(encoder: Encoder, batch: Sequence[Prepared], seconds: float = PROBE_SECONDS) -> int:
+    """Put a batch through the model again and again for some seconds; return how many images that were."""
+    done, start = len(batch), time.perf_counter()
+    pending = encoder.launch(batch)
+    while done == len(batch) or time.perf_counter() - start < seconds:
+        following = encoder.launch(batch)
+        pending()
+        pending, done = following, done + len(batch)
+    pending()
+    return done
+
+
+def prepared(encoder: Encoder, images: Sequence[ImageFile], batch: int) -> list[Prepared]:
+    """Return a batch of prepared images, some of them more than once."""
+    some: list[Prepared] = []
     for image in images:
-        if len(prepared) == min(batch, 16):
+        if len(some) == min(batch, 16):
             break
         try:
-            prepared.append(encoder.prepare(image.read()))
+            some.append(encoder.prepare(image.read()))
         except ImageError:
             continue
-    if not prepared:
+    if not some:
         raise InputError("None of the first images can be decoded; there is nothing to measure.")
-    whole = [prepared[i % len(prepared)] for i in range(batch)]
-    encoder.launch(whole)()
-    done, start = 0, time.perf_counter()
-    pending = encoder.launch(whole)
-    while done == 0 or time.perf_counter() - start < PROBE_SECONDS:
-        following = encoder.launch(whole)
-        pending()
-        pending, done = following, done + batch
-    pending()
-    return (done + batch) / (time.perf_counter() - start)
+    return [some[i % len(some)] for i in range(batch)]

@@ -23,7 +23,6 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import json
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
@@ -33,7 +32,7 @@ import numpy.typing as npt
 
 from moontide.core.arrays import unit_rows
 from moontide.encoders.base import FloatArray, TorchEncoder, check_precision
-from moontide.encoders.loading import TINY, onnx_runtime
+from moontide.encoders.loading import TINY, cache_folder, onnx_runtime
 from moontide.encoders.steps import Steps
 from moontide.errors import FileError, OptionError, missing_extra
 from moontide.store.files import check_device, replacing
@@ -64,6 +63,7 @@ class Tiny(TorchEncoder):
     dim = 1280
     preprocessing = STEPS.describe()
     steps = STEPS
+    runtime = "channels-last"
 
     def __init__(self, model: str = "", device: str = "cpu", precision: str = "auto") -> None:
         if model:
@@ -84,7 +84,8 @@ class Tiny(TorchEncoder):
         self.asked = "float32" if (precision, device) == ("auto", "cpu") else precision  # bfloat16 is too coarse for it
         self.visual = EfficientNet.from_name("efficientnet-lite2")
         self.visual.load_state_dict(torch.load(files["image"], weights_only=True))
-        self.model = self.visual.eval().requires_grad_(False).to(device, memory_format=torch.channels_last)
+        self.model = self.visual.eval().requires_grad_(False).to(device)
+        self._lay_out(self.runtime)
         self.tokenizer = Tokenizer.from_file(str(files["tokenizer"]))
         self.tokenizer.enable_padding()
         options = onnxruntime.SessionOptions()
@@ -97,11 +98,8 @@ class Tiny(TorchEncoder):
 
     def embed_images(self, model: Any, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """Return the pooled features before the classifier."""
-        import torch
-
-        pixels = inputs["pixel_values"].contiguous(memory_format=torch.channels_last)
-        few = 4 if pixels.device.type == "cpu" else max(1, len(pixels))  # so few stay in the cache of a CPU
-        return torch.cat([model.extract_features(part).mean((2, 3)) for part in pixels.split(few)])
+        pooled: torch.Tensor = model.extract_features(inputs["pixel_values"]).mean((2, 3))
+        return pooled
 
     def _text(self, prompts: Sequence[str]) -> npt.NDArray[Any]:
         return kernel(self.embed(prompts), self.table.known) @ self.table.weights
@@ -205,7 +203,7 @@ def _cached(make: Any) -> Table:
     from safetensors.numpy import load_file, save
 
     key = hashlib.sha256(json.dumps([FILES, RIDGE, WIDTH, Tiny.templates]).encode()).hexdigest()[:16]
-    path = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "moontide" / f"tiny-{key}.safetensors"
+    path = cache_folder() / f"tiny-{key}.safetensors"
     try:
         held = load_file(path)
         return Table(held["known"], held["weights"], float(held["temperature"][0]))

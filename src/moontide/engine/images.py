@@ -35,6 +35,7 @@ class EncoderSpec:
     name: str
     device: str
     precision: str
+    runtime: str
     batch_size: int
     decoders: int  # processes that decode images
     fast: bool
@@ -47,7 +48,7 @@ class Piecewise:
     def __init__(self, spec: EncoderSpec) -> None:
         if os.path.isdir(spec.folder):  # a machine of the cluster may not have it
             os.chdir(spec.folder)
-        self.spec, self.encoder = spec, encoder(spec.name, spec.device, spec.precision)
+        self.spec, self.encoder = spec, encoder(spec.name, spec.device, spec.precision, spec.runtime)
 
     def __call__(self, rows: Mapping[str, Sequence[str]]) -> Iterator[dict[str, list[Any]]]:
         """Encode the images of some pieces; each batch is a row: who is in it, who is not and why, and the vectors."""
@@ -71,6 +72,7 @@ def encode_on_ray(
     name: str,
     device: str = "cpu",
     precision: str = "auto",
+    runtime: str = "auto",
     *,
     batch_size: int,
     workers: int | None = None,
@@ -82,7 +84,7 @@ def encode_on_ray(
     count = places(workers, device)
     cpus = max(1, int(resources()["CPU"]) // count)
     decoders = cpus if device == "cuda" else max(1, cpus // 2)
-    spec = EncoderSpec(name, device, precision, batch_size, decoders, fast, os.getcwd())
+    spec = EncoderSpec(name, device, precision, runtime or "auto", batch_size, decoders, fast, os.getcwd())
     by_id = {image.id: image for image in images}
     each = max(1, min(PIECE, len(images) // (PIECES * count * batch_size))) * batch_size
     pieces = [{"piece": _piece(images[i : i + each])} for i in range(0, len(images), each)]

@@ -62,6 +62,8 @@ class Origin:
     typed: str = ""  # the same as the user wrote it
     precision: str = "float32"  # of the image tower
     decoding: str = "exact"  # or fast: on a GPU, with small differences
+    runtime: str = ""  # of the image tower on a CPU, such as torch; vectors of two differ in their last digits only
+    folder: str = ""  # that relative paths of images start from
 
     @property
     def reloads(self) -> str:
