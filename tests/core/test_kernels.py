@@ -84,12 +84,21 @@ def watched(solve, f, text):
     given = {name: getattr(_triton, name) for name in names}
     for name, kernel in given.items():  # the interpreter itself copies
         setattr(_triton, name, lambda *a, kernel=kernel, **b: outside(kernel, a, b))
+    reads = {name: getattr(torch.Tensor, name) for name in ("tolist", "item", "numpy", "cpu", "__bool__", "__float__")}
+    for name in reads:
+        setattr(torch.Tensor, name, refused)
     try:
         with Waits():
             return solve(f, text)
     finally:
+        for name, read in reads.items():
+            setattr(torch.Tensor, name, read)
         for name, kernel in given.items():
             setattr(_triton, name, kernel)
+
+
+def refused(*given):
+    raise AssertionError("this waits for the GPU")
 
 
 def outside(kernel, a, b):

@@ -20,8 +20,8 @@ from moontide.core.arrays import (
     like,
     namespace,
     row_dots,
+    row_norms,
     row_sums,
-    unit_rows,
 )
 from moontide.core.ple import EPS
 from moontide.core.simplex import log_softmax, one_hot
@@ -235,7 +235,7 @@ def anchors(text: Array, p: Array, first: Predicted, scale: Array | float = 1.0)
     slope = held(along / held(square, 1e-6, math.inf), 0.0, 1.0) * (square > 1e-6)
     found = text * (slope / scale)  # (K, d)
     found += (centre - slope * mean_text) / scale
-    return unit_rows(found)
+    return found / clip(row_norms(found), EPS)[:, None]
 
 
 def presence(near: Array, most: Array, total: Array) -> Array:

@@ -75,7 +75,7 @@ class TIDE(OnlineMethod):
     memory: int = option(64, "samples of a stream that are labelled together, the latest included", low=0, high=10_000)
     neighbours: int = option(NEIGHBOURS, "m, neighbours of a sample in the graph", low=1)
     sharpness: float = option(8.0, "weight of the cosine to a class mean where few classes are there", low=0)
-    iterations: int = option(6, "T, rounds of M-step and E-step after the first E-step", low=1)
+    iterations: int = option(8, "T, rounds of M-step and E-step after the first E-step", low=1)
 
     def peak_bytes(self, n: int, k: int, d: int, itemsize: int) -> int:
         """Estimate the memory beyond the inputs: twelve N x K arrays, or three of 2-byte numbers for large N."""
@@ -171,7 +171,7 @@ class TIDE(OnlineMethod):
         """First pass, comparison, an E-step before and after each M-step, the calibration.
 
         >>> TIDE().plan()
-        Plan(calls=23, steps=7)
+        Plan(calls=25, steps=9)
         """
         return Plan(self.iterations + NEWTON + 5, self.iterations + 1)
 
