@@ -26,7 +26,7 @@ from moontide.core.tide import Assigned, Classes, Compared, Confident, Predicted
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]
 
-IDLE = 0.01  # a class is left alone whose largest z_ik is below this share of n_k + a*, and of 0.1
+IDLE = 0.03  # a class is left alone whose largest z_ik is below this share of n_k + a*, and of 0.1
 NOTHING = np.float32(-1e30)  # the logarithm of a sum of no classes
 one = np.float32
 run = tide_plain.run

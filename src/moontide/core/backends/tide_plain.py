@@ -43,6 +43,7 @@ class TIDERows(Rows):
 
     >>> import numpy as np
     >>> eye = np.eye(3, dtype=np.float32)
+    >>> from moontide import TIDE
     >>> TIDERows(TIDE(), eye, eye, 100.0).first(None).counts
     array([1., 1., 1.])
     """
