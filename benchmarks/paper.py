@@ -36,7 +36,7 @@ from moontide.errors import MoontideError
 from moontide.options import json_safe
 from moontide.report.bench import details
 from moontide.report.results import collect
-from moontide.store.files import replacing
+from moontide.store.disk import replacing
 
 FOLDER = Path("../shared/features")
 # All but `backbones`, whose scenarios are those of the main suites, and `runtime`, beside which nothing may run.

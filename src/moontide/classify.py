@@ -15,6 +15,7 @@ import numpy as np
 
 from moontide.answers import Answers, answer, top_classes
 from moontide.core.arrays import Array, to_numpy
+from moontide.core.devices import to_device
 from moontide.encoders.base import Encoder, FloatArray
 from moontide.encoders.loading import TINY
 from moontide.encoders.pipeline import encode_files
@@ -36,8 +37,9 @@ from moontide.protocols import Method
 from moontide.registry import DEFAULT
 from moontide.registry import method as make_method
 from moontide.report.gallery import write_gallery
+from moontide.store.disk import replacing
 from moontide.store.features import FeatureStore
-from moontide.store.files import TABLES, check_output, place, replacing
+from moontide.store.files import TABLES, check_output
 from moontide.store.predictions import more_columns, rounded
 from moontide.store.tables import write_table
 from moontide.types import Result, Task
@@ -176,7 +178,7 @@ def classify(
         progress(len(images) + len(skipped) - len(listing.skipped), len(listing.images))
     if not images:
         raise FileError(f"None of the {len(skipped)} images can be used; {skipped[0].id}: {skipped[0].reason}.")
-    features = place(np.concatenate(parts), None, device)
+    features = to_device(np.concatenate(parts), None, device)
     given = {"known": by_image(known, images, -1), "class_prior": class_prior, "negatives": negatives}
     task = Task(features, classes.text, encoder.logit_scale, classes.names, **given)
     return label_images(images, task, encoder.id, method, batch_size, skipped, groups=by_image(groups, images, ""))
@@ -208,7 +210,7 @@ def classify_store(
     """
     if store.n == 0:
         raise InputError(f"The store {store.folder} holds no images; encode some first.")
-    features = place(np.asarray(store.take(np.arange(store.n)), dtype=np.float32), None, device)
+    features = to_device(np.asarray(store.take(np.arange(store.n)), dtype=np.float32), None, device)
     names, text = (store.class_names, store.text) if classes is None else (classes.names, classes.text)
     images = located(store.ids)
     given = {"known": by_image(known, images, -1), "class_prior": class_prior, "negatives": negatives}

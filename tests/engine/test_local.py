@@ -18,13 +18,15 @@ import pytest
 from moontide import method
 from moontide.core.graph import Graph, nearest_neighbours
 from moontide.core.rows import Rows
-from moontide.engine import files, run
-from moontide.engine.files import expand, look, read_tensors, relative_names, writing
+from moontide.engine import run
 from moontide.engine.partition import balanced_groups
 from moontide.engine.run import adapt_shards
 from moontide.errors import FileError, InputError, OptionError, ResourceError
 from moontide.methods.zero_shot import ZeroShot
 from moontide.simulate import simulate
+from moontide.store.disk import writing
+from moontide.store.shards import expand, look, relative_names
+from moontide.store.tensors import read_tensors, write_tensors
 
 N, K = 1200, 30
 DATA = simulate(N, K, dim=32, effective_classes=8, seed=3)
@@ -253,7 +255,7 @@ def test_tensors_are_what_the_library_reads(tmp_path: Path) -> None:
         "n": np.asarray(3),
         "none": np.empty((0, 2), np.float32),
     }
-    files.write_tensors(str(tmp_path / "a.safetensors"), arrays)
+    write_tensors(str(tmp_path / "a.safetensors"), arrays)
     for read in (load_file(tmp_path / "a.safetensors"), read_tensors(str(tmp_path / "a.safetensors"))):
         assert {name: (x.dtype, x.shape, x.tolist()) for name, x in read.items()} == {
             name: (x.dtype, x.shape, x.tolist()) for name, x in arrays.items()
@@ -269,7 +271,7 @@ def test_names_of_outputs_follow_folders_and_never_clash() -> None:
 
 def test_a_folder_of_a_feature_store_is_its_image_shards() -> None:
     for name in ("text", "00000", "00001"):
-        files.write_tensors(f"memory://store/{name}.safetensors", {"image_features": np.eye(2, dtype=np.float16)})
+        write_tensors(f"memory://store/{name}.safetensors", {"image_features": np.eye(2, dtype=np.float16)})
     with writing("memory://store/manifest.json") as handle:
         handle.write(b"{}")
     assert expand("memory://store") == ["memory:///store/00000.safetensors", "memory:///store/00001.safetensors"]

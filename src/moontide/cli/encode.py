@@ -423,7 +423,7 @@ def _pass(
 
     started = connect(address, choice.workers)
     try:
-        from moontide.engine.images import encode_on_ray
+        from moontide.encoders.cluster import encode_on_ray
 
         batch = choice.encode_batch or encoder.batch_size
         yield lambda images: encode_on_ray(

@@ -83,10 +83,11 @@ def adapt_many(
     features: str, solver: Method, out: str | None, cluster: Cluster, source: Source, given: GivenFiles
 ) -> None:
     """Run a method over shards and print what changed."""
+    from moontide.core.devices import check_device
     from moontide.engine.run import adapt_shards
     from moontide.store.classes import read_class_names
     from moontide.store.features import FeatureStore
-    from moontide.store.files import check_device, is_store, read_text
+    from moontide.store.files import is_store, read_text
     from moontide.store.inputs import read_class_prior, read_negatives
 
     if given.known is not None:

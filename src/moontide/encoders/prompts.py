@@ -123,7 +123,7 @@ def read_descriptions(path: str | Path) -> dict[str, list[str]]:
         ...
     moontide.errors.FileError: There is no file no.json.
     """
-    from moontide.store.files import reading
+    from moontide.store.disk import reading
 
     with reading(Path(path)):
         held = json.loads(Path(path).read_text(encoding="utf-8-sig"))

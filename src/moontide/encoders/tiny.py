@@ -32,11 +32,12 @@ import numpy as np
 import numpy.typing as npt
 
 from moontide.core.arrays import unit_rows
+from moontide.core.devices import check_device
 from moontide.encoders.base import FloatArray, TorchEncoder, check_precision
 from moontide.encoders.loading import TINY, onnx_runtime
 from moontide.encoders.steps import Steps
 from moontide.errors import FileError, OptionError, missing_extra
-from moontide.store.files import check_device, replacing
+from moontide.store.disk import replacing
 
 if TYPE_CHECKING:
     import torch

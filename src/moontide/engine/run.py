@@ -24,25 +24,16 @@ from moontide.core.driver import solve
 from moontide.core.memory import available_bytes, human
 from moontide.core.rows import LARGE
 from moontide.core.sums import unpack
-from moontide.engine.files import (
-    Source,
-    exists,
-    expand,
-    look,
-    read_tensors,
-    reading,
-    relative_names,
-    remove,
-    write_tensors,
-    writing,
-)
 from moontide.engine.local import Engine, Local
 from moontide.engine.partition import quantiser, recall
 from moontide.engine.worker import Job
 from moontide.errors import FileError, MoontideError, OptionError, ResourceError, listed, without_credentials
 from moontide.protocols import Method, Plan
 from moontide.registry import method_names, method_type
+from moontide.store.disk import exists, opened, remove, writing
 from moontide.store.remote import check_remote
+from moontide.store.shards import Source, expand, look, relative_names
+from moontide.store.tensors import read_tensors, write_tensors
 from moontide.types import check_class_names, check_class_prior, check_negatives
 
 SHARE = 0.7  # of the available memory that workers may take
@@ -259,7 +250,7 @@ def _check_checkpoint(job: Job, graph: str, given: Mapping[str, Any], report: Ca
     }
     path = f"{job.folder}/run.json"
     if exists(path):
-        with reading(path) as handle:
+        with opened(path) as handle:
             held = json.load(handle)
         if held != json.loads(json.dumps(own)):
             raise FileError(
@@ -286,7 +277,7 @@ def _engines(
         from moontide.engine import ray
 
         started = ray.connect(address, workers)
-        count = ray.places(workers, device)
+        count = ray.worker_count(workers, device)
         have = have if started else int(ray.resources()["memory"])  # of all machines
 
     def use(job: Job, sizes: Sequence[int]) -> None:

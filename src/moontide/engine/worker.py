@@ -24,24 +24,17 @@ from numpy.typing import NDArray
 
 from moontide.core.ann import nearest_lists
 from moontide.core.arrays import to_numpy, unit_rows
+from moontide.core.devices import to_device
 from moontide.core.graph import Graph
 from moontide.core.rows import BLOCK_ENTRIES, Rows, Sample, draw
 from moontide.core.sums import TOGETHER, Doubles, Sums, unpack
-from moontide.engine.files import (
-    Source,
-    exists,
-    read_ids,
-    read_shard,
-    read_tensors,
-    usable_rows,
-    write_tensors,
-    writing,
-)
 from moontide.errors import InputError, MoontideError
 from moontide.protocols import Method
 from moontide.store import parquet
-from moontide.store.files import place
+from moontide.store.disk import exists, writing
 from moontide.store.predictions import rounded
+from moontide.store.shards import Source, read_ids, read_shard, usable_rows
+from moontide.store.tensors import read_tensors, write_tensors
 
 SHOWN = 8
 OWN = ("check", "sketch", "scatter", "write", "gather")  # calls that a worker answers; the others are its shards'
@@ -239,10 +232,10 @@ class Worker:
             return self.shards[i]
         job, kind = self.job, self.job.rows_type
         rows, kept = self._read(i)
-        features = place(rows, None, job.device)
+        features = to_device(rows, None, job.device)
         path, graph = self._path("graph", i), None
         if exists(path):
-            graph = Graph(**{name: place(x, None, job.device) for name, x in read_tensors(path).items()})
+            graph = Graph(**{name: to_device(x, None, job.device) for name, x in read_tensors(path).items()})
         shard = kind(job.method, features, job.text, job.logit_scale, graph, half=job.half, keep=False)
         shard.number, shard.kept, last, said = i, kept, -1, None
         if graph is None:

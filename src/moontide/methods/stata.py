@@ -166,9 +166,8 @@ class StatA(Repeated):
         check_graph(task.graph, self.name, self.neighbours)
         rows = StatARows(self, task.features, task.text, task.logit_scale, task.graph, alone=True)
         found = solve(self.mixture(task.text, task.logit_scale), rows.call)
-        mu, spread, beta = found.classes
-        details = {"mu": mu, "spread": spread}
-        return Result(*rows.unpack(), None, (), self.iterations, found.converged, None, beta, details)
+        details = {"mu": found.mu, "spread": found.spread}
+        return Result(*rows.unpack(), None, (), self.iterations, found.converged, None, found.beta, details)
 
     rows_type: ClassVar[type[Rows]] = StatARows
 
@@ -190,8 +189,10 @@ class StatA(Repeated):
 class Fitted(NamedTuple):
     """What is known of the classes at the end; the assignments are with the samples."""
 
+    mu: Array  # (K, d)
+    spread: Array  # (K, d)
+    beta: Array  # (K,)
     converged: bool
-    classes: Mixture
 
 
 class GaussianMixture:
@@ -244,4 +245,5 @@ class GaussianMixture:
 
     def finish(self, run: Run, classes: Mixture, step: GaussianSums, trace: list[None]) -> Fitted:
         """Return the classes."""
-        return Fitted(int(step.changed) == 0, Mixture(*(like(x, self.text) for x in classes)))
+        mu, spread, beta = (like(x, self.text) for x in classes)
+        return Fitted(mu, spread, beta, int(step.changed) == 0)

@@ -26,7 +26,8 @@ import numpy as np
 from moontide.answers import NONE_OF_THESE
 from moontide.errors import FileError, InputError
 from moontide.metrics import IntArray
-from moontide.store.files import AnyArray, read_arrays, read_parquet_column, reading
+from moontide.store.disk import reading
+from moontide.store.files import AnyArray, read_arrays, read_parquet_column
 from moontide.store.tables import from_cell
 
 KEYS = ("id", "path", "row")  # how a row of a file of known labels can name its sample

@@ -11,7 +11,8 @@ import numpy as np
 
 from moontide.answers import Answers, answer, leading, top_classes
 from moontide.core.arrays import to_numpy
-from moontide.store.files import check_output, replacing
+from moontide.store.disk import replacing
+from moontide.store.files import check_output
 from moontide.store.tables import write_table
 from moontide.types import Result, Task
 
