@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from scipy import integrate, stats
 
 from moontide.core.bessel import bessel, bessel_ratio
-from moontide.core.vmf import kl, log_normaliser, log_normaliser_asymptotic, sample
+from moontide.core.vmf import kl, log_normaliser, log_normaliser_asymptotic
 from moontide.errors import InputError, OptionError
+from moontide.samplers.vmf import sample
 
 DIMS = [2, 3, 4, 5, 8, 16, 64, 100, 512, 768, 1024, 1280, 2048]
 KAPPAS = [0.0, 1e-8, 1e-6, 1e-3, 0.1, 1.0, 10.0, 50.0, 100.0, 500.0, 1e3, 1e4, 1e5, 1e6, 1e8]

@@ -10,7 +10,7 @@ from moontide.core.arrays import Array, class_counts, namespace
 from moontide.core.driver import Run, solve
 from moontide.core.graph import Affinity, nearest_neighbours, neighbour_votes
 from moontide.core.rows import NEIGHBOURS, check_graph
-from moontide.core.simplex import log_softmax, softmax, softmax_evidence_
+from moontide.core.simplex import log_softmax, softmax, softmax_log_sum
 from moontide.options import option
 from moontide.protocols import Method
 from moontide.types import Result, Task
@@ -130,7 +130,7 @@ def assignments(scores: Array, votes_of: Callable[[Array], Array], log_z: Array,
     """
     logits = log_z
     for it in range(inner_iterations):
-        z = softmax_evidence_(logits)[0] if it else softmax(logits)  # (N, K)
+        z = softmax_log_sum(logits, logits)[0] if it else softmax(logits)  # (N, K)
         logits = votes_of(z)
         logits += scores
     return log_softmax(logits)

@@ -26,7 +26,7 @@ from moontide.core.arrays import Array, affine, class_counts, like, namespace, r
 from moontide.core.driver import Run, solve
 from moontide.core.ple import means, shrink, shrinkage
 from moontide.core.rows import Rows, check_graph
-from moontide.core.simplex import softmax_evidence_
+from moontide.core.simplex import softmax_log_sum
 from moontide.core.sums import Doubles, Sums
 from moontide.errors import OptionError
 from moontide.methods._alternation import Mixture, Repeated
@@ -136,7 +136,7 @@ class StatARows(Rows):
         def part(at: slice) -> tuple[Any, ...]:
             logits = self._votes(at)
             logits += scores[at]
-            p[at.start - rows.start : at.stop - rows.start] = softmax_evidence_(logits)[0]
+            p[at.start - rows.start : at.stop - rows.start] = softmax_log_sum(logits, logits)[0]
             return ()
 
         self._in_parts(part, rows)

@@ -57,7 +57,7 @@ from moontide.core.graph import Graph
 from moontide.core.memory import require_memory
 from moontide.core.ple import EPS, weighted_sums
 from moontide.core.rows import LARGE, NEIGHBOURS, Counted, Rows, check_graph
-from moontide.core.simplex import log_softmax, one_hot, softmax_evidence_
+from moontide.core.simplex import log_softmax, one_hot, softmax_log_sum
 from moontide.core.sums import LARGER, SAME, Sums
 from moontide.core.threads import in_threads, row_blocks
 from moontide.options import option
@@ -1219,7 +1219,7 @@ class TIDERows(Rows):
 
         def part(at: slice) -> tuple[()]:
             log_z = self.log_z[at] if self.alone else log_ratios(self._wide(at), self.labels[at][:, None])
-            self.z[at] = self._narrow(softmax_evidence_(power * log_z)[0])
+            self.z[at] = self._narrow(softmax_log_sum(power * log_z)[0])
             return ()
 
         for rows in self.blocks if power is not None else ():
