@@ -208,10 +208,11 @@ class OnlineMethod(Method):
         class numbers of samples whose label is known, -1 for the others, for methods that accept known labels.
         """
         x = self.check(state, x)
-        if known is None:
-            after, result = self._step(state, x)
-        else:
-            after, result = self._step(state, x, self.check_known(state, x, known))
+        return self.advance(state, x, None if known is None else self.check_known(state, x, known))
+
+    def advance(self, state: S, x: Array, known: Array | None = None) -> tuple[S, Result]:
+        """Make a step with what `check` and `check_known` returned, or rows of a task: nothing is checked again."""
+        after, result = self._step(state, x) if known is None else self._step(state, x, known)
         return dataclasses.replace(after, seen=state.seen + len(x)), result
 
     def correct(self, state: S, x: Array, known: Array, before: Array | None = None) -> S:
@@ -251,7 +252,8 @@ class OnlineMethod(Method):
         raise TypeError(f"{type(self).__name__} accepts known labels and does not implement _correct.")
 
     def _fit(self, task: Task) -> Result:
-        return self.step(self.start(task), samples(self, task), task.known)[1]
+        x = samples(self, task)
+        return (self.advance if x is task.features else self.step)(self.start(task), x, task.known)[1]
 
 
 @dataclasses.dataclass(frozen=True)

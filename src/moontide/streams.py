@@ -174,7 +174,7 @@ class Stream:
         while n - start >= least:
             stop = min(start + (self.batch_size or n), n)
             labels = None if known is None else known[start:stop]
-            state, result = self.method.step(state, rows[start:stop], labels)
+            state, result = self.method.advance(state, rows[start:stop], labels)
             results.append(result)
             start = stop
         if start or not self.waiting:
@@ -292,10 +292,12 @@ def run_stream(
     else:
         check_state(online, state)
         check_same_classes(state, task)
-    x, results = samples(online, task), []
+    x, step, results = samples(online, task), online.step, []
+    if x is task.features:  # checked with the task
+        x, step = like(x, state.text), online.advance
     for start in range(0, n, batch_size):
         stop = min(start + batch_size, n)
-        state, result = online.step(state, x[start:stop], None if task.known is None else task.known[start:stop])
+        state, result = step(state, x[start:stop], None if task.known is None else task.known[start:stop])
         results.append(result)
         if progress is not None:
             progress(stop, n)

@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 from moontide.core import formulas
 from moontide.core.arrays import Array, clip, column_dots, device, namespace, row_dots, row_sums
-from moontide.core.bessel import banerjee, inverse_bessel_ratio
+from moontide.core.bessel import inverse_bessel_ratio
 from moontide.core.simplex import entropy, softmax_log_sum
-from moontide.core.vmf import log_normaliser, log_normaliser_asymptotic
+from moontide.core.vmf import log_normaliser
 
 EPS = 1e-12  # the released solver's guard in entropies, lambda, beta and norms
 
@@ -99,12 +99,18 @@ def concentration(r: Array, d: int, inverse: str, r_cap: float) -> Array:
     """Eq. banerjee: kappa from the mean resultant length r = A_d(kappa), r held in [0, r_cap]."""
     xp = namespace(r)
     r = clip(r, 0, min(r_cap, 1 - float(xp.finfo(r.dtype).eps)))
-    return banerjee(d, r) if inverse == "banerjee" else inverse_bessel_ratio(d, r)  # (K,)
+    if inverse == "newton":
+        return inverse_bessel_ratio(d, r)  # (K,)
+    return xp.astype(formulas.banerjee(d, xp.astype(r, xp.float64)), r.dtype)  # (K,)
 
 
 def log_c(d: int, kappa: Array, form: str) -> Array:
     """App. vMF: log C_d(kappa), accurate or in the paper's simplified large-kappa form."""
-    return log_normaliser(d, kappa) if form == "accurate" else log_normaliser_asymptotic(d, kappa)
+    if form == "accurate":
+        return log_normaliser(d, kappa)
+    kappa = clip(kappa, 1e-6)
+    found: Array = formulas.log_c(d, kappa, namespace(kappa).log(kappa))
+    return found
 
 
 def prototypes(text: Array, mu: Array, kappa: Array, scale: float, temper: float) -> Array:

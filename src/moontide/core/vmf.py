@@ -15,10 +15,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import numpy as np
-
-from moontide.core import formulas
-from moontide.core.arrays import Array, clip, is_torch_array, like, namespace
+from moontide.core.arrays import Array, like
 from moontide.core.bessel import bessel, widen
 
 
@@ -30,20 +27,6 @@ def log_normaliser(d: int, kappa: Any) -> Array:
     """
     xp, x, dtype = widen(kappa)
     return xp.astype(-(bessel(d, x).log_i + x + d / 2 * math.log(2 * math.pi)), dtype)
-
-
-def log_normaliser_asymptotic(d: int, kappa: Any) -> Array:
-    """The paper's simplified log C_d(kappa) = (d-1)/2 log kappa - kappa, without its constant, for kappa >= 1e-6.
-
-    >>> log_normaliser_asymptotic(3, np.asarray([0.0, 1.0])).round(3)
-    array([-13.816,  -1.   ])
-    """
-    if not is_torch_array(kappa):
-        kappa = np.asarray(kappa)
-        kappa = kappa if kappa.dtype.kind == "f" else kappa.astype(np.float64)
-    xp, kappa = namespace(kappa), clip(kappa, 1e-6)
-    found: Array = formulas.log_c(d, kappa, xp.log(kappa))
-    return found
 
 
 def kl(d: int, mu_p: Array, kappa_p: Any, mu_q: Array, kappa_q: Any) -> Array:
