@@ -56,9 +56,9 @@ from moontide.core.driver import Run, solve
 from moontide.core.graph import Graph
 from moontide.core.memory import require_memory
 from moontide.core.ple import EPS, weighted_sums
-from moontide.core.rows import LARGE, NEIGHBOURS, Counted, Rows, check_graph
+from moontide.core.rows import LARGE, NEIGHBOURS, Rows, check_graph
 from moontide.core.simplex import log_softmax, one_hot, softmax_log_sum
-from moontide.core.sums import LARGER, SAME, Sums
+from moontide.core.sums import LARGER, SAME, Counted, Sums
 from moontide.core.threads import in_threads, row_blocks
 from moontide.options import option
 from moontide.protocols import GivenState, OnlineMethod, Plan, State, copy_array, given_inputs, given_shares, per_class
