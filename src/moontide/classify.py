@@ -20,7 +20,7 @@ from moontide.encoders.base import Encoder, FloatArray
 from moontide.encoders.loading import TINY
 from moontide.encoders.pipeline import encode_files
 from moontide.encoders.places import ImageFile, Skip
-from moontide.encoders.prompts import Classes
+from moontide.encoders.prompts import EmbeddedClasses
 from moontide.encoders.sources import Listing, as_listing, list_images
 from moontide.errors import FileError, ImageError, InputError, MoontideError
 from moontide.evaluate import (
@@ -128,7 +128,7 @@ class Classified:
 
 def classify(
     listing: Listing | Sequence[Any],
-    classes: Classes,
+    classes: EmbeddedClasses,
     encoder: Encoder,
     *,
     method: Method | None = None,
@@ -186,7 +186,7 @@ def classify(
 
 def classify_store(
     store: FeatureStore,
-    classes: Classes | None = None,
+    classes: EmbeddedClasses | None = None,
     *,
     method: Method | None = None,
     batch_size: int | None = None,
