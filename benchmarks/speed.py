@@ -36,14 +36,14 @@ import tracemalloc
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from reference import reference
 
-from moontide import MOON, TIDE
+from moontide import MOON
 from moontide.core.backends import choose
 from moontide.core.graph import EXACT_ROWS, nearest_neighbours
 from moontide.core.mixture import VMF, Anchors
@@ -370,17 +370,12 @@ def gaussian_mixture(f: Any, t: Any, rounds: int = ITERATIONS) -> Any:
 
 def alternatives(sizes: list[int], classes: list[int], effective: int | None, repeat: int) -> str:
     """Time MOON and what one would take instead, on the same data in the same run, as times of MOON's time."""
-    names = ["MOON", "TIDE", "the equations, dense", "k-means in torch", "GaussianMixture of scikit-learn"]
-    lines = [["N", "K", "MOON ms", *names[1:]]]
+    lines = [["N", "K", "MOON ms", "the equations, dense", "k-means in torch", "GaussianMixture of scikit-learn"]]
     for k in classes:
         for n in (size for size in sizes if size >= k):  # scikit-learn wants as many samples as components
             data = simulate(n, k, effective_classes=effective and min(effective, k), seed=0)
             f, t = data.features, data.text
-            work: list[Callable[[], Any]] = [
-                lambda f=f, t=t: MOON().fit_predict(f, t), lambda f=f, t=t: TIDE().fit_predict(f, t),
-                lambda f=f, t=t: reference(f, t), lambda f=f, t=t: k_means(f, t),
-                lambda f=f, t=t: gaussian_mixture(f, t),
-            ]  # fmt: skip
+            work = [partial(each, f, t) for each in (MOON().fit_predict, reference, k_means, gaussian_mixture)]
             seconds = timed(work, "cpu", repeat)
             times = [f"{one / seconds[0]:.1f}" for one in seconds[1:]]
             lines.append([f"{n:,}", f"{k:,}", f"{1e3 * seconds[0]:.1f}", *times])
