@@ -67,7 +67,7 @@ class Classified:
     method: str
     batch_size: int | None = None
     groups: Sequence[str] | None = None  # of each image, where groups were labelled on their own
-    answers: Answers | None = None  # where more is said than the class
+    answers: Answers | None = None  # where more is answered than the class
     more: Mapping[str, Sequence[Any]] = field(default_factory=dict)  # further columns of the table
 
     @property
@@ -83,12 +83,12 @@ class Classified:
     def columns(self) -> dict[str, list[Any]]:
         """Return the table of labels by column."""
         names, probs = self.task.class_names or (), to_numpy(self.result.probs)
-        said = self.answers or answer(self.result, names)
+        given = self.answers or answer(self.result, names)
         columns = {
             "id": [image.id for image in self.images],
             "path": [os.path.abspath(image.path) for image in self.images],
-            "label": said.texts,
-            "confidence": said.confidence.round(6).tolist(),
+            "label": given.texts,
+            "confidence": given.confidence.round(6).tolist(),
             "top5": top_classes(probs, names),
             "zero_shot_label": [names[k] for k in to_numpy(self.result.zero_shot_labels)],
         }

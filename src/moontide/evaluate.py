@@ -1,4 +1,4 @@
-"""Run methods on tasks and hold what they say against labels. With `metrics.py` the only code that sees labels."""
+"""Run methods on tasks and hold their answers against labels. With `metrics.py` the only code that sees labels."""
 
 from __future__ import annotations
 

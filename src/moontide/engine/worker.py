@@ -68,25 +68,13 @@ class Job:
         return len(self.groups or self.sources)
 
     def kept_bytes(self, n: int) -> int:
-        """Estimate the memory of a shard of n rows: features, old and new assignments, graph.
-
-        >>> from moontide import method
-        >>> job = Job(method("zero_shot"), np.eye(2, dtype=np.float32), 100.0, (), (), "")
-        >>> job.kept_bytes(1000)
-        88000
-        """
+        """Estimate the memory of a shard of n rows: features, old and new assignments, graph."""
         k, d = map(int, self.text.shape)
         graph: int = 40 * getattr(self.method, "neighbours", 0)
         return n * (4 * d + 2 * k * (2 if self.half else 4) + graph + 64)
 
     def passing_bytes(self, n: int) -> int:
-        """Estimate what reading a shard of n rows, a step on it or saving it takes for a while.
-
-        >>> from moontide import method
-        >>> job = Job(method("zero_shot"), np.eye(2, dtype=np.float32), 100.0, (), (), "")
-        >>> job.passing_bytes(1000) - job.passing_bytes(0)
-        16000
-        """
+        """Estimate what reading a shard of n rows, a step on it or saving it takes for a while."""
         k, d = map(int, self.text.shape)
         scores = 4 * n * k * self.rows_type.SCORES
         return max(8 * n * d, scores) + 8 * 4 * BLOCK_ENTRIES + 40 * k * d + PROCESS

@@ -220,8 +220,8 @@ give a new folder, or make them alike.
             stale.append(name)
             if kept:
                 rows = {key: np.asarray(array)[kept] for key, array in arrays.items()}
-                told = {"ids": [held[i] for i in kept]}
-                files[f"{number:05d}.safetensors"] = self._save(f"{number:05d}.safetensors", rows, told)
+                record = {"ids": [held[i] for i in kept]}
+                files[f"{number:05d}.safetensors"] = self._save(f"{number:05d}.safetensors", rows, record)
                 number += 1
         after = replace(self, files=files)
         after._commit()
@@ -333,8 +333,8 @@ give a new folder, or make them alike.
         """Write a file that the manifest does not name yet, and return its SHA-256; a file tells its origin, too."""
         from safetensors.numpy import save
 
-        told = {**about, "origin": self.origin.write()}
-        data = save({key: np.ascontiguousarray(value) for key, value in arrays.items()}, {ABOUT: json.dumps(told)})
+        record = {**about, "origin": self.origin.write()}
+        data = save({key: np.ascontiguousarray(value) for key, value in arrays.items()}, {ABOUT: json.dumps(record)})
         _write(self.folder / name, data)
         return hashlib.sha256(data).hexdigest()
 
@@ -348,9 +348,9 @@ def refuse_other_space(what: str, origin: Origin, other: Origin, remedy: str) ->
         theirs = other.space()[name]
         same = abs(value - theirs) <= 1e-4 * abs(value) if name == "logit_scale" else value == theirs
         if not same:
-            told = "another preprocessing" if name == "preprocessing" else f"the {name.replace('_', ' ')} {value!r}"
+            record = "another preprocessing" if name == "preprocessing" else f"the {name.replace('_', ' ')} {value!r}"
             given = "" if name == "preprocessing" else f", and these have {theirs!r}"
-            raise FileError(f"{what} holds features with {told}{given}; {remedy}.")
+            raise FileError(f"{what} holds features with {record}{given}; {remedy}.")
 
 
 def _sweep(folder: Path) -> None:
