@@ -192,12 +192,12 @@ class Rows:
     def _zero_shot(self, rows: slice) -> tuple[Array, Array, Array]:
         """Make and keep y of some rows; return it with the cosines and the log of what y was divided by."""
         cosine = self.f[rows] @ self.text.T  # (b, K)
-        y, evidence = zero_shot(cosine, self.logit_scale)  # (b, K), (b,)
+        y, log_sum = zero_shot(cosine, self.logit_scale)  # (b, K), (b,)
         self.z[rows] = self._narrow(y)
         if self.labels is None:
             self.labels = self._empty(len(self.f), dtype=namespace(y).int64)
         self.labels[rows] = namespace(y).argmax(y, axis=1)
-        return y, cosine, evidence
+        return y, cosine, log_sum
 
     def _add_up(self, block: Callable[[slice], Sums], what: str) -> Any:
         """Return the sum over the blocks of what a function returns of each; in memory as it is, there is one."""

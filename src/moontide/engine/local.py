@@ -9,7 +9,7 @@ from moontide.engine.worker import Job, Worker
 
 
 class Engine(Protocol):
-    """What a run needs: call a method on all shards and add up what they say."""
+    """What a run needs: call a method on all shards and add up their sums."""
 
     replaced: int  # workers that died and were replaced
 
