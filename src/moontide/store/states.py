@@ -132,7 +132,7 @@ def unpack_state(data: bytes, source: str) -> tuple[dict[str, str], dict[str, An
     try:
         held = Tensors(io.BytesIO(data))
         arrays = dict(held)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except Exception as error:  # whatever a damaged header makes the parser stumble over
         raise FileError(f"{source} cannot be read; it is damaged, cut short or no state file.") from error
     if not {"moontide", "method", "options"} <= held.metadata.keys():
         raise FileError(f"{source} is not a state that moontide wrote.")
