@@ -30,13 +30,13 @@ from paper_parts.pages import pages, read_details
 from moontide.bench.data import Pack, find_data
 from moontide.bench.processes import in_processes
 from moontide.bench.records import Record, environment, key, read_records
-from moontide.bench.runner import Job, Limit, Outcome, Source, Worker, plan, run_suite
+from moontide.bench.runner import Job, Limit, RunCounts, Source, Worker, plan, run_suite
 from moontide.bench.suites import Entry, Scenario, Suite, load_suite
 from moontide.errors import MoontideError
 from moontide.options import json_safe
 from moontide.report.bench import details
 from moontide.report.results import collect
-from moontide.store.files import replacing
+from moontide.store.disk import replacing
 
 FOLDER = Path("../shared/features")
 # All but `backbones`, whose scenarios are those of the main suites, and `runtime`, beside which nothing may run.
@@ -145,7 +145,7 @@ def work(args: argparse.Namespace, suites: Sequence[Suite], limit: Callable[[Sui
     """Do the runs that are missing, those with low numbers first: whenever it is stopped, all suites are as far."""
     source, about, jobs, workers = Source(args.device), environment(), [], {}
     for suite in suites:
-        folder, outcome = folder_of(args.out, suite), Outcome()
+        folder, outcome = folder_of(args.out, suite), RunCounts()
         folder.mkdir(parents=True, exist_ok=True)
         done = {key(record) for record in read_records(folder)}
         todo = plan(suite, find_data(args.data), done, outcome, limit and limit(suite), source)

@@ -106,7 +106,7 @@ def _memory(pid: int) -> int:
 def measure(n: int, k: int, d: int, engine: str, workers: int, shards: int, memory: float | None, at: Path) -> Line:
     """Make the data and label them; `memory` is what a worker may take, in GiB."""
     from moontide import method
-    from moontide.engine.run import adapt_shards
+    from moontide.engine.run import ShardTask, Workers, adapt_shards
 
     load, peak, going_on = os.getloadavg()[0], Peak(), (at / "out").exists()
     times: dict[str, float] = {}
@@ -132,10 +132,10 @@ def measure(n: int, k: int, d: int, engine: str, workers: int, shards: int, memo
     text = write_shards(at, n, k, d, shards)
     peak.start()
     start = time.perf_counter()
+    crew = Workers(engine, None, workers if engine == "ray" else None, None if memory is None else int(memory * 2**30))
     adapt_shards(
-        f"{at}/*.parquet", text, method("moon"), f"{at}/out", engine=engine,
-        workers=workers if engine == "ray" else None, memory=None if memory is None else int(memory * 2**30),
-        report=report, progress=progress, logit_scale=20.0,
+        ShardTask(f"{at}/*.parquet", text, 20.0), method("moon"), f"{at}/out",
+        workers=crew, report=report, progress=progress,
     )  # fmt: skip
     total = time.perf_counter() - start
     return {

@@ -4,6 +4,8 @@
     scripts/bench speed --sizes 500000 1000000 --classes 1000               # many samples: from a memory-mapped file
     scripts/bench speed --device cuda                                       # a GPU, all three precisions
     scripts/bench speed --against REV                                       # this tree and a commit, in turn
+    scripts/bench speed --against FOLDER                                    # or another tree, where there is no git
+    scripts/bench speed --alternatives                                      # and what one would take instead
 
 One run compares everything: the reference, MOON and the floors are timed in turn, interleaved, each in its second call
 in a row, and the median is taken.
@@ -31,8 +33,10 @@ import sys
 import tempfile
 import time
 import tracemalloc
-from collections.abc import Callable
-from functools import cache
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -280,26 +284,102 @@ def markdown(lines: list[list[str]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-def against(revision: str, device: str, repeat: int, methods: list[str]) -> str:
-    """Time this tree and a commit in turn, each in a process of its own, and compare the least times of both."""
-    root = Path(__file__).parents[1]
+@contextmanager
+def source_of(revision: str) -> Iterator[Path]:
+    """Yield the folder of the package's sources at a commit, or in another tree."""
+    given, root = Path(revision), Path(__file__).parents[1]
+    if given.is_dir():
+        found = next((folder for folder in (given / "src", given) if (folder / "moontide").is_dir()), None)
+        if found is None:
+            raise SystemExit(f"{given} has no src/moontide; give the folder of a tree, or a commit.")
+        yield found.resolve()
+        return
     with tempfile.TemporaryDirectory(prefix="moontide-against-") as folder:
-        archive = subprocess.run(["git", "archive", revision, "src"], cwd=root, check=True, stdout=subprocess.PIPE)
+        archive = subprocess.run(["git", "archive", revision, "src"], cwd=root, capture_output=True)
+        if archive.returncode:
+            why = archive.stderr.decode().strip().partition("\n")[0]
+            raise SystemExit(f"{revision} is no folder, and no commit of {root} ({why}).")
         subprocess.run(["tar", "-x", "-C", folder], input=archive.stdout, check=True)
-        sources = [Path(folder, "src"), root / "src"]
-        program = str(root / "benchmarks/timing.py")
-        child = [sys.executable, program, "--device", device, "--streams", "--methods", *methods]
-        found: list[dict[str, float]] = [{}, {}]
+        yield Path(folder, "src")
+
+
+def against(revision: str, device: str, repeat: int, methods: list[str]) -> str:
+    """Time this tree and another in turn, each in a process of its own; compare least times, memory and answers."""
+    root = Path(__file__).parents[1]
+    with source_of(revision) as other, tempfile.TemporaryDirectory(prefix="moontide-answers-") as folder:
+        sources, answers = (other, root / "src"), (Path(folder, "old"), Path(folder, "new"))
+        found: list[dict[str, dict[str, float]]] = [{}, {}]
+        for path in answers:
+            path.mkdir()
         for round_ in range(repeat):
-            for which, source in enumerate(sources):
-                env = {**os.environ, "PYTHONPATH": str(source)}
-                out = subprocess.run(child, check=True, stdout=subprocess.PIPE, text=True, env=env).stdout
-                for key, ms in json.loads(out).items():
-                    found[which][key] = min(ms, found[which].get(key, ms))
+            for which in (0, 1) if round_ % 2 == 0 else (1, 0):  # who is first changes
+                child = [sys.executable, str(root / "benchmarks/timing.py"), "--device", device, "--streams"]
+                child += ["--save", str(answers[which]), "--methods", *methods]
+                env = {**os.environ, "PYTHONPATH": str(sources[which])}
+                done = subprocess.run(child, stdout=subprocess.PIPE, text=True, env=env)
+                if done.returncode:
+                    raise SystemExit(f"benchmarks/timing.py failed with the sources of {sources[which]}.")
+                for key, row in json.loads(done.stdout).items():
+                    held = found[which].setdefault(key, row)
+                    found[which][key] = {name: min(value, held[name]) for name, value in row.items()}
             print(f"round {round_ + 1} of {repeat}", file=sys.stderr, flush=True)
-    lines = [["task", f"{revision} ms", "this tree ms", "ratio"]]
-    for key, ms in found[0].items():
-        lines.append([key, f"{ms:.2f}", f"{found[1][key]:.2f}", f"{found[1][key] / ms:.2f}"])
+        lines = [["task", f"{Path(revision).name} ms", "this tree ms", "ratio", "memory", "same labels", "confidence"]]
+        for key, row in found[0].items():
+            new = found[1][key]
+            memory = f"{new['mb'] / max(row['mb'], 1e-3):.2f}" if "mb" in row else ""
+            lines.append([
+                key, f"{row['ms']:.2f}", f"{new['ms']:.2f}", f"{new['ms'] / row['ms']:.2f}", memory,
+                *compared(*(path / f"{key}.npz" for path in answers)),
+            ])  # fmt: skip
+    return markdown(lines)
+
+
+def compared(old: Path, new: Path) -> list[str]:
+    """Return the share of labels that two runs have in common, and how far their confidences differ at most."""
+    with np.load(old) as a, np.load(new) as b:
+        same = a["labels"] == b["labels"]
+        return [f"{100 * same.mean():.2f} %", f"{np.abs(a['confidence'] - b['confidence'])[same].max():.0e}"]
+
+
+def k_means(f: Any, t: Any, rounds: int = ITERATIONS) -> Any:
+    """Return the clusters of k-means in torch, from the class embeddings as first centres."""
+    import torch
+
+    x, centres = torch.asarray(f), torch.asarray(t)
+    labels = (x @ centres.T).argmax(1)
+    for _ in range(rounds):
+        sums = torch.zeros_like(centres).index_add_(0, labels, x)
+        count = torch.bincount(labels, minlength=len(centres))[:, None]
+        centres = torch.where(count > 0, sums / count.clamp(min=1), centres)
+        labels = ((centres**2).sum(1) / 2 - x @ centres.T).argmin(1)
+    return labels
+
+
+def gaussian_mixture(f: Any, t: Any, rounds: int = ITERATIONS) -> Any:
+    """Return the clusters of scikit-learn's mixture with diagonal covariances, from the class embeddings as means."""
+    from sklearn.exceptions import ConvergenceWarning
+    from sklearn.mixture import GaussianMixture
+
+    k, d = t.shape
+    start = {"weights_init": np.full(k, 1 / k), "means_init": t, "precisions_init": np.full((k, d), float(d))}
+    mixture = GaussianMixture(k, covariance_type="diag", max_iter=rounds, tol=0, reg_covar=1e-6, **start)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        return mixture.fit_predict(f)
+
+
+def alternatives(sizes: list[int], classes: list[int], effective: int | None, repeat: int) -> str:
+    """Time MOON and what one would take instead, on the same data in the same run, as times of MOON's time."""
+    lines = [["N", "K", "MOON ms", "the equations, dense", "k-means in torch", "GaussianMixture of scikit-learn"]]
+    for k in classes:
+        for n in (size for size in sizes if size >= k):  # scikit-learn wants as many samples as components
+            data = simulate(n, k, effective_classes=effective and min(effective, k), seed=0)
+            f, t = data.features, data.text
+            work = [partial(each, f, t) for each in (MOON().fit_predict, reference, k_means, gaussian_mixture)]
+            seconds = timed(work, "cpu", repeat)
+            times = [f"{one / seconds[0]:.1f}" for one in seconds[1:]]
+            lines.append([f"{n:,}", f"{k:,}", f"{1e3 * seconds[0]:.1f}", *times])
+            print(f"N={n:,} K={k:,}", file=sys.stderr, flush=True)
     return markdown(lines)
 
 
@@ -311,7 +391,8 @@ def main() -> None:
     parser.add_argument("--effective", type=int, default=25, help="classes present; 0: all")
     parser.add_argument("--repeat", type=int, default=15)
     parser.add_argument("--check", type=int, default=10_000, help="largest N whose labels are compared with float64")
-    parser.add_argument("--against", metavar="REV", help="compare with a commit, in turn; --repeat is in rounds")
+    parser.add_argument("--against", metavar="REV", help="compare with a commit, or a tree; --repeat is in rounds")
+    parser.add_argument("--alternatives", action="store_true", help="compare with what one would take instead")
     parser.add_argument("--methods", nargs="+", default=["moon", "stata", "tide"], help="for --against")
     parser.add_argument("--cold", action="store_true", help="time first calls, each after another function's")
     parser.add_argument("--json", type=Path, help="write the rows here as well")
@@ -325,6 +406,9 @@ def main() -> None:
         return
     rows: list[dict[str, Any]] = []
     effective = args.effective or None
+    if args.alternatives:
+        print(f"{machine('cpu')}\n\n{alternatives(args.sizes, args.classes, effective, args.repeat)}")
+        return
     for precision in ("full", "tf32", "half") if args.device == "cuda" else ("full",):
         for k in args.classes:
             for n in args.sizes:

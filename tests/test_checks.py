@@ -36,9 +36,11 @@ EXCEPTIONS: dict[tuple[str, str], str] = {}
 
 def methods() -> Iterator[tuple[str, Method]]:
     for name in moontide.method_names():
-        yield name, moontide.method(name)
+        default = moontide.method(name)
+        yield name, default
         for preset in method_type(name).presets:
-            yield f"{name}[{preset}]", method_type(name).from_preset(preset)
+            if (method := method_type(name).from_preset(preset)) != default:  # which is checked already
+                yield f"{name}[{preset}]", method
     yield "PerBatch(moon)", PerBatch(moontide.method("moon"))
 
 

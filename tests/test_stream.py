@@ -19,9 +19,8 @@ from moontide.checks.encoder import rows_as_images
 from moontide.checks.tasks import Tasks
 from moontide.core.arrays import to_numpy
 from moontide.errors import FileError, InputError, MissingInputError, OptionError
-from moontide.protocols import OnlineMethod, as_online, samples
+from moontide.protocols import OnlineMethod, as_online, carry, change_classes, samples
 from moontide.simulate import simulate
-from moontide.stream import carry, change_classes
 from moontide.streams import load_state, run_stream, save_state
 from moontide.types import Result
 

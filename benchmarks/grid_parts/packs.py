@@ -12,7 +12,8 @@ import numpy as np
 
 from moontide.core.arrays import to_numpy
 from moontide.errors import MissingExtraError
-from moontide.store.files import read_task, replacing
+from moontide.store.disk import replacing
+from moontide.store.files import read_task
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 PHOTOGRAPHS = "photographs"

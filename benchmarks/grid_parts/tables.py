@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from moontide.store.files import replacing
+from moontide.store.disk import replacing
 
 DRAWS = 2000  # of the bootstrap
 

@@ -17,7 +17,7 @@ from moontide.errors import MoontideError
 from moontide.methods.moon import MOON
 from moontide.methods.tide import TIDE
 from moontide.registry import method, method_names
-from moontide.stream import Stream
+from moontide.streams import Stream
 from moontide.types import Result, Task
 
 logging.getLogger("moontide").addHandler(logging.NullHandler())  # silent until the user sets it up

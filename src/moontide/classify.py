@@ -15,11 +15,12 @@ import numpy as np
 
 from moontide.answers import Answers, answer, top_classes
 from moontide.core.arrays import Array, to_numpy
+from moontide.core.devices import to_device
 from moontide.encoders.base import Encoder, FloatArray
 from moontide.encoders.loading import TINY
 from moontide.encoders.pipeline import Count, encode_files
 from moontide.encoders.places import ImageFile, Skip, path_id
-from moontide.encoders.prompts import Classes
+from moontide.encoders.prompts import EmbeddedClasses
 from moontide.encoders.runtimes import settle
 from moontide.encoders.sources import Listing, as_listing, list_images
 from moontide.errors import FileError, ImageError, InputError, MoontideError
@@ -37,8 +38,9 @@ from moontide.protocols import Method
 from moontide.registry import DEFAULT
 from moontide.registry import method as make_method
 from moontide.report.gallery import write_gallery
+from moontide.store.disk import replacing
 from moontide.store.features import FeatureStore
-from moontide.store.files import TABLES, check_output, place, replacing
+from moontide.store.files import TABLES, check_output
 from moontide.store.predictions import more_columns, rounded
 from moontide.store.tables import write_table
 from moontide.types import Result, Task
@@ -66,7 +68,7 @@ class Classified:
     method: str
     batch_size: int | None = None
     groups: Sequence[str] | None = None  # of each image, where groups were labelled on their own
-    answers: Answers | None = None  # where more is said than the class
+    answers: Answers | None = None  # where more is answered than the class
     more: Mapping[str, Sequence[Any]] = field(default_factory=dict)  # further columns of the table
 
     @property
@@ -82,12 +84,12 @@ class Classified:
     def columns(self) -> dict[str, list[Any]]:
         """Return the table of labels by column."""
         names, probs = self.task.class_names or (), to_numpy(self.result.probs)
-        said = self.answers or answer(self.result, names)
+        given = self.answers or answer(self.result, names)
         columns = {
             "id": [image.id for image in self.images],
             "path": [os.path.abspath(image.path) for image in self.images],
-            "label": said.texts,
-            "confidence": said.confidence.round(6).tolist(),
+            "label": given.texts,
+            "confidence": given.confidence.round(6).tolist(),
             "top5": top_classes(probs, names),
             "zero_shot_label": [names[k] for k in to_numpy(self.result.zero_shot_labels)],
         }
@@ -127,7 +129,7 @@ class Classified:
 
 def classify(
     listing: Listing | Sequence[Any],
-    classes: Classes,
+    classes: EmbeddedClasses,
     encoder: Encoder,
     *,
     method: Method | None = None,
@@ -178,7 +180,7 @@ def classify(
         skipped += part.skipped
     if not images:
         raise FileError(f"None of the {len(skipped)} images can be used; {skipped[0].id}: {skipped[0].reason}.")
-    features = place(np.concatenate(parts), None, device)
+    features = to_device(np.concatenate(parts), None, device)
     given = {"known": by_image(known, images, -1), "class_prior": class_prior, "negatives": negatives}
     task = Task(features, classes.text, encoder.logit_scale, classes.names, **given)
     return label_images(images, task, encoder.id, method, batch_size, skipped, groups=by_image(groups, images, ""))
@@ -186,7 +188,7 @@ def classify(
 
 def classify_store(
     store: FeatureStore,
-    classes: Classes | None = None,
+    classes: EmbeddedClasses | None = None,
     *,
     method: Method | None = None,
     batch_size: int | None = None,
@@ -210,7 +212,7 @@ def classify_store(
     """
     if store.n == 0:
         raise InputError(f"The store {store.folder} holds no images; encode some first.")
-    features = place(np.asarray(store.take(np.arange(store.n)), dtype=np.float32), None, device)
+    features = to_device(np.asarray(store.take(np.arange(store.n)), dtype=np.float32), None, device)
     names, text = (store.class_names, store.text) if classes is None else (classes.names, classes.text)
     images = located(store.ids, store.origin.folder)
     given = {"known": by_image(known, images, -1), "class_prior": class_prior, "negatives": negatives}

@@ -13,7 +13,7 @@ from moontide.methods.moon import MOON
 from moontide.methods.tide import TIDE
 from moontide.metrics import IntArray, accuracy
 from moontide.simulate import simulate
-from moontide.store.files import replacing
+from moontide.store.disk import replacing
 from moontide.types import Result, Task
 
 BATCH, PRESENT = 64, (1, 4)  # samples of a simulated batch, and how many classes it holds at least and at most

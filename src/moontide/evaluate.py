@@ -1,4 +1,4 @@
-"""Run methods on tasks and hold what they say against labels. With `metrics.py` the only code that sees labels."""
+"""Run methods on tasks and hold their answers against labels. With `metrics.py` the only code that sees labels."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ from moontide.errors import ImplausibleWarning, InputError, MissingInputError, M
 from moontide.metrics import IntArray, accuracy
 from moontide.plausible import ask, doubt_labels
 from moontide.protocols import Method
-from moontide.registry import check_name, method
+from moontide.registry import check_name
+from moontide.registry import method as make_method
 from moontide.store.files import read_task
 from moontide.types import Result, Task
 
@@ -36,7 +37,7 @@ WARM_UP = 8  # samples of an unmeasured first run, which loads what a method imp
 
 
 def run_batches(
-    solver: Method,
+    method: Method,
     task: Task,
     batch_size: int | None = None,
     *,
@@ -48,14 +49,14 @@ def run_batches(
     The rows of the result are in file order either way.
 
     >>> task = Task(np.eye(3), np.eye(3))
-    >>> run_batches(method("moon"), task, 2, shuffle_seed=0).labels
+    >>> run_batches(make_method("moon"), task, 2, shuffle_seed=0).labels
     array([0, 1, 2])
     """
-    return run_groups(solver, task, None, batch_size, shuffle_seed=shuffle_seed, progress=progress)
+    return run_groups(method, task, None, batch_size, shuffle_seed=shuffle_seed, progress=progress)
 
 
 def run_groups(
-    solver: Method,
+    method: Method,
     task: Task,
     groups: Sequence[str] | None,
     batch_size: int | None = None,
@@ -68,25 +69,25 @@ def run_groups(
     The rows of the result are in file order. None is one group of all.
 
     >>> task = Task(np.eye(3), np.eye(3))
-    >>> run_groups(method("moon"), task, ["a", "b", "a"]).labels
+    >>> run_groups(make_method("moon"), task, ["a", "b", "a"]).labels
     array([0, 1, 2])
     """
     parts = split_rows(task.n, groups, batch_size, shuffle_seed)
     if len(parts) == 1 and shuffle_seed is None:
-        return solver.fit_predict(task)
+        return method.fit_predict(task)
     need = 3 * task.n * task.k * task.features.dtype.itemsize  # probs, zero-shot and native scores of all parts
-    require_memory(need, f"The answer of {solver.name} on {task.n} x {task.k}", task.features)
+    require_memory(need, f"The answer of {method.name} on {task.n} x {task.k}", task.features)
     results: list[Result] = []
     done = 0
     for rows in parts:
         first, last = int(rows[0]), int(rows[-1]) + 1
         consecutive = np.array_equal(rows, np.arange(first, last))
-        result = solver.fit_predict(task.rows(first, last) if consecutive else task.take(rows))
+        result = method.fit_predict(task.rows(first, last) if consecutive else task.take(rows))
         results.append(replace(result, objective=(), kappa=None, beta=None, details={}))
         done += len(rows)
         if progress:
             progress(done, task.n, *(() if groups is None else (groups[first],)))
-    log.info("%s labelled %d samples in %d parts", solver.name, task.n, len(parts))
+    log.info("%s labelled %d samples in %d parts", method.name, task.n, len(parts))
     joined, order = Result.concatenate(results), np.concatenate(parts)
     if np.array_equal(order, np.arange(task.n)):
         return joined
@@ -274,12 +275,12 @@ def _answer() -> None:
 
 
 def _measure(name: str, features: str, batch_size: int | None, source: dict[str, Any]) -> dict[str, Any]:
-    solver = method(name)
+    method = make_method(name)
     task, labels, _ = read_task(features, **source)
-    solver.fit_predict(task.rows(0, min(task.n, WARM_UP)))
+    method.fit_predict(task.rows(0, min(task.n, WARM_UP)))
     before = _memory(task, reset=True)
     start = time.perf_counter()
-    result = run_batches(solver, task, batch_size)
+    result = run_batches(method, task, batch_size)
     to_numpy(result.labels)  # waits for the device
     seconds = time.perf_counter() - start
     after = _memory(task)

@@ -15,7 +15,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
-from moontide.core.arrays import Array, as_real, is_torch_array, like, namespace, unit_rows
+from moontide.core.arrays import Array, as_real, device, is_torch_array, like, namespace, unit_rows
 from moontide.core.graph import Graph
 from moontide.core.memory import require_memory
 from moontide.core.rows import Rows
@@ -208,10 +208,11 @@ class OnlineMethod(Method):
         class numbers of samples whose label is known, -1 for the others, for methods that accept known labels.
         """
         x = self.check(state, x)
-        if known is None:
-            after, result = self._step(state, x)
-        else:
-            after, result = self._step(state, x, self.check_known(state, x, known))
+        return self.advance(state, x, None if known is None else self.check_known(state, x, known))
+
+    def advance(self, state: S, x: Array, known: Array | None = None) -> tuple[S, Result]:
+        """Make a step with what `check` and `check_known` returned, or rows of a task: nothing is checked again."""
+        after, result = self._step(state, x) if known is None else self._step(state, x, known)
         return dataclasses.replace(after, seen=state.seen + len(x)), result
 
     def correct(self, state: S, x: Array, known: Array, before: Array | None = None) -> S:
@@ -251,7 +252,8 @@ class OnlineMethod(Method):
         raise TypeError(f"{type(self).__name__} accepts known labels and does not implement _correct.")
 
     def _fit(self, task: Task) -> Result:
-        return self.step(self.start(task), samples(self, task), task.known)[1]
+        x = samples(self, task)
+        return (self.advance if x is task.features else self.step)(self.start(task), x, task.known)[1]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -348,3 +350,83 @@ def samples(method: Method, task: Task) -> Any:
         if name in method.needs:
             return task.extras[name]
     return task.features
+
+
+def renumber(numbers: Array, keep: Sequence[int], k: int) -> Array:
+    """Return numbers of k classes as their places in `keep`, -1 for classes that are not there and for -1.
+
+    >>> import numpy as np
+    >>> renumber(np.asarray([2, 0, -1]), [1, 2], 3)
+    array([ 1, -1, -1])
+    """
+    xp = namespace(numbers)
+    table = xp.full((k + 1,), -1, dtype=numbers.dtype, device=device(numbers))  # the last entry is for -1
+    kept = xp.asarray(list(keep), dtype=xp.int64, device=device(numbers))
+    table[kept] = xp.arange(len(keep), dtype=numbers.dtype, device=device(numbers))
+    return table[numbers]
+
+
+def change_classes(method: OnlineMethod, state: State, keep: Sequence[int], text: Array | None = None) -> State:
+    """Return a state with the classes `keep`, in that order, and then new ones, of which nothing is remembered.
+
+    Only what is declared `per_class` changes, and of new classes it is what `start` makes it.
+
+    >>> import moontide, numpy as np
+    >>> tda = moontide.method("tda")
+    >>> state = tda.start(Task(np.eye(3), np.eye(3)))
+    >>> change_classes(tda, state, [2], np.eye(3)[:1]).text
+    array([[0., 0., 1.],
+           [1., 0., 0.]])
+    """
+    xp = namespace(state.text)
+    index = xp.asarray(list(keep), dtype=xp.int64, device=device(state.text))  # (K',)
+    wanted = xp.take(state.text, index, axis=0)
+    if text is not None:
+        added = like(unit_rows(as_real(text, "text_features"), "text_features"), state.text)
+        if added.shape[1] != wanted.shape[1]:
+            raise InputError(
+                "'text_features' must have the dimension of the stream, "
+                f"{wanted.shape[1]}. Got {added.shape[1]} instead."
+            )
+        wanted = xp.concat([wanted, added])
+    fields = dataclasses.fields(state)
+    live = {f.name: getattr(state, f.name) for f in fields if f.metadata.get("live")}
+    fresh = method.start(Task(wanted[:1, :], wanted, state.logit_scale, extras=live))
+    changed = {
+        f.name: carry(getattr(state, f.name), getattr(fresh, f.name), index, state.text.shape[0], **f.metadata)
+        for f in fields
+        if "class_axis" in f.metadata
+    }
+    return dataclasses.replace(state, **changed)
+
+
+def carry(old: Array, fresh: Array, index: Array, k: int, class_axis: int | None, entries: str) -> Array:
+    """Return the entries of the classes `index` out of k of an array, and then those of `fresh` for the new classes.
+
+    Numbers of classes follow the classes, and shares of those that stay are made to sum to 1. An array of "classes" has
+    for each class its shares of all of them, (K, K).
+
+    >>> import numpy as np
+    >>> carry(np.asarray([[0.2, 0.2, 0.6]]), np.zeros((1, 3)), np.asarray([0, 1]), 3, 1, "shares")
+    array([[0.5, 0.5, 0. ]])
+    """
+    if class_axis is None:
+        return renumber(old, index, k)
+    xp, kept = namespace(old), index.shape[0]
+    if entries == "classes":
+        none = xp.zeros((k, fresh.shape[1]), dtype=old.dtype, device=device(old))  # the shares of new classes
+        old = carry(old, none, index, k, 1, "shares")
+    new = xp.arange(kept, fresh.shape[class_axis], device=device(old))
+    total = xp.sum(old, axis=class_axis, keepdims=True)
+    old = xp.take(old, index, axis=class_axis)
+    if entries == "numbers":
+        old, width = renumber(old, index, k), fresh.shape[-1]
+        order = xp.argsort(xp.astype(old < 0, xp.int64), axis=-1, stable=True)  # the classes first
+        padding = xp.full((*old.shape[:-1], width), -1, dtype=old.dtype, device=device(old))
+        old = xp.concat([xp.take_along_axis(old, order, axis=-1), padding], axis=-1)[..., :width]
+    if entries == "shares" and kept < k:
+        left = xp.sum(old, axis=class_axis, keepdims=True)
+        shares = old / xp.where(left > 0, left, xp.ones_like(left))
+        lost = (left == 0) & (total > 0)  # all that the sample had
+        old = xp.where(lost, xp.full_like(old, 1 / max(kept, 1)), shares)
+    return xp.concat([old, xp.take(fresh, new, axis=class_axis)], axis=class_axis)

@@ -25,7 +25,7 @@ def method_names() -> tuple[str, ...]:
     >>> "moon" in method_names()
     True
     """
-    files = [module.name for module in pkgutil.iter_modules(builtin.__path__)]
+    files = [found.name for found in pkgutil.iter_modules(builtin.__path__) if not found.name.startswith("_")]
     return tuple(sorted({*files, *(point.name for point in entry_points(group="moontide.methods"))}))
 
 

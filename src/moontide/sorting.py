@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from moontide.errors import FileError, OptionError, shorten
-from moontide.store.files import reading, replacing
+from moontide.store.disk import reading, replacing
 
 UNDO = "moontide-undo.json"
 FIELDS = ("{label}", "{name}", "{number}", "{confidence}")

@@ -1,9 +1,14 @@
-"""Run a method along a stream, and keep its state in a file between two parts of it.
+"""Streams of samples that come one by one or in small batches, labelled by any method as they come.
 
-A state file is a .safetensors file: the arrays of the state, its numbers as 0-d arrays, and as metadata the method, its
-options and the version of moontide. It holds no code, and loading it runs none. Everything is restored to the last bit:
-a stream that is cut after any whole number of batches and continued from the file gives the same answers as one that
-was not.
+    stream = Stream("tda", text, class_names=names, batch_size=16, max_wait=0.5)
+    result = stream.push(x)            # what was completed by it: maybe nothing, maybe samples that waited
+    result = stream.poll()             # what has waited long enough; call it now and then where pushes may stop
+    stream.add_classes(more, ["owl"])  # and stream.remove_classes(["cat"])
+    stream.save("birds.safetensors")   # Stream.load goes on to the last bit
+
+Samples are answered in the order in which they came. What is remembered is the state of the method, whose size does not
+depend on the length of the stream, and fewer samples that wait than `batch_size`. Samples that are there already are
+labelled in their order by `run_stream`, from a state or a file (`store.states`):
 
     state, monday = run_stream(method("tda"), task, 64)
     save_state("tda.safetensors", method("tda"), state)
@@ -15,22 +20,251 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-import moontide
-from moontide.core.arrays import Array, device, like, namespace, to_numpy
-from moontide.errors import FileError, InputError, OptionError
-from moontide.protocols import Method, OnlineMethod, PerBatch, State, as_online, samples
+from moontide.core.arrays import Array, as_real, device, is_torch_array, like, namespace
+from moontide.errors import FileError, InputError, MissingInputError, OptionError, unknown_name
+from moontide.protocols import (
+    Method,
+    OnlineMethod,
+    State,
+    as_online,
+    change_classes,
+    copy_array,
+    renumber,
+    samples,
+)
+from moontide.registry import DEFAULT
 from moontide.registry import method as make_method
-from moontide.store.files import reading, replacing
-from moontide.types import Result, Task
+from moontide.store.disk import replacing
+from moontide.store.states import (
+    check_state,
+    load_state,
+    read_file,
+    read_state,
+    restore,
+    save_state,
+    saved_batch_size,
+    state_bytes,
+    unpack_state,
+)
+from moontide.types import Result, Task, check_class_names
 
-BATCH_SIZE = "batch_size"  # in the metadata
+__all__ = ["Stream", "load_state", "run_stream", "save_state", "saved_batch_size"]
+
+WAITING, WAITING_KNOWN = "stream.waiting", "stream.waiting_known"
 SAME_TEXT = 1e-3  # how far class embeddings may differ and still be the same ones, in another precision
+
+
+class Stream:
+    """Feeds samples to a method as they come; not to be shared between threads.
+
+    batch_size: samples of a micro-batch; None: every push is one.
+    max_wait: seconds after which samples that wait are labelled in a smaller batch, looked at by `push` and `poll`.
+
+    >>> import numpy as np
+    >>> stream = Stream("tda", np.eye(3), class_names=["ant", "bee", "cat"], batch_size=2)
+    >>> stream.push([[1, 0, 0.5]]).labels, stream.waiting
+    (array([], dtype=int64), 1)
+    >>> stream.push([[0, 1, 0.5]]).labels, stream.waiting
+    (array([0, 1]), 0)
+    >>> stream.remove_classes(["ant"])
+    >>> stream.push([[1, 0, 0.5], [1, 0.5, 0]]).labels, stream.class_names
+    (array([1, 0]), ('bee', 'cat'))
+    """
+
+    def __init__(
+        self,
+        method: Method | str = DEFAULT,
+        text: Array | None = None,
+        *,
+        class_names: Sequence[str] | None = None,
+        logit_scale: float = 100.0,
+        batch_size: int | None = None,
+        max_wait: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        class_prior: Array | None = None,
+        negatives: Array | None = None,
+        **extras: Any,
+    ) -> None:
+        """Begin a stream over the classes of `text` (K, d); `extras` is what a method needs once, such as `encoder`.
+
+        `Stream(text=anchors)` runs the default method, `Stream("tda", anchors)` another one. `class_prior` (K,) and
+        `negatives` (M, d) are as in `fit_predict`.
+        """
+        if text is None:
+            raise InputError(
+                "'text' is missing: pass the embeddings of the class names, as in Stream(text=anchors) or, with "
+                "another method, Stream('tda', anchors)."
+            )
+        chosen = make_method(method) if isinstance(method, str) else method
+        missing = sorted(chosen.needs - {"views", "images"} - extras.keys())
+        if missing:
+            raise MissingInputError(f"The method {chosen.name} needs {' and '.join(missing)}: pass {missing[0]}=...")
+        prototypes = as_real(text, "text_features")
+        task = Task(prototypes[:1, :], prototypes, logit_scale, class_names, None, extras, None, class_prior, negatives)
+        for name in ("class_prior", "negatives"):
+            if getattr(task, name) is not None:
+                chosen.require_accepted(name)
+        self._begin(as_online(chosen), as_online(chosen).start(task), task.class_names, batch_size, max_wait, clock)
+
+    def _begin(
+        self,
+        method: OnlineMethod,
+        state: State,
+        class_names: Sequence[str] | None,
+        batch_size: int | None,
+        max_wait: float | None,
+        clock: Callable[[], float],
+        rows: Any = None,
+        known: Array | None = None,
+    ) -> None:
+        if batch_size is not None and not (isinstance(batch_size, int) and batch_size >= 1):
+            raise OptionError(f"'batch_size' must be an integer of at least 1, or None. Got {batch_size!r} instead.")
+        if max_wait is not None and batch_size is None:
+            raise OptionError("'max_wait' has no effect without 'batch_size': nothing waits. Leave it out.")
+        if max_wait is not None and not max_wait >= 0:
+            raise OptionError(
+                f"'max_wait' must be a number of seconds of at least 0, or None. Got {max_wait!r} instead."
+            )
+        self.method, self.state = method, state
+        self.class_names = None if class_names is None else tuple(class_names)
+        self.batch_size, self.max_wait, self._clock = batch_size, max_wait, clock
+        self._rows, self._known, self._since = rows, known, clock()  # samples that wait, and their known labels
+
+    @property
+    def waiting(self) -> int:
+        """How many samples wait for their batch to fill."""
+        return 0 if self._rows is None else len(self._rows)
+
+    @property
+    def seen(self) -> int:
+        """How many samples were labelled."""
+        return self.state.seen
+
+    def push(self, x: Any, known: Array | None = None) -> Result:
+        """Take samples (n, d), or what else the method reads, and return the answers that are ready, oldest first.
+
+        `known` (n,) has the class numbers of samples whose label is known, -1 for the others. Where it raises an error,
+        the stream is as it was before.
+        """
+        x = self.method.check(self.state, x)
+        if known is not None:
+            known = self.method.check_known(self.state, x, known)
+        rows = x if self._rows is None else join(self._rows, x)
+        labels = known if self._rows is None else join_known(self._known, self.waiting, known, len(x), self.state.text)
+        return self._advance(rows, labels, 1 if self._late() else self.batch_size or 1)
+
+    def correct(self, x: Any, known: Array, before: Array | None = None) -> None:
+        """Tell the method the labels (n,) of samples (n, d) that were answered before; the next answers make use of it.
+
+        `before` are the labels that they had so far, -1 where none, which no longer count. Samples that still wait are
+        not answered yet: they are not looked for, and count as others would.
+        """
+        self.state = self.method.correct(self.state, x, known, before)
+
+    def poll(self) -> Result:
+        """Return answers to the samples that wait if the oldest has waited `max_wait` seconds."""
+        return self.flush() if self._late() else self._nothing()
+
+    def flush(self) -> Result:
+        """Return answers to all samples that wait."""
+        return self._advance(self._rows, self._known, 1)
+
+    def _late(self) -> bool:
+        return self.waiting > 0 and self.max_wait is not None and self._clock() - self._since >= self.max_wait
+
+    def _advance(self, rows: Any, known: Array | None, least: int) -> Result:
+        """Label `rows` in micro-batches while at least `least` are left, and keep the others waiting."""
+        state, results, start, n = self.state, [], 0, 0 if rows is None else len(rows)
+        while n - start >= least:
+            stop = min(start + (self.batch_size or n), n)
+            labels = None if known is None else known[start:stop]
+            state, result = self.method.advance(state, rows[start:stop], labels)
+            results.append(result)
+            start = stop
+        if start or not self.waiting:
+            self._since = self._clock()
+        self.state, self._rows = state, None if start == n else copy_array(rows[start:])
+        self._known = None if start == n or known is None else copy_array(known[start:])
+        answers = Result.concatenate(results) if results else self._nothing()
+        return dataclasses.replace(answers, class_names=self.class_names)
+
+    def _nothing(self) -> Result:
+        none = self.state.text[:0, :] @ self.state.text.T  # (0, K)
+        return Result(none, none)
+
+    def add_classes(self, text: Array, class_names: Sequence[str] | None = None) -> None:
+        """Add the classes of `text` (A, d) after those there are; samples that wait are labelled with them too."""
+        text = as_real(text, "text_features")
+        if (class_names is None) != (self.class_names is None):
+            rule = "needs 'class_names', as the stream has them" if class_names is None else "takes no 'class_names'"
+            raise InputError(f"'add_classes' {rule}.")
+        names = None
+        if self.class_names is not None and class_names is not None:
+            names = (*self.class_names, *check_class_names(class_names, text.shape[0]))
+        self.state = change_classes(self.method, self.state, range(self.state.text.shape[0]), text)
+        self.class_names = names
+
+    def remove_classes(self, classes: Sequence[int | str]) -> None:
+        """Forget classes, by number or name; the numbers of those behind them move up."""
+        k = self.state.text.shape[0]
+        gone = {self._number(which, k) for which in classes}
+        keep = [i for i in range(k) if i not in gone]
+        if not keep:
+            raise InputError(f"A stream needs at least one class. Got all {k} to remove; add others first.")
+        self.state = change_classes(self.method, self.state, keep)
+        if self._known is not None:
+            self._known = renumber(self._known, keep, k)
+        self.class_names = self.class_names and tuple(self.class_names[i] for i in keep)
+
+    def _number(self, which: int | str, k: int) -> int:
+        if isinstance(which, str):
+            if self.class_names is None or which not in self.class_names:
+                raise unknown_name("class", which, self.class_names or ())
+            return self.class_names.index(which)
+        if not 0 <= which < k:
+            raise InputError(f"'classes' must be numbers from 0 to {k - 1}, or names. Got {which} instead.")
+        return int(which)
+
+    def save(self, path: str | Path) -> None:
+        """Write the stream, with what waits, to a state file, whose state `load_state` reads too."""
+        if self.waiting and "images" in self.method.needs:
+            raise InputError(f"{self.waiting} images wait, which a state file cannot hold; call flush() first.")
+        settings = {"class_names": self.class_names, "batch_size": self.batch_size, "max_wait": self.max_wait}
+        arrays = {WAITING: self._rows} if self.waiting else {}
+        if self._known is not None:
+            arrays[WAITING_KNOWN] = self._known
+        data = state_bytes(self.method, self.state, {"stream": json.dumps(settings)}, arrays)
+        with replacing(path) as handle:
+            handle.write(data)
+
+    @classmethod
+    def load(
+        cls, path: str | Path, ref: Array | None = None, clock: Callable[[], float] = time.monotonic, **live: Any
+    ) -> Stream:
+        """Read a stream that `save` wrote; what waits begins to wait again. `ref` and `live` are as in `load_state`.
+
+        >>> import tempfile, numpy as np
+        >>> stream = Stream("tda", np.eye(3), batch_size=2)
+        >>> _ = stream.push(np.eye(3))
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     stream.save(f"{folder}/a.safetensors")
+        ...     again = Stream.load(f"{folder}/a.safetensors")
+        >>> again.seen, again.waiting, again.method == stream.method
+        (2, 1, True)
+        """
+        metadata, arrays = unpack_state(read_file(path), str(path))
+        if "stream" not in metadata:
+            raise FileError(f"{path} is a state without a stream; load it by moontide.streams.load_state.")
+        method, state = read_state(metadata, arrays, str(path), ref, **live)
+        rows, known = (restore(arrays[x], ref) if x in arrays else None for x in (WAITING, WAITING_KNOWN))
+        stream = cls.__new__(cls)
+        stream._begin(method, state, clock=clock, rows=rows, known=known, **json.loads(metadata["stream"]))
+        return stream
 
 
 def run_stream(
@@ -47,6 +281,7 @@ def run_stream(
     A batch method labels every batch on its own. `state` is where to go on from, `drop_last` leaves out samples at the
     end that do not fill a batch, and `progress` is called with the number of samples done and of all.
 
+    >>> import moontide, numpy as np
     >>> rng = np.random.default_rng(0)
     >>> state, result = run_stream(moontide.method("tda"), Task(rng.normal(size=(10, 8)), np.eye(8)), 4)
     >>> state.seen, result.probs.shape
@@ -66,35 +301,22 @@ def run_stream(
     else:
         check_state(online, state)
         check_same_classes(state, task)
-    x, results = samples(online, task), []
+    x, step, results = samples(online, task), online.step, []
+    if x is task.features:  # checked with the task
+        x, step = like(x, state.text), online.advance
     for start in range(0, n, batch_size):
         stop = min(start + batch_size, n)
-        state, result = online.step(state, x[start:stop], None if task.known is None else task.known[start:stop])
+        state, result = step(state, x[start:stop], None if task.known is None else task.known[start:stop])
         results.append(result)
         if progress is not None:
             progress(stop, n)
     return state, Result.concatenate(results)
 
 
-def check_state(method: OnlineMethod, state: State) -> None:
-    """Refuse a state that another method made.
-
-    >>> tda, dmn = moontide.method("tda"), moontide.method("dmn")
-    >>> check_state(tda, dmn.start(Task(np.eye(2), np.eye(2))))
-    Traceback (most recent call last):
-        ...
-    moontide.errors.InputError: 'state' must be one that tda made, a TDAState. Got a DMNState instead.
-    """
-    if type(state) is not method.state_type:
-        raise InputError(
-            f"'state' must be one that {method.name} made, a {method.state_type.__name__}. "
-            f"Got a {type(state).__name__} instead."
-        )
-
-
 def check_same_classes(state: State, task: Task) -> None:
     """Refuse to go on with other classes, or another logit scale, than a state was made with.
 
+    >>> import moontide, numpy as np
     >>> tda = moontide.method("tda")
     >>> check_same_classes(tda.start(Task(np.eye(2), np.eye(2))), Task(np.eye(2), np.eye(2)[::-1]))
     Traceback (most recent call last):
@@ -113,143 +335,26 @@ def check_same_classes(state: State, task: Task) -> None:
         )
 
 
-def save_state(path: str | Path, method: Method, state: State, batch_size: int | None = None) -> None:
-    """Write a state with its method and options; `load_state` gives both back, `saved_batch_size` the batch size.
+def join(first: Any, second: Any) -> Any:
+    """Put samples after others: rows of arrays, or lists of images.
 
-    >>> import tempfile
-    >>> tda = moontide.method("tda", positive_capacity=5)
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     save_state(f"{folder}/a.safetensors", tda, tda.start(Task(np.eye(2), np.eye(2))))
-    ...     loaded, state = load_state(f"{folder}/a.safetensors")
-    >>> loaded == tda, state.positive_keys.shape
-    (True, (2, 5, 2))
+    >>> join([1], [2])
+    [1, 2]
     """
-    with replacing(path) as handle:
-        handle.write(state_bytes(method, state, None if batch_size is None else {BATCH_SIZE: str(batch_size)}))
+    if is_torch_array(first) or hasattr(first, "dtype"):
+        return namespace(first).concat([first, second])
+    return [*first, *second]
 
 
-def saved_batch_size(path: str | Path) -> int | None:
-    """Return the batch size that a state was made with, or None where the file does not say it.
+def join_known(first: Array | None, n: int, second: Array | None, m: int, ref: Array) -> Array | None:
+    """Put known labels of m samples after those of n others; None stands for samples without any, also in the answer.
 
-    >>> import tempfile
-    >>> tda = moontide.method("tda")
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     save_state(f"{folder}/a.safetensors", tda, tda.start(Task(np.eye(2), np.eye(2))), batch_size=16)
-    ...     saved_batch_size(f"{folder}/a.safetensors")
-    16
+    >>> import numpy as np
+    >>> join_known(None, 2, np.asarray([4]), 1, np.zeros(1))
+    array([-1, -1,  4])
     """
-    metadata, _ = unpack(read_file(path), str(path))
-    size = metadata.get(BATCH_SIZE) or json.loads(metadata.get("stream", "{}")).get("batch_size")
-    return None if size is None else int(size)
-
-
-def load_state(path: str | Path, ref: Array | None = None, **live: Any) -> tuple[OnlineMethod, State]:
-    """Read a state and the method that made it; its arrays are numpy's, or of the kind and on the device of `ref`.
-
-    What a state refers to and cannot be saved, such as an encoder, is handed in again by name.
-
-    >>> load_state("none.safetensors")
-    Traceback (most recent call last):
-        ...
-    moontide.errors.FileError: There is no file none.safetensors.
-    """
-    return read_state(*unpack(read_file(path), str(path)), str(path), ref, **live)
-
-
-def state_bytes(
-    method: Method, state: State, metadata: Mapping[str, str] | None = None, arrays: Mapping[str, Array] | None = None
-) -> bytes:
-    """Return the contents of a state file; what is added to it by names that begin with "stream" is not the state's.
-
-    >>> tda = moontide.method("tda")
-    >>> data = state_bytes(tda, tda.start(Task(np.eye(2), np.eye(2))))
-    >>> read_state(*unpack(data, "data"), "data")[1].seen
-    0
-    """
-    from safetensors.numpy import save
-
-    online = as_online(method)
-    check_state(online, state)
-    inside = online.method if isinstance(online, PerBatch) else online
-    about = {
-        "moontide": moontide.__version__,
-        "method": online.name,
-        "options": json.dumps({name: getattr(inside, name) for name in inside.specs()}),
-    }
-    values = {name: getattr(state, name) for name in saved_fields(online)} | dict(arrays or {})
-    packed = {name: np.asarray(to_numpy(value), order="C") for name, value in values.items()}
-    data: bytes = save(packed, {**about, **(metadata or {})})
-    return data
-
-
-def read_file(path: str | Path) -> bytes:
-    """Return the contents of a state file."""
-    with reading(Path(path)):
-        return Path(path).read_bytes()
-
-
-def unpack(data: bytes, source: str) -> tuple[dict[str, str], dict[str, Any]]:
-    """Return the metadata and the arrays of a state file; `source` names it in errors.
-
-    >>> unpack(b"no state", "a.safetensors")
-    Traceback (most recent call last):
-        ...
-    moontide.errors.FileError: a.safetensors cannot be read; it is damaged, cut short or no state file.
-    """
-    from safetensors import SafetensorError
-    from safetensors.numpy import load
-
-    try:
-        arrays = load(data)
-    except SafetensorError as error:
-        raise FileError(f"{source} cannot be read; it is damaged, cut short or no state file.") from error
-    header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
-    metadata = header.get("__metadata__", {})
-    if not {"moontide", "method", "options"} <= metadata.keys():
-        raise FileError(f"{source} is not a state that moontide wrote.")
-    return metadata, arrays
-
-
-def read_state(
-    metadata: Mapping[str, str], arrays: Mapping[str, Any], source: str, ref: Array | None = None, **live: Any
-) -> tuple[OnlineMethod, State]:
-    """Make a method and its state from what `unpack` found."""
-    arrays = {name: value for name, value in arrays.items() if not name.startswith("stream")}
-    try:
-        method = as_online(make_method(metadata["method"], **json.loads(metadata["options"])))
-    except (OptionError, ValueError, TypeError) as error:
-        raise FileError(
-            f"{source} is a state of the method {metadata['method']!r}, which cannot be used here: {error}"
-        ) from error
-    missing, unknown = saved_fields(method) - arrays.keys(), arrays.keys() - saved_fields(method)
-    if missing or unknown:
-        what = [f"lacks {sorted(missing)}"] * bool(missing) + [f"has the unknown {sorted(unknown)}"] * bool(unknown)
-        raise FileError(
-            f"{source}, a state of {method.name} by moontide {metadata['moontide']}, {' and '.join(what)}; "
-            f"this is moontide {moontide.__version__}. Start the stream anew, or use that version."
-        )
-    wanted = {f.name for f in dataclasses.fields(method.state_type)} - saved_fields(method)
-    if wanted != live.keys():
-        names = ", ".join(f"{name}=..." for name in sorted(wanted)) or "nothing"
-        raise InputError(f"A state of {method.name} needs besides its file: {names}. Got {sorted(live)} instead.")
-    return method, method.state_type(**{name: restore(value, ref) for name, value in arrays.items()}, **live)
-
-
-def saved_fields(method: OnlineMethod) -> set[str]:
-    """Name the fields of the states of a method that go into a file.
-
-    >>> sorted(saved_fields(as_online(moontide.method("moon"))))
-    ['logit_scale', 'seen', 'text']
-    """
-    return {f.name for f in dataclasses.fields(method.state_type) if not f.metadata.get("live")}
-
-
-def restore(value: Any, ref: Array | None) -> Any:
-    """Turn a 0-d array into the number it was, and bring any other to the kind and device of `ref`.
-
-    >>> restore(np.asarray(3), None), restore(np.ones(1), None)
-    (3, array([1.]))
-    """
-    if value.ndim == 0:
-        return value.item()
-    return np.array(value) if ref is None else namespace(ref).asarray(np.array(value), device=device(ref))
+    if first is None and second is None:
+        return None
+    xp = namespace(ref)
+    none = [xp.full((size,), -1, dtype=xp.int64, device=device(ref)) for size in (n, m)]
+    return xp.concat([none[0] if first is None else first, none[1] if second is None else second])

@@ -21,7 +21,7 @@ from moontide.errors import InputError, listed, missing_extra
 if TYPE_CHECKING:
     import pandas
 
-PER_SAMPLE = ("views", "images")  # extras with one row a sample
+PER_SAMPLE = ("views", "images")  # extras with one row per sample
 SHOWN = 5  # of the names in a warning
 
 
@@ -80,7 +80,7 @@ class Task:
         for name in PER_SAMPLE:
             if name in self.extras and len(self.extras[name]) != self.n:
                 raise InputError(
-                    f"'{name}' must have one row a sample ({self.n}). Got {len(self.extras[name])} instead."
+                    f"'{name}' must have one row per sample ({self.n}). Got {len(self.extras[name])} instead."
                 )
 
     @classmethod

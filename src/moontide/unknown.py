@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from moontide.core.arrays import Array, as_real, device, like, namespace, to_numpy, unit_rows
-from moontide.core.simplex import softmax, softmax_evidence
+from moontide.core.simplex import softmax, softmax_log_sum
 from moontide.errors import InputError, OptionError
 from moontide.options import Options, option
 
@@ -97,9 +97,9 @@ def neglabel(
     parts = []
     for start in range(0, f.shape[0], BLOCK_ROWS):
         x = f[start : start + BLOCK_ROWS, :]
-        known = softmax_evidence(logit_scale * (x @ t.T))[1]  # (n,) ln sum_k e^(f.t_k / tau)
+        known = softmax_log_sum(logit_scale * (x @ t.T))[1]  # (n,) ln sum_k e^(f.t_k / tau)
         other = xp.reshape(logit_scale * (x @ u.T), (x.shape[0], count, size))
-        parts.append(xp.mean(share_of(known[:, None], softmax_evidence(other)[1]), axis=1))
+        parts.append(xp.mean(share_of(known[:, None], softmax_log_sum(other)[1]), axis=1))
     return xp.concat(parts)
 
 
@@ -209,7 +209,7 @@ class TANL(Options):
     def scores(self, state: TANLState, f: Array, names: Array) -> Array:
         """S(f; names), (n,)."""
         xp = namespace(f)
-        known = softmax_evidence(state.logit_scale * (f @ state.text.T))[1]  # (n,)
+        known = softmax_log_sum(state.logit_scale * (f @ state.text.T))[1]  # (n,)
         u = xp.take(state.negatives, names, axis=0)  # (n_sel, d)
         logits = state.logit_scale * (f @ u.T)  # (n, n_sel)
         step = self.gamma or names.shape[0]

@@ -225,7 +225,7 @@ def nan_in_views(folder, arrays):
     return [npz(folder, **arrays, view_features=views)]
 
 
-@case("'views' must have one row a sample (40)")
+@case("'views' must have one row per sample (40)")
 def too_few_views(folder, arrays):
     return [npz(folder, **arrays, view_features=np.ones((39, 2, 16)))]
 

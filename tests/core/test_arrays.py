@@ -1,5 +1,7 @@
 """Arrays of numpy and torch, and the sentences about those that cannot be used."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -7,7 +9,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from moontide.core.arrays import as_matrix, class_counts, like, to_numpy, unit_rows
+from moontide.core.arrays import (
+    affine,
+    as_matrix,
+    class_counts,
+    class_sums,
+    clip,
+    column_dots,
+    columns,
+    device_type,
+    exp_,
+    like,
+    put,
+    row_dots,
+    row_norms,
+    row_sums,
+    stack,
+    to_numpy,
+    unit_rows,
+)
 from moontide.core.simplex import entropy, log_softmax, one_hot, softmax, zero_shot
 from moontide.errors import InputError
 
@@ -118,3 +138,29 @@ def test_zero_shot_is_the_softmax_of_scaled_cosines() -> None:
     f, t = unit_rows(rng.normal(size=(5, 4))), unit_rows(rng.normal(size=(3, 4)))
     e = np.exp(7.0 * f @ t.T)
     np.testing.assert_allclose(zero_shot(f, t, 7.0), e / e.sum(axis=1, keepdims=True), rtol=1e-12)
+
+
+@pytest.mark.parametrize("convert", [np.asarray, torch.asarray])
+@given(matrices)
+def test_helpers_are_what_numpy_writes_out(convert: Any, x: np.ndarray) -> None:
+    y, (n, k) = np.cos(x), x.shape
+    labels, some = np.arange(n) % 3, np.asarray([k - 1])
+    expected = [
+        (clip(convert(x), -1.5, 2), np.clip(x, -1.5, 2)),
+        (clip(convert(x), high=0), np.minimum(x, 0)),
+        (row_dots(convert(x), convert(y)), (x * y).sum(1)),
+        (column_dots(convert(x), convert(y)), (x * y).sum(0)),
+        (row_norms(convert(x)), np.sqrt((x * x).sum(1))),
+        (row_sums(convert(x)), x.sum(1)),
+        (stack([convert(x), convert(y)]), np.asarray([x, y])),
+        (exp_(convert(y.copy())), np.exp(y)),
+        (class_sums(convert(labels), convert(x), 3), np.eye(3)[labels].T @ x),
+        (columns(convert(x), convert(some)), x[:, some]),
+        (put(convert(x[0]), convert(some), convert(np.ones(1))), np.where(np.arange(k) == k - 1, 1, x[0])),
+        (affine(convert(x), convert(y), convert(y[:, 0].copy())), x @ y.T + y[:, 0]),
+    ]
+    for found, wanted in expected:
+        np.testing.assert_allclose(to_numpy(found), wanted, atol=1e-8)
+    assert columns(x, slice(None)) is x
+    assert put(x, slice(None), y) is y
+    assert device_type(convert(x)) == "cpu"

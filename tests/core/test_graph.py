@@ -119,5 +119,5 @@ def test_a_given_graph_is_brought_to_the_features() -> None:
     back = adapt_graph(adapted, np.ones((2, 3)))
     np.testing.assert_array_equal(back.weights, given_graph.weights)
     assert back.weights.dtype == np.float64
-    with pytest.raises(InputError, match=r"'graph' must have one row a sample \(3\). Got 2 instead"):
+    with pytest.raises(InputError, match=r"'graph' must have one row per sample \(3\). Got 2 instead"):
         adapt_graph(given_graph, np.ones((3, 3)))

@@ -120,5 +120,5 @@ def test_what_ray_cannot_do_is_said(photos: Path, onnx_folder: Path, tmp_path: P
     assert "'--address' has no effect without '--engine ray'" in run(*command, "--address", "auto")[2]
     assert "has 2 CPUs, and each of 9 workers" in run(*command, "--engine", "ray", "--workers", "9")[2]
     with pytest.raises(ResourceError, match="has 0 GPUs"):
-        engine.places(None, "cuda")
+        engine.worker_count(None, "cuda")
     shutil.rmtree(tmp_path / "store")

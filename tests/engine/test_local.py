@@ -18,13 +18,15 @@ import pytest
 from moontide import method
 from moontide.core.graph import Graph, nearest_neighbours
 from moontide.core.rows import Rows
-from moontide.engine import files, run
-from moontide.engine.files import expand, look, read_tensors, relative_names, writing
+from moontide.engine import run
 from moontide.engine.partition import balanced_groups
-from moontide.engine.run import adapt_shards
+from moontide.engine.run import ShardTask, Workers, adapt_shards
 from moontide.errors import FileError, InputError, OptionError, ResourceError
 from moontide.methods.zero_shot import ZeroShot
 from moontide.simulate import simulate
+from moontide.store.disk import writing
+from moontide.store.shards import expand, look, relative_names
+from moontide.store.tensors import read_tensors, write_tensors
 
 N, K = 1200, 30
 DATA = simulate(N, K, dim=32, effective_classes=8, seed=3)
@@ -49,7 +51,13 @@ def test_shards_give_what_all_rows_give(
     lines: list[str] = []
     budget = None if resident else 450_000
     pattern = cut(tmp_path / "in", DATA.features, 5)
-    found = adapt_shards(pattern, DATA.text, method(name), str(tmp_path / "out"), memory=budget, report=lines.append)
+    found = adapt_shards(
+        ShardTask(pattern, DATA.text),
+        method(name),
+        str(tmp_path / "out"),
+        workers=Workers(memory=budget),
+        report=lines.append,
+    )
     assert ("all of its shards in memory" if resident else "one shard at a time") in lines[0]
     whole = method(name).fit_predict(DATA.features, DATA.text, graph=joined_graph(5))
     got = answers(tmp_path / "out")
@@ -72,14 +80,16 @@ def test_class_balance_and_negative_names_are_used_on_shards(
     rng = np.random.default_rng(0)
     every = {"class_prior": rng.uniform(1, 3, K), "negatives": DATA.text[:3] + rng.normal(size=(3, 32)) / 16}
     given = {name: every[name] for name in known}
-    adapt_shards(cut(tmp_path / "in", DATA.features, 4), DATA.text, method("tide"), str(tmp_path / "out"), **given)
+    adapt_shards(
+        ShardTask(cut(tmp_path / "in", DATA.features, 4), DATA.text, **given), method("tide"), str(tmp_path / "out")
+    )
     whole = method("tide").fit_predict(DATA.features, DATA.text, graph=joined_graph(4), **given)
     got = answers(tmp_path / "out")
     np.testing.assert_array_equal(got["label"], whole.labels)
     np.testing.assert_allclose(got["confidence"], whole.confidence, atol=1e-4)
     np.testing.assert_allclose(got["unknown"], whole.unknown, atol=1e-4)
     with pytest.raises(InputError, match="moon cannot use"):
-        adapt_shards(str(tmp_path / "in"), DATA.text, method("moon"), str(tmp_path / "no"), **given)
+        adapt_shards(ShardTask(str(tmp_path / "in"), DATA.text, **given), method("moon"), str(tmp_path / "no"))
 
 
 def test_negative_names_of_another_run_are_not_those_of_a_checkpoint(
@@ -88,9 +98,9 @@ def test_negative_names_of_another_run_are_not_those_of_a_checkpoint(
     pattern = cut(tmp_path / "in", DATA.features, 2)
     with monkeypatch.context() as patch:
         patch.setattr(run, "remove", lambda folder: None)  # as a run leaves it that is stopped at the end
-        adapt_shards(pattern, DATA.text, method("tide"), str(tmp_path / "out"), negatives=DATA.text[:2])
+        adapt_shards(ShardTask(pattern, DATA.text, negatives=DATA.text[:2]), method("tide"), str(tmp_path / "out"))
     with pytest.raises(FileError, match="with other shards, text or options"):
-        adapt_shards(pattern, DATA.text, method("tide"), str(tmp_path / "out"), negatives=DATA.text[:3])
+        adapt_shards(ShardTask(pattern, DATA.text, negatives=DATA.text[:3]), method("tide"), str(tmp_path / "out"))
 
 
 class Scored(Rows):
@@ -108,7 +118,7 @@ def test_a_score_for_the_unknown_comes_with_its_row(
 ) -> None:
     monkeypatch.setattr(ZeroShot, "rows_type", Scored)
     pattern = cut(tmp_path / "in", DATA.features, 4)
-    adapt_shards(pattern, DATA.text, method("zero_shot"), str(tmp_path / "out"), graph=graph)
+    adapt_shards(ShardTask(pattern, DATA.text), method("zero_shot"), str(tmp_path / "out"), graph=graph)
     found = answers(tmp_path / "out")["unknown"]
     np.testing.assert_allclose(found, -(DATA.features @ DATA.text.T).max(axis=1), atol=1e-5)
 
@@ -121,7 +131,9 @@ def test_the_number_of_shards_does_not_matter_without_a_graph(
     got = []
     for shards in (1, 3, 8):
         adapt_shards(
-            cut(tmp_path / f"in{shards}", DATA.features, shards), DATA.text, solver, str(tmp_path / f"out{shards}")
+            ShardTask(cut(tmp_path / f"in{shards}", DATA.features, shards), DATA.text),
+            solver,
+            str(tmp_path / f"out{shards}"),
         )
         got.append(answers(tmp_path / f"out{shards}"))
     for other in got[1:]:
@@ -133,8 +145,8 @@ def test_the_number_of_shards_does_not_matter_without_a_graph(
 def test_a_global_graph_finds_neighbours_across_shards(name: str, tmp_path: Path, cut: Any, answers: Any) -> None:
     shuffled = np.random.default_rng(0).permutation(N)
     pattern = cut(tmp_path / "in", DATA.features[shuffled], 6)
-    inside = adapt_shards(pattern, DATA.text, method(name), str(tmp_path / "a"))
-    across = adapt_shards(pattern, DATA.text, method(name), str(tmp_path / "b"), graph="global")
+    inside = adapt_shards(ShardTask(pattern, DATA.text), method(name), str(tmp_path / "a"))
+    across = adapt_shards(ShardTask(pattern, DATA.text), method(name), str(tmp_path / "b"), graph="global")
     assert inside.recall is not None
     assert across.recall is not None
     assert inside.recall < 0.35  # a neighbour is in the same shard once in six
@@ -148,7 +160,9 @@ def test_a_global_graph_finds_neighbours_across_shards(name: str, tmp_path: Path
 
 def test_recall_is_what_counting_gives(tmp_path: Path, cut: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("moontide.engine.partition.SAMPLE", N)  # all rows
-    found = adapt_shards(cut(tmp_path / "in", DATA.features, 4), DATA.text, method("moon"), str(tmp_path / "out"))
+    found = adapt_shards(
+        ShardTask(cut(tmp_path / "in", DATA.features, 4), DATA.text), method("moon"), str(tmp_path / "out")
+    )
     exact, inside = nearest_neighbours(DATA.features, 3).neighbours, joined_graph(4).neighbours
     counted = (inside[:, :, None] == exact[:, None, :]).any(axis=2).mean()
     assert found.recall == pytest.approx(counted, abs=1e-3)
@@ -159,9 +173,9 @@ def test_assignments_in_16_bits_change_little(
     name: str, atol: float, tmp_path: Path, cut: Any, answers: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pattern = cut(tmp_path / "in", DATA.features, 3)
-    adapt_shards(pattern, DATA.text, method(name), str(tmp_path / "full"))
+    adapt_shards(ShardTask(pattern, DATA.text), method(name), str(tmp_path / "full"))
     monkeypatch.setattr(run, "LARGE", 0)
-    adapt_shards(pattern, DATA.text, method(name), str(tmp_path / "half"))
+    adapt_shards(ShardTask(pattern, DATA.text), method(name), str(tmp_path / "half"))
     full, half = answers(tmp_path / "full"), answers(tmp_path / "half")
     np.testing.assert_array_equal(half["label"], full["label"])
     np.testing.assert_allclose(half["confidence"], full["confidence"], atol=atol)
@@ -192,10 +206,10 @@ def test_a_killed_driver_goes_on_where_it_was(
     steps = min(done - before, method(name).plan().steps)
     assert numbers <= {before + steps, done + 1}  # every shard is after this iteration or the next
     lines: list[str] = []
-    adapt_shards(pattern, DATA.text, method(name), str(tmp_path / "out"), report=lines.append)
+    adapt_shards(ShardTask(pattern, DATA.text), method(name), str(tmp_path / "out"), report=lines.append)
     assert lines[0] == f"going on from {tmp_path / 'out' / 'checkpoint'}"
     assert sum("(from the checkpoint)" in line for line in lines) == steps
-    adapt_shards(pattern, DATA.text, method(name), str(tmp_path / "straight"))
+    adapt_shards(ShardTask(pattern, DATA.text), method(name), str(tmp_path / "straight"))
     again, straight = answers(tmp_path / "out"), answers(tmp_path / "straight")
     for column in straight:
         np.testing.assert_array_equal(again[column], straight[column])
@@ -204,12 +218,12 @@ def test_a_killed_driver_goes_on_where_it_was(
 SLOW = """
 import sys, time, numpy as np
 from moontide import method
-from moontide.engine.run import adapt_shards
+from moontide.engine.run import ShardTask, Workers, adapt_shards
 from moontide.methods.zero_shot import ZeroShot
 from moontide.engine.worker import Worker
 ask = Worker._ask
 Worker._ask = lambda *given: (time.sleep(0.02), ask(*given))[1]
-adapt_shards(sys.argv[1], np.load(sys.argv[2]), method(sys.argv[4]), sys.argv[3])
+adapt_shards(ShardTask(sys.argv[1], np.load(sys.argv[2])), method(sys.argv[4]), sys.argv[3])
 """
 
 
@@ -219,14 +233,14 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path, cut: Any) -> Non
     folder.mkdir(parents=True)
     (folder / "run.json").write_text(json.dumps({"method": "another"}))
     with pytest.raises(FileError, match="with other shards, text or options"):
-        adapt_shards(pattern, DATA.text, method("moon"), str(tmp_path / "out"))
+        adapt_shards(ShardTask(pattern, DATA.text), method("moon"), str(tmp_path / "out"))
 
 
 def test_shards_in_object_storage(answers: Any, tmp_path: Path) -> None:
     for i, rows in enumerate(np.array_split(DATA.features, 3)):
         with fsspec.open(f"memory://engine/in/{i}.npy", "wb") as handle:
             np.save(handle, rows)
-    found = adapt_shards("memory://engine/in/*.npy", DATA.text, method("moon"), "memory://engine/out")
+    found = adapt_shards(ShardTask("memory://engine/in/*.npy", DATA.text), method("moon"), "memory://engine/out")
     assert found.files == tuple(f"memory://engine/out/{i}.parquet" for i in range(3))
     fsspec.filesystem("memory").get("/engine/out/", str(tmp_path / "copy"), recursive=True)
     whole = method("moon").fit_predict(DATA.features, DATA.text, graph=joined_graph(3))
@@ -238,11 +252,11 @@ def test_what_cannot_run_on_shards_is_refused(tmp_path: Path, cut: Any) -> None:
     refused = [method("zlap"), method("stata", faithful=True), method("moon", precision="tf32")]
     for solver in refused:
         with pytest.raises(OptionError, match="shards"):
-            adapt_shards(pattern, DATA.text, solver, str(tmp_path / "out"))
+            adapt_shards(ShardTask(pattern, DATA.text), solver, str(tmp_path / "out"))
     with pytest.raises(ResourceError, match="largest shard, of 600 rows"):
-        adapt_shards(pattern, DATA.text, method("moon"), str(tmp_path / "out"), memory=1000)
+        adapt_shards(ShardTask(pattern, DATA.text), method("moon"), str(tmp_path / "out"), workers=Workers(memory=1000))
     with pytest.raises(FileError, match="names of the shards"):
-        adapt_shards([str(tmp_path / "out" / "a.parquet")], DATA.text, method("moon"), str(tmp_path / "out"))
+        adapt_shards(ShardTask([str(tmp_path / "out" / "a.parquet")], DATA.text), method("moon"), str(tmp_path / "out"))
 
 
 def test_tensors_are_what_the_library_reads(tmp_path: Path) -> None:
@@ -253,7 +267,7 @@ def test_tensors_are_what_the_library_reads(tmp_path: Path) -> None:
         "n": np.asarray(3),
         "none": np.empty((0, 2), np.float32),
     }
-    files.write_tensors(str(tmp_path / "a.safetensors"), arrays)
+    write_tensors(str(tmp_path / "a.safetensors"), arrays)
     for read in (load_file(tmp_path / "a.safetensors"), read_tensors(str(tmp_path / "a.safetensors"))):
         assert {name: (x.dtype, x.shape, x.tolist()) for name, x in read.items()} == {
             name: (x.dtype, x.shape, x.tolist()) for name, x in arrays.items()
@@ -269,7 +283,7 @@ def test_names_of_outputs_follow_folders_and_never_clash() -> None:
 
 def test_a_folder_of_a_feature_store_is_its_image_shards() -> None:
     for name in ("text", "00000", "00001"):
-        files.write_tensors(f"memory://store/{name}.safetensors", {"image_features": np.eye(2, dtype=np.float16)})
+        write_tensors(f"memory://store/{name}.safetensors", {"image_features": np.eye(2, dtype=np.float16)})
     with writing("memory://store/manifest.json") as handle:
         handle.write(b"{}")
     assert expand("memory://store") == ["memory:///store/00000.safetensors", "memory:///store/00001.safetensors"]

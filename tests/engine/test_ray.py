@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from moontide import method
-from moontide.engine.run import adapt_shards
+from moontide.engine.run import ShardTask, Workers, adapt_shards
 from moontide.errors import FileError
 from moontide.simulate import simulate
 
@@ -38,7 +38,7 @@ def large(tmp_path_factory: pytest.TempPathFactory, cut: Any, answers: Any) -> A
     folder = tmp_path_factory.mktemp("large")
     data = simulate(200_000, 100, dim=32, effective_classes=60, seed=3)
     pattern = cut(folder / "in", data.features.astype(np.float16), 8)
-    adapt_shards(pattern, data.text, MOON, str(folder / "out"))
+    adapt_shards(ShardTask(pattern, data.text), MOON, str(folder / "out"))
     return pattern, data.text, answers(folder / "out")
 
 
@@ -56,7 +56,11 @@ def test_two_workers_give_the_labels_of_one_process(
     monkeypatch.setattr(engine, "PATIENCE", 0.02)
     shown: list[tuple[int, int]] = []
     found = adapt_shards(
-        pattern, text, MOON, str(tmp_path), engine="ray", workers=2, progress=lambda *given: shown.append(given)
+        ShardTask(pattern, text),
+        MOON,
+        str(tmp_path),
+        workers=Workers(engine="ray", count=2),
+        progress=lambda *given: shown.append(given),
     )
     assert (found.n, found.replaced) == (200_000, 0)
     assert shown[-1] == (17 * 8, 17 * 8)  # calls x shards
@@ -78,7 +82,7 @@ def test_a_worker_killed_in_iteration_3_is_replaced(
         return run(self, number, name, *given)
 
     monkeypatch.setattr(engine.Ray, "run", kill_one)
-    found = adapt_shards(pattern, text, MOON, str(tmp_path), engine="ray", workers=2)
+    found = adapt_shards(ShardTask(pattern, text), MOON, str(tmp_path), workers=Workers(engine="ray", count=2))
     assert found.replaced == 1
     assert len(steps) == 11
     same(answers(tmp_path), expected)
@@ -97,9 +101,14 @@ def test_a_worker_that_could_not_start_is_replaced(
         return self._actor.options(runtime_env=broken.pop()).remote(self._job, share, self._resident)
 
     monkeypatch.setattr(engine.Ray, "_start", start_one)
-    found = adapt_shards(pattern, data.text, method("zero_shot"), str(tmp_path / "ray"), engine="ray", workers=2)
+    found = adapt_shards(
+        ShardTask(pattern, data.text),
+        method("zero_shot"),
+        str(tmp_path / "ray"),
+        workers=Workers(engine="ray", count=2),
+    )
     assert found.replaced == 1
-    adapt_shards(pattern, data.text, method("zero_shot"), str(tmp_path / "local"))
+    adapt_shards(ShardTask(pattern, data.text), method("zero_shot"), str(tmp_path / "local"))
     same(answers(tmp_path / "ray"), answers(tmp_path / "local"))
 
 
@@ -117,7 +126,13 @@ def test_a_killed_driver_goes_on_where_it_was(tmp_path: Path, cut: Any, answers:
     process.wait()
     lines: list[str] = []
     for folder in ("out", "straight"):
-        adapt_shards(pattern, data.text, MOON, str(tmp_path / folder), engine="ray", workers=2, report=lines.append)
+        adapt_shards(
+            ShardTask(pattern, data.text),
+            MOON,
+            str(tmp_path / folder),
+            workers=Workers(engine="ray", count=2),
+            report=lines.append,
+        )
     assert lines[0] == f"going on from {calls}"
     assert sum("(from the checkpoint)" in line for line in lines) >= 4
     again, straight = answers(tmp_path / "out"), answers(tmp_path / "straight")
@@ -129,12 +144,12 @@ DRIVER = """
 import sys, time, numpy as np
 from moontide import method
 from moontide.engine import ray
-from moontide.engine.run import adapt_shards
+from moontide.engine.run import ShardTask, Workers, adapt_shards
 run = ray.Ray.run
 ray.Ray.run = lambda *given: (run(*given), time.sleep(0.1))[0]
 pattern, text, out, address = sys.argv[1:]
 moon = method("moon", neighbours=1)
-adapt_shards(pattern, np.load(text), moon, out, engine="ray", workers=2, address=address)
+adapt_shards(ShardTask(pattern, np.load(text)), moon, out, workers=Workers("ray", address, 2))
 """
 
 
@@ -143,7 +158,13 @@ def test_the_other_methods_and_the_global_graph(name: str, graph: str, tmp_path:
     data = simulate(600, 20, dim=32, effective_classes=6, seed=1)
     pattern = cut(tmp_path / "in", data.features, 5)
     for kind, workers in (("local", None), ("ray", 2)):
-        adapt_shards(pattern, data.text, method(name), str(tmp_path / kind), engine=kind, workers=workers, graph=graph)
+        adapt_shards(
+            ShardTask(pattern, data.text),
+            method(name),
+            str(tmp_path / kind),
+            workers=Workers(engine=kind, count=workers),
+            graph=graph,
+        )
     same(answers(tmp_path / "ray"), answers(tmp_path / "local"))
 
 
@@ -154,4 +175,6 @@ def test_an_error_of_a_worker_is_a_sentence_here(tmp_path: Path, cut: Any) -> No
     rows[[2, 5]] = np.nan
     np.save(tmp_path / "in" / "001.npy", rows)
     with pytest.raises(FileError, match=r"1 of 2 shards cannot be used: .*001.npy has NaN.* rows 2, 5"):
-        adapt_shards(pattern, data.text, method("moon"), str(tmp_path / "out"), engine="ray", workers=2)
+        adapt_shards(
+            ShardTask(pattern, data.text), method("moon"), str(tmp_path / "out"), workers=Workers(engine="ray", count=2)
+        )

@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import moontide
-from moontide.core import gaussian
 from moontide.core.graph import nearest_neighbours
 from moontide.core.ple import anchor_weights, class_confidence, sample_weights, shrink
 from moontide.core.simplex import softmax, zero_shot
 from moontide.errors import OptionError
+from moontide.methods import _gaussian as gaussian
 from moontide.methods.transclip import image_means
 from moontide.types import Task
 

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moontide.checks.tasks import embeddings
-from moontide.core.precision import moment_precision, ridge_precision, spd_inverse, times_precision
 from moontide.core.simplex import softmax
+from moontide.methods._precision import moment_precision, ridge_precision, spd_inverse, times_precision
 from moontide.methods.gda_clip import GDACLIP
 from moontide.types import Task
 

@@ -16,7 +16,8 @@ import moontide
 from moontide.errors import FileError
 from moontide.evaluate import run_batches
 from moontide.protocols import Method
-from moontide.store.files import PREDICTIONS, check_output, read_task, replacing
+from moontide.store.disk import replacing
+from moontide.store.files import PREDICTIONS, check_output, read_task
 from moontide.store.predictions import write_predictions
 
 N, K, D = 7, 3, 8

@@ -44,10 +44,10 @@ class Job:
 
 
 @dataclass
-class Outcome:
+class RunCounts:
     """What a call of `run_suite` did: records written and found, and what was left out or failed, with reasons.
 
-    >>> Outcome(written=3).skipped
+    >>> RunCounts(written=3).skipped
     []
     """
 
@@ -67,7 +67,7 @@ def run_suite(
     limit: Limit | None = None,
     device: str = "cpu",
     encoder: str | None = None,
-) -> Outcome:
+) -> RunCounts:
     """Run what the folder `out` does not hold yet; interrupted at any moment, the next call goes on.
 
     `limit` says how many of the runs of the suite a method does, for those that take too long; None: all of them.
@@ -93,7 +93,7 @@ def run_suite(
         raise OptionError("A GPU is for one process: leave 'jobs' at 1, or 'device' at cpu.")
     for entry in suite.entries:
         entry.build()
-    outcome, out, source = Outcome(), Path(out), Source(device, encoder)
+    outcome, out, source = RunCounts(), Path(out), Source(device, encoder)
     todo = plan(suite, find_data(data), {key(record) for record in read_records(out)}, outcome, limit, source)
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -144,7 +144,7 @@ def plan(
     suite: Suite,
     paths: Iterable[Path],
     done: set[Any],
-    outcome: Outcome,
+    outcome: RunCounts,
     limit: Limit | None = None,
     source: Source | None = None,
 ) -> list[Job]:
@@ -153,7 +153,7 @@ def plan(
     Data of which none can be read are an error.
 
     >>> from moontide.bench.suites import load_suite
-    >>> plan(load_suite("batch-64"), [Path("missing.npz")], set(), Outcome())
+    >>> plan(load_suite("batch-64"), [Path("missing.npz")], set(), RunCounts())
     Traceback (most recent call last):
         ...
     moontide.errors.FileError: There is no file missing.npz.

@@ -14,8 +14,7 @@ import numpy as np
 from moontide.checks.tasks import Tasks, expect, expect_same
 from moontide.core.arrays import to_numpy
 from moontide.core.simplex import zero_shot
-from moontide.protocols import OnlineMethod, State, samples
-from moontide.stream import change_classes
+from moontide.protocols import OnlineMethod, State, change_classes, samples
 from moontide.streams import load_state, save_state
 from moontide.types import Result, Task
 

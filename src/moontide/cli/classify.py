@@ -259,8 +259,8 @@ def _from_store(
     run: dict[str, Any],
 ) -> Classified:
     from moontide.classify import check_maker, classify_store
+    from moontide.core.devices import check_device
     from moontide.encoders.negatives import stored_negatives
-    from moontide.store.files import check_device
 
     check_device(choice.device)
     if names is None and (prompts != NO_PROMPT_CHOICE or (words is None and not _is_default(choice))):

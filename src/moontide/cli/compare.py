@@ -50,7 +50,8 @@ def compare(
     """
     from moontide.evaluate import Outcome, compare_methods
     from moontide.registry import method_names
-    from moontide.store.files import check_output, replacing
+    from moontide.store.disk import replacing
+    from moontide.store.files import check_output
     from moontide.store.tables import write_table
 
     if out is not None:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from moontide.encoders.base import Encoder
     from moontide.encoders.pipeline import Encoded
     from moontide.encoders.places import ImageFile, Skip
-    from moontide.encoders.prompts import Classes
+    from moontide.encoders.prompts import EmbeddedClasses
     from moontide.encoders.sources import Listing
     from moontide.store.classes import ClassList
     from moontide.store.features import FeatureStore, Origin
@@ -151,7 +151,9 @@ class PromptChoice:
         Path | None, Parameter(help='Sentences for each class: a JSON file, {"name": ["sentence", ...], ...}.')
     ] = None
 
-    def embed(self, encoder: Encoder, names: Sequence[str] | ClassList, templates: Sequence[str] = ()) -> Classes:
+    def embed(
+        self, encoder: Encoder, names: Sequence[str] | ClassList, templates: Sequence[str] = ()
+    ) -> EmbeddedClasses:
         """Embed class names, and warn about the doubtful ones; `templates` are for the user who gives none."""
         from moontide.encoders.prompts import embed_classes, find_templates, read_descriptions
 
@@ -488,7 +490,7 @@ def _pass(
 
     started = connect(address, choice.workers)
     try:
-        from moontide.engine.images import encode_on_ray
+        from moontide.encoders.cluster import encode_on_ray
 
         batch = choice.encode_batch or encoder.batch_size
         yield lambda images: encode_on_ray(

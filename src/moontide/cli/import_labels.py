@@ -28,7 +28,8 @@ def import_labels(
         moontide classify photos/ --classes names.txt --known known.csv --out labels.csv
     """
     from moontide.integrations import fiftyone, label_studio
-    from moontide.store.files import check_output, replacing
+    from moontide.store.disk import replacing
+    from moontide.store.files import check_output
     from moontide.store.tables import write_table
 
     if field is not None and source != "fiftyone":

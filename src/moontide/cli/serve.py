@@ -71,9 +71,9 @@ def serve(
         raise
     except ImportError as error:
         raise missing_extra(error.name or "fastapi", "serve", "The server") from None
+    from moontide.core.devices import check_device
     from moontide.encoders import encoder as make_encoder
     from moontide.store.classes import read_class_names
-    from moontide.store.files import check_device
 
     if classes is not None and encoder is None:
         raise OptionError("'--classes' needs '--encoder', which embeds them; or create streams with prototypes.")

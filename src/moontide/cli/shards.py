@@ -83,10 +83,11 @@ def adapt_many(
     features: str, solver: Method, out: str | None, cluster: Cluster, source: Source, given: GivenFiles
 ) -> None:
     """Run a method over shards and print what changed."""
-    from moontide.engine.run import adapt_shards
+    from moontide.core.devices import check_device
+    from moontide.engine.run import ShardTask, Workers, adapt_shards
     from moontide.store.classes import read_class_names
     from moontide.store.features import FeatureStore
-    from moontide.store.files import check_device, is_store, read_text
+    from moontide.store.files import is_store, read_text
     from moontide.store.inputs import read_class_prior, read_negatives
 
     if given.known is not None:
@@ -108,27 +109,20 @@ def adapt_many(
     names = anchors.class_names() if source.classes is None else read_class_names(source.classes)
     text = anchors.matrix("text_features")
     prior = None if given.class_prior is None else read_class_prior(given.class_prior, names, len(text))
+    task = ShardTask(
+        features,
+        text,
+        next(scale for scale in scales if scale is not None),
+        names,
+        prior,
+        None if given.negatives is None else read_negatives(given.negatives),
+        cluster.skip_bad_rows,
+        cluster.allow_remote,
+    )
+    workers = Workers(cluster.engine or "local", cluster.address, cluster.workers, device=source.device)
     start = time.perf_counter()
     with progress_bar(solver.name) as progress:
-        found = adapt_shards(
-            features,
-            text,
-            solver,
-            out,
-            logit_scale=next(scale for scale in scales if scale is not None),
-            class_names=names,
-            class_prior=prior,
-            negatives=None if given.negatives is None else read_negatives(given.negatives),
-            engine=cluster.engine or "local",
-            address=cluster.address,
-            workers=cluster.workers,
-            graph=cluster.graph,
-            skip_bad_rows=cluster.skip_bad_rows,
-            allow_remote=cluster.allow_remote,
-            device=source.device,
-            report=note,
-            progress=progress,
-        )
+        found = adapt_shards(task, solver, out, workers=workers, graph=cluster.graph, report=note, progress=progress)
     replaced = f", {found.replaced} workers replaced" if found.replaced else ""
     note(f"wrote {len(found.files)} files to {out} in {time.perf_counter() - start:.1f} s{replaced}")
     emit(out=out, samples=found.n, changed=found.changed)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from moontide.core.arrays import unit_rows
+from moontide.core.arrays import Array, like, to_numpy, unit_rows
 from moontide.core.graph import offer
 from moontide.core.progress import track
 
@@ -52,7 +52,7 @@ def inverted_file(features: Floats, m: int, seed: int = 0) -> tuple[Ints, Floats
             own = np.flatnonzero(members[c][at] == rows)
             similarity[own, at[own]] = -np.inf  # never its own neighbour
             offer(rows, members[c], similarity, neighbours, weights)
-    found = recall(features, neighbours, weights, rng)
+    found = recall(features, weights, rng)
     weights[np.isneginf(weights)] = 0  # where the lists of a row hold fewer than m others: no vote
     return neighbours, weights, found
 
@@ -85,33 +85,34 @@ def nearest_lists(features: Floats, centres: Floats, count: int) -> Ints:
     out = np.empty((len(features), count), np.int64)
     for start in range(0, len(features), BLOCK_ROWS):
         near = features[start : start + BLOCK_ROWS] @ centres.T  # (b, C)
-        best = np.argpartition(near, -count, axis=1)[:, -count:] if count < len(centres) else _all(near)
+        best = np.argpartition(near, len(centres) - count, axis=1)[:, -count:]
         order = np.argsort(-np.take_along_axis(near, best, axis=1), axis=1, kind="stable")
         out[start : start + BLOCK_ROWS] = np.take_along_axis(best, order, axis=1)
     return out
 
 
-def recall(features: Floats, neighbours: Ints, weights: Floats, rng: np.random.Generator) -> float:
+def nearest_cosines(rows: Floats, features: Array, count: int) -> Floats:
+    """Return the `count` largest cosines of unit rows (s, d) to `features` (N, d), largest first; -inf: no more.
+
+    >>> nearest_cosines(np.eye(3)[:1], np.eye(3), 2)
+    array([[1., 0.]])
+    """
+    best, asked = np.full((len(rows), count), -np.inf, rows.dtype), like(rows, features)
+    for start in range(0, len(features), BLOCK_ROWS):
+        near = to_numpy(asked @ features[start : start + BLOCK_ROWS].T)  # (s, b)
+        best = np.partition(np.concatenate([best, near], axis=1), -count, axis=1)[:, -count:]
+    return np.sort(best, axis=1)[:, ::-1]
+
+
+def recall(features: Floats, weights: Floats, rng: np.random.Generator) -> float:
     """Return the share of true nearest neighbours that were found, on a sample of rows, ties counted as found.
 
-    >>> f = np.eye(3)
-    >>> recall(f, np.asarray([[1], [0], [0]]), np.zeros((3, 1)), np.random.default_rng(0))
+    >>> recall(np.eye(3), np.zeros((3, 1)), np.random.default_rng(0))
     1.0
     """
     rows = rng.choice(len(features), min(SAMPLE, len(features)), replace=False)
-    m = neighbours.shape[1]
-    best = np.full((len(rows), m), -np.inf, features.dtype)
-    for start in range(0, len(features), BLOCK_ROWS):
-        near = features[rows] @ features[start : start + BLOCK_ROWS].T  # (s, b)
-        own = rows - start
-        mine = np.flatnonzero((own >= 0) & (own < near.shape[1]))
-        near[mine, own[mine]] = -np.inf
-        best = np.partition(np.concatenate([best, near], axis=1), -m, axis=1)[:, -m:]
-    return float((weights[rows] >= best.min(axis=1, keepdims=True) - 1e-6).mean())
-
-
-def _all(near: Floats) -> Ints:
-    return np.broadcast_to(np.arange(near.shape[1]), near.shape)
+    best = nearest_cosines(features[rows], features, weights.shape[1] + 1)  # the row itself is the nearest
+    return float((weights[rows] >= best[:, -1:] - 1e-6).mean())
 
 
 def _grouped(keys: Ints, values: Ints, count: int) -> list[Ints]:

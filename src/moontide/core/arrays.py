@@ -10,51 +10,20 @@ from types import ModuleType
 from typing import Any, TypeAlias
 
 import numpy as np
-from array_api_compat import array_namespace, device, is_torch_array
+from array_api_compat import array_namespace
+from array_api_compat import device as device
+from array_api_compat import is_torch_array as is_torch_array
 
 from moontide.errors import InputError
 
 NUMPY: ModuleType = array_namespace(np.zeros(0))
 Array: TypeAlias = Any  # a numpy.ndarray or a torch.Tensor
 
-__all__ = [
-    "Array",
-    "affine",
-    "as_matrix",
-    "as_real",
-    "buffers",
-    "class_counts",
-    "class_sums",
-    "clip",
-    "column_dots",
-    "columns",
-    "device",
-    "device_type",
-    "exp_",
-    "is_torch_array",
-    "last",
-    "like",
-    "namespace",
-    "put",
-    "put_columns",
-    "row_dots",
-    "row_norms",
-    "row_sums",
-    "single_in_double",
-    "stack",
-    "to_numpy",
-    "unit_rows",
-]
-
 _SHOWN = 8  # row numbers named in an error
 
 
 def namespace(*arrays: Array) -> ModuleType:
-    """Return the array API namespace of the arrays (numpy's or torch's).
-
-    >>> namespace(np.zeros(2)).__name__
-    'array_api_compat.numpy'
-    """
+    """Return the array API namespace of the arrays (numpy's or torch's)."""
     if type(arrays[0]) is np.ndarray:  # asking is not free, and a solve asks a thousand times
         return NUMPY
     xp: ModuleType = array_namespace(*arrays)
@@ -62,22 +31,14 @@ def namespace(*arrays: Array) -> ModuleType:
 
 
 def to_numpy(x: Array) -> np.ndarray[Any, Any]:
-    """Copy an array to the host as numpy; numpy arrays are returned as they are.
-
-    >>> to_numpy(np.ones(2)).shape
-    (2,)
-    """
+    """Copy an array to the host as numpy; numpy arrays are returned as they are."""
     if is_torch_array(x):
         return x.detach().cpu().numpy()  # type: ignore[no-any-return]
     return np.asarray(x)
 
 
 def like(x: Any, ref: Array) -> Array:
-    """Bring `x` into the namespace, device and floating dtype of `ref`.
-
-    >>> like([1, 2], np.zeros(1, dtype=np.float32)).dtype
-    dtype('float32')
-    """
+    """Bring `x` into the namespace, device and floating dtype of `ref`."""
     xp = namespace(ref)
     if is_torch_array(x) and not is_torch_array(ref):
         x = to_numpy(x)
@@ -99,11 +60,7 @@ def as_matrix(x: Any, name: str, ndim: int = 2) -> Array:
 
 
 def as_real(x: Any, name: str, ndim: int = 2) -> Array:
-    """Check the same but for finiteness, which `unit_rows` finds on its way.
-
-    >>> as_real(np.ones((2, 3), dtype=np.float16), "image_features").dtype
-    dtype('float32')
-    """
+    """Check that `x` is a non-empty array of real numbers, whose finiteness `unit_rows` finds on its way."""
     if is_torch_array(x):
         x = x.detach()
     else:
@@ -170,11 +127,7 @@ def _refuse(bad: Array, rule: str, got: str) -> None:
 
 
 def class_counts(labels: Array, k: int, weights: Array | None = None) -> Array:
-    """Sum the weights (1 each if none) of the samples of each class: c_k = sum_i w_i 1[labels_i = k].
-
-    >>> class_counts(np.asarray([2, 0, 2]), 3)
-    array([1, 0, 2])
-    """
+    """Sum the weights (1 each if none) of the samples of each class: c_k = sum_i w_i 1[labels_i = k]."""
     if is_torch_array(labels):  # index_add, since bincount waits for the device
         weights = labels.new_ones(labels.shape) if weights is None else weights
         return weights.new_zeros(k).index_add_(0, labels, weights)
@@ -182,12 +135,7 @@ def class_counts(labels: Array, k: int, weights: Array | None = None) -> Array:
 
 
 def class_sums(labels: Array, x: Array, k: int) -> Array:
-    """Sum the rows of `x` (N, d) of each class, (K, d).
-
-    >>> class_sums(np.asarray([1, 1]), np.eye(2), 2)
-    array([[0., 0.],
-           [1., 1.]])
-    """
+    """Sum the rows of `x` (N, d) of each class, (K, d)."""
     if is_torch_array(x):
         return x.new_zeros(k, x.shape[1]).index_add_(0, labels, x)
     from scipy.sparse import csr_array
@@ -197,11 +145,7 @@ def class_sums(labels: Array, x: Array, k: int) -> Array:
 
 
 def clip(x: Array, low: float | None = None, high: float | None = None) -> Array:
-    """Hold the entries of `x` in [low, high]; the standard's function takes several times as long on small arrays.
-
-    >>> clip(np.asarray([-1.0, 2.0]), 0, 1)
-    array([0., 1.])
-    """
+    """Hold the entries of `x` in [low, high]; the standard's function takes several times as long on small arrays."""
     if is_torch_array(x):
         return x.clamp(low, high)
     if low is not None:
@@ -210,20 +154,12 @@ def clip(x: Array, low: float | None = None, high: float | None = None) -> Array
 
 
 def row_dots(x: Array, y: Array) -> Array:
-    """Return x_i . y_i of each row, (N,).
-
-    >>> row_dots(np.ones((2, 3)), np.ones((2, 3)))
-    array([3., 3.])
-    """
+    """Return x_i . y_i of each row, (N,)."""
     return (x * y).sum(-1) if is_torch_array(x) else np.vecdot(x, y)
 
 
 def row_norms(x: Array) -> Array:
-    """Return the lengths of the rows, (N,).
-
-    >>> row_norms(np.asarray([[3.0, 4.0]]))
-    array([5.])
-    """
+    """Return the lengths of the rows, (N,)."""
     return namespace(x).linalg.vector_norm(x, axis=-1) if is_torch_array(x) else np.sqrt(np.vecdot(x, x))
 
 
@@ -240,99 +176,37 @@ def single_in_double(x: Array) -> Array:
 
 
 def row_sums(x: Array) -> Array:
-    """Return the sum of each row, (N,): in numpy by a product, which takes a third of the time.
-
-    >>> row_sums(np.ones((2, 3)))
-    array([3., 3.])
-    """
+    """Return the sum of each row, (N,): in numpy by a product, which takes a third of the time."""
     return x.sum(-1) if is_torch_array(x) else x @ np.ones(x.shape[-1], x.dtype)
 
 
 def stack(arrays: Sequence[Array]) -> Array:
-    """Put arrays of one shape into one array; numpy's own `stack` takes several times as long on small ones.
-
-    >>> stack([np.zeros(2), np.ones(2)])
-    array([[0., 0.],
-           [1., 1.]])
-    """
+    """Put arrays of one shape into one array; numpy's own `stack` takes several times as long on small ones."""
     return namespace(arrays[0]).stack(arrays) if is_torch_array(arrays[0]) else np.array(arrays)
 
 
 def column_dots(x: Array, y: Array) -> Array:
-    """Return sum_i x_ik y_ik of each column, (K,).
-
-    >>> column_dots(np.ones((2, 3)), np.ones((2, 3)))
-    array([2., 2., 2.])
-    """
+    """Return sum_i x_ik y_ik of each column, (K,)."""
     return (x * y).sum(0) if is_torch_array(x) else np.einsum("ik,ik->k", x, y)
 
 
 def exp_(x: Array) -> Array:
-    """Return exp(x), written over `x` (torch's `x.exp_()` for both libraries).
-
-    >>> exp_(np.zeros(1))
-    array([1.])
-    """
+    """Return exp(x), written over `x` (torch's `x.exp_()` for both libraries)."""
     return x.exp_() if is_torch_array(x) else np.exp(x, out=x)
 
 
-def buffers(ref: Array, count: int, shape: tuple[int, ...]) -> list[Array]:
-    """Return uninitialised numpy arrays, made at once since a large allocation comes in large pages.
-
-    For torch, which keeps memory for the next array by itself, there are none.
-
-    >>> len(buffers(np.zeros(1), 2, (3, 4)))
-    2
-    """
-    return [] if is_torch_array(ref) else list(np.empty((count, *shape), ref.dtype))
-
-
-def last(spare: list[Array]) -> Array | None:
-    """Take the last array out of a list of `buffers`; None, where there is none, makes numpy and torch get a new one.
-
-    >>> last([])
-    """
-    return spare.pop() if spare else None
-
-
 def device_type(x: Array) -> str:
-    """Return the kind of device that an array is on: "cpu", "cuda", ...
-
-    >>> device_type(np.zeros(1))
-    'cpu'
-    """
+    """Return the kind of device that an array is on: "cpu", "cuda", ..."""
     return str(x.device.type) if is_torch_array(x) else "cpu"
 
 
 def columns(x: Array, which: Array | slice) -> Array:
-    """Return some columns of a matrix; `slice(None)` is all of them, without a copy.
-
-    >>> columns(np.eye(2), np.asarray([1]))
-    array([[0.],
-           [1.]])
-    """
+    """Return some columns of a matrix; `slice(None)` is all of them, without a copy."""
     return x if isinstance(which, slice) else namespace(x).take(x, which, axis=1)
 
 
-def put_columns(x: Array, which: Array | slice, values: Array) -> Array:
-    """Return a matrix with some columns replaced by `values`, as a new array; `slice(None)` replaces all.
-
-    >>> put_columns(np.zeros((1, 2)), np.asarray([1]), np.ones((1, 1)))
-    array([[0., 1.]])
-    """
-    if isinstance(which, slice):
-        return values
-    x = namespace(x).asarray(x, copy=True)
-    x[:, which] = values
-    return x
-
-
 def put(x: Array, which: Array | slice, values: Array) -> Array:
-    """Return an array with some rows replaced by `values`, as a new array; `slice(None)` replaces all.
-
-    >>> put(np.zeros(2), np.asarray([1]), np.ones(1))
-    array([0., 1.])
-    """
+    """Return an array with some rows replaced by `values`, as a new array; `slice(None)` replaces all."""
     if isinstance(which, slice):
         return values
     x = x.clone() if is_torch_array(x) else x.copy()
@@ -341,11 +215,7 @@ def put(x: Array, which: Array | slice, values: Array) -> Array:
 
 
 def affine(x: Array, w: Array, b: Array) -> Array:
-    """Return x w' + b in one pass over the result where the library can, (N, K) from (N, d), (K, d) and (K,).
-
-    >>> affine(np.ones((1, 2)), np.ones((1, 2)), np.ones(1))
-    array([[3.]])
-    """
+    """Return x w' + b in one pass over the result where the library can, (N, K) from (N, d), (K, d) and (K,)."""
     if is_torch_array(x):
         return b.addmm(x, w.T)  # the bias is added as the product is written
     out = x @ w.T

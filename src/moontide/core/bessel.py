@@ -23,7 +23,7 @@ Measured against mpmath for d = 2 ... 2048 and kappa = 0 ... 1e8 (tests/core/tes
 2e-15 in A_d and 3e-13 in 1 - A_d, and errors below 4e-14 max(1, |log|) in the logarithm.
 
 A. Banerjee, I. Dhillon, J. Ghosh, S. Sra, "Clustering on the unit hypersphere using von Mises-Fisher distributions",
-JMLR 6 (2005): `banerjee`, Eq. banerjee of "Von Mises-Fisher Mixture Model with Dynamic Shrinkage for Realistic
+JMLR 6 (2005): Eq. banerjee of "Von Mises-Fisher Mixture Model with Dynamic Shrinkage for Realistic
 Test-Time Transduction". NIST Digital Library of Mathematical Functions, sections 10.29 and 10.41.
 """
 
@@ -124,16 +124,6 @@ def bessel_ratio(d: int, kappa: Any) -> Array:
     return xp.astype(xp.where(a < 0.5, a, 1 - one_minus_a), dtype)  # near 1 the second is rounded once only
 
 
-def banerjee(d: int, r: Any) -> Array:
-    """Eq. banerjee: kappa ~ (r d - r^3) / (1 - r^2), for 0 <= r < 1.
-
-    >>> banerjee(512, np.asarray([0.0, 0.5])).round(2)
-    array([  0.  , 341.17])
-    """
-    xp, r, dtype = widen(r)
-    return xp.astype(formulas.banerjee(d, r), dtype)
-
-
 def inverse_bessel_ratio(d: int, r: Any) -> Array:
     """Solve A_d(kappa) = r for kappa, 0 <= r < 1: Newton's method from Banerjee's start.
 
@@ -144,7 +134,7 @@ def inverse_bessel_ratio(d: int, r: Any) -> Array:
     array([  0.,  15., 150.])
     """
     xp, r, dtype = widen(r)
-    x = banerjee(d, r)
+    x = formulas.banerjee(d, r)
     for _ in range(_NEWTON_STEPS):
         _, a_by_x, one_minus_a = bessel(d, x)
         a = x * a_by_x

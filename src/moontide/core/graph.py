@@ -1,6 +1,6 @@
 """The m-nearest-neighbour affinity graph that smooths assignments (the Laplacian term of L_PLE).
 
-W has m entries a row, the cosines to the m nearest other samples (Alg. 1, line 3). Neither W nor the similarities are
+W has m entries per row, the cosines to the m nearest other samples (Alg. 1, line 3). Neither W nor the similarities are
 ever held as N x N: the search goes block by block and the result is two (N, m) arrays.
 
 Well defined where the published programs are not: a sample is never its own neighbour, also among duplicate rows; of
@@ -68,18 +68,12 @@ class Graph:
 
 @dataclass(frozen=True)
 class Affinity:
-    """The graph as a sparse matrix by rows: the votes for sample i are edges pointer[i] to pointer[i + 1].
-
-    >>> import numpy as np
-    >>> Affinity(np.asarray([0, 1, 1]), np.asarray([1]), np.asarray([2.0]))(np.eye(2))
-    array([[0., 2.],
-           [0., 0.]])
-    """
+    """The graph as a sparse matrix by rows: the votes for sample i are edges pointer[i] to pointer[i + 1]."""
 
     pointer: Array  # (N + 1,)
     neighbour: Array  # (E,)
     weight: Array  # (E,)
-    width: int | None = None  # how many samples vote, where it is not as many as hear
+    width: int | None = None  # how many samples vote, where that is not N
     symmetric: bool = False  # whether it is known to be
 
     @cached_property
@@ -114,10 +108,10 @@ class Affinity:
         return self._parts[key]
 
     def weighted(self, by: Array) -> Affinity:
-        """Return the same with the vote of each sample multiplied by its entry of `by`, (N,)."""
+        """Return the votes with that of each sample multiplied by its entry of `by`, (N,)."""
         return Affinity(self.pointer, self.neighbour, self.weight * by[self.neighbour], self.width)
 
-    def from_few(self) -> tuple[Array, Affinity]:
+    def from_voters(self) -> tuple[Array, Affinity]:
         """Return the samples that vote at all, (V,), and the votes as a map from their assignments alone."""
         voters, at = namespace(self.neighbour).unique_inverse(self.neighbour)
         return voters, Affinity(self.pointer, at, self.weight, int(voters.shape[0]))
@@ -128,13 +122,7 @@ class Affinity:
 
 
 def neighbour_votes(graph: Graph, symmetric: bool, mean: bool, weight: float) -> Affinity:
-    """Eq. ple-ours, Laplacian: the map z -> weight x (W z), or (W + W') z, divided by the number of votes where `mean`.
-
-    >>> import numpy as np
-    >>> neighbour_votes(Graph(np.asarray([[1], [0]]), np.ones((2, 1))), True, True, 1.0)(np.eye(2))
-    array([[0., 1.],
-           [1., 0.]])
-    """
+    """Eq. ple-ours, Laplacian: z -> weight x (W z), or (W + W') z, divided by the number of votes where `mean`."""
     share = weight / (max(graph.m, 1) * (1 + symmetric)) if mean else weight
     return Graph(graph.neighbours, graph.weights * share).operator(symmetric)
 
@@ -205,12 +193,7 @@ def offer(rows: Array | slice, ids: Array, similarity: Array, neighbours: Array,
 
 
 def largest_entries(x: Array, count: int) -> tuple[Array, Array]:
-    """Return columns and values of the largest entries of each row, sorted, of equals the first; overwrites them.
-
-    >>> import numpy as np
-    >>> largest_entries(np.asarray([[0.1, 0.3, 0.2]]), 2)
-    (array([[1, 2]]), array([[0.3, 0.2]]))
-    """
+    """Return columns and values of the largest entries of each row, sorted, of equals the first; overwrites them."""
     xp = namespace(x)
     rows = xp.arange(x.shape[0], device=device(x))  # (b,)
     columns = xp.empty((x.shape[0], count), dtype=xp.int64, device=device(x))
@@ -223,17 +206,10 @@ def largest_entries(x: Array, count: int) -> tuple[Array, Array]:
 
 
 def adapt_graph(graph: Graph, features: Array) -> Graph:
-    """Bring a precomputed graph to the namespace, device and dtype of `features`, and check that it covers its rows.
-
-    >>> import numpy as np
-    >>> adapt_graph(Graph(np.zeros((1, 0), int), np.zeros((1, 0))), np.ones((2, 3)))
-    Traceback (most recent call last):
-        ...
-    moontide.errors.InputError: 'graph' must have one row a sample (2). Got 1 instead.
-    """
+    """Bring a precomputed graph to the namespace, device and dtype of `features`, and check that it covers its rows."""
     if graph.neighbours.shape[0] != features.shape[0]:
         raise InputError(
-            f"'graph' must have one row a sample ({features.shape[0]}). Got {graph.neighbours.shape[0]} instead."
+            f"'graph' must have one row per sample ({features.shape[0]}). Got {graph.neighbours.shape[0]} instead."
         )
     n, xp = features.shape[0], namespace(graph.neighbours)
     if graph.m and not (int(xp.min(graph.neighbours)) >= 0 and int(xp.max(graph.neighbours)) < n):

@@ -15,11 +15,12 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from moontide.core.ann import nearest_cosines
 from moontide.core.arrays import Array, device, is_torch_array, like, namespace, to_numpy
 from moontide.core.graph import Affinity, Graph, nearest_neighbours, neighbour_votes
 from moontide.core.ple import zero_shot
 from moontide.core.progress import track
-from moontide.core.sums import TOGETHER, Doubles, Sums
+from moontide.core.sums import TOGETHER, Counted, Doubles, Sums
 from moontide.core.threads import in_threads, workers
 from moontide.errors import OptionError
 
@@ -40,13 +41,6 @@ def check_graph(graph: Graph | None, method: str, neighbours: int) -> None:
         raise OptionError(
             f"The 'neighbours' option of {method} has no effect on a task that brings its own graph; leave it out."
         )
-
-
-@dataclass
-class Counted(Sums):
-    """What the zero-shot pass adds up."""
-
-    n: int
 
 
 @dataclass
@@ -193,22 +187,17 @@ class Rows:
 
     def nearest(self, rows: NDArray[np.float32], count: int) -> Nearest:
         """Return the `count` largest cosines of given rows to those of this shard."""
-        best = np.full((len(rows), count), -np.inf)
-        asked = like(rows, self.f)
-        for at in self.blocks:
-            near = to_numpy(asked @ self.f[at].T)  # (s, b)
-            best = np.partition(np.concatenate([best, near], axis=1), -count, axis=1)[:, -count:]
-        return Nearest(np.sort(best, axis=1)[:, ::-1])
+        return Nearest(nearest_cosines(rows, self.f, count).astype(np.float64))
 
     def _zero_shot(self, rows: slice) -> tuple[Array, Array, Array]:
         """Make and keep y of some rows; return it with the cosines and the log of what y was divided by."""
         cosine = self.f[rows] @ self.text.T  # (b, K)
-        y, evidence = zero_shot(cosine, self.logit_scale)  # (b, K), (b,)
+        y, log_sum = zero_shot(cosine, self.logit_scale)  # (b, K), (b,)
         self.z[rows] = self._narrow(y)
         if self.labels is None:
             self.labels = self._empty(len(self.f), dtype=namespace(y).int64)
         self.labels[rows] = namespace(y).argmax(y, axis=1)
-        return y, cosine, evidence
+        return y, cosine, log_sum
 
     def _add_up(self, block: Callable[[slice], Sums], what: str) -> Any:
         """Return the sum over the blocks of what a function returns of each; in memory as it is, there is one."""
@@ -280,5 +269,5 @@ class Rows:
         part = part if weight is None else part.weighted(weight)
         if self.z.dtype == self.f.dtype:
             return part(self.z)
-        voters, few = part.from_few()
-        return few(self._wide(voters))
+        voters, part = part.from_voters()
+        return part(self._wide(voters))

@@ -13,7 +13,7 @@ def softmax(logits: Array) -> Array:
     array([[0.5, 0.5],
            [1. , 0. ]])
     """
-    return softmax_evidence(logits)[0]
+    return softmax_log_sum(logits)[0]
 
 
 def log_softmax(logits: Array) -> Array:
@@ -29,31 +29,18 @@ def log_softmax(logits: Array) -> Array:
     return shifted
 
 
-def softmax_evidence(logits: Array) -> tuple[Array, Array]:
+def softmax_log_sum(logits: Array, out: Array | None = None) -> tuple[Array, Array]:
     """Return the softmax over the last axis and log sum_k exp(logits_k), computed without overflow.
 
+    `out`: where the softmax is written, which may be the logits; None: a new array.
+
     >>> import numpy as np
-    >>> softmax_evidence(np.asarray([[1000.0, 0.0]]))
+    >>> softmax_log_sum(np.asarray([[1000.0, 0.0]]))
     (array([[1., 0.]]), array([1000.]))
     """
-    top = namespace(logits).max(logits, axis=-1, keepdims=True)  # (..., 1)
-    return _normalised(logits - top, top)
-
-
-def softmax_evidence_(logits: Array) -> tuple[Array, Array]:
-    """Return the same, the softmax written over the logits.
-
-    >>> import numpy as np
-    >>> softmax_evidence_(np.asarray([[1000.0, 0.0]]))[0]
-    array([[1., 0.]])
-    """
-    top = namespace(logits).max(logits, axis=-1, keepdims=True)  # (..., 1)
-    logits -= top
-    return _normalised(logits, top)
-
-
-def _normalised(shifted: Array, top: Array) -> tuple[Array, Array]:
-    p, xp = exp_(shifted), namespace(shifted)  # (..., K)
+    xp = namespace(logits)
+    top = xp.max(logits, axis=-1, keepdims=True)  # (..., 1)
+    p = exp_(xp.subtract(logits, top, out=out))  # (..., K)
     total = row_sums(p)[..., None]  # (..., 1)
     p /= total
     return p, (top + xp.log(total))[..., 0]

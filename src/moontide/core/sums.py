@@ -29,8 +29,8 @@ _kinds: dict[str, type[Sums]] = {}
 class Sums:
     """Base of what a map over samples returns; `+` joins the fields of two, each as it is declared.
 
-    >>> Number(1.5) + Number(2.0)
-    Number(value=3.5)
+    >>> Counted(1) + Counted(2)
+    Counted(n=3)
     """
 
     def __init_subclass__(cls) -> None:
@@ -43,14 +43,14 @@ class Sums:
         return type(self)(**{name: how(getattr(self, name), getattr(other, name)) for name, how in join.items()})
 
     def packed(self: S) -> S:
-        """Return the same in numpy and float64, fit to travel and to be added up in any order."""
+        """Return the fields in numpy and float64, fit to travel and to be added up in any order."""
         return type(self)(**{f.name: _double(getattr(self, f.name), f.metadata) for f in fields(self)})
 
     def pack(self) -> dict[str, NDArray[Any]]:
         """Return the fields as arrays, named so that `unpack` knows what they are of.
 
-        >>> Number(1.5).pack()
-        {'Number.value': array(1.5)}
+        >>> Counted(1).pack()
+        {'Counted.n': array(1)}
         """
         values = {f.name: getattr(self, f.name) for f in fields(self)}
         name = type(self).__name__
@@ -68,8 +68,8 @@ def _double(x: Any, metadata: Mapping[str, Any]) -> Any:
 def unpack(arrays: Mapping[str, NDArray[Any]]) -> Any:
     """Make the object again from its arrays, among which others may be.
 
-    >>> unpack({"z": np.zeros(2), **Number(1.5).pack()})
-    Number(value=1.5)
+    >>> unpack({"z": np.zeros(2), **Counted(1).pack()})
+    Counted(n=1)
     """
     mine = {name.partition("."): x for name, x in arrays.items() if "." in name}
     kind = next(iter(mine))[0]
@@ -78,11 +78,7 @@ def unpack(arrays: Mapping[str, NDArray[Any]]) -> Any:
 
 
 @dataclass
-class Number(Sums):
-    """One number.
+class Counted(Sums):
+    """A number of samples."""
 
-    >>> Number(2.0).value
-    2.0
-    """
-
-    value: float
+    n: int

@@ -13,11 +13,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from moontide.core.devices import check_device
 from moontide.encoders.base import DEFAULT, Prepared, TwoTowers, check_precision
 from moontide.encoders.loading import ask_hub, saying
 from moontide.encoders.steps import FILTERS, TOLERANCE, Steps
 from moontide.errors import FileError, MissingExtraError, missing_extra
-from moontide.store.files import check_device
 
 if TYPE_CHECKING:
     import torch

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from moontide.core.arrays import to_numpy
+from moontide.core.devices import check_device
 from moontide.encoders.base import FloatArray, Prepared, TwoTowers, check_precision
 from moontide.encoders.loading import ask_hub, saying
 from moontide.encoders.steps import TOLERANCE, Steps
 from moontide.errors import FileError, MissingExtraError, OptionError, missing_extra
-from moontide.store.files import check_device
 
 if TYPE_CHECKING:
     import torch

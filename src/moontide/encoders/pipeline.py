@@ -21,7 +21,7 @@ import numpy as np
 from moontide.encoders.base import Done, Encoder, FloatArray, Prepared, cores
 from moontide.encoders.places import ImageFile, Skip
 from moontide.encoders.pool import Decoders, Found
-from moontide.encoders.prompts import Classes
+from moontide.encoders.prompts import EmbeddedClasses
 from moontide.encoders.runtimes import follow, settle
 from moontide.errors import missing_extra
 from moontide.store.features import MANIFEST, FeatureStore, Origin
@@ -206,7 +206,7 @@ def encode_to_store(
     folder: str | Path,
     encoder: Encoder,
     images: Sequence[ImageFile],
-    classes: Classes | None = None,
+    classes: EmbeddedClasses | None = None,
     *,
     batch_size: int | None = None,
     workers: int | None = None,
@@ -236,7 +236,7 @@ def encode_to_store(
 
 
 def origin_of(
-    encoder: Encoder, classes: Classes | None = None, dataset: str | None = None, fast: bool = False
+    encoder: Encoder, classes: EmbeddedClasses | None = None, dataset: str | None = None, fast: bool = False
 ) -> Origin:
     """Return what a store says of the encoder that makes it."""
     return Origin(
@@ -246,7 +246,7 @@ def origin_of(
     )  # fmt: skip
 
 
-def _text(classes: Classes | None) -> tuple[Any, ...]:
+def _text(classes: EmbeddedClasses | None) -> tuple[Any, ...]:
     return () if classes is None else (classes.names, classes.text)
 
 

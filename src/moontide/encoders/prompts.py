@@ -33,7 +33,7 @@ SHOWN = 5  # names or pairs of names in a report
 BLOCK_ROWS = 1024
 
 
-class Classes(NamedTuple):
+class EmbeddedClasses(NamedTuple):
     """Class names with their vectors, the templates that made them, and sentences on what is doubtful about them."""
 
     names: tuple[str, ...]
@@ -47,7 +47,7 @@ def embed_classes(
     names: Sequence[str] | ClassList,
     templates: Sequence[str] = (),
     descriptions: Mapping[str, Sequence[str]] | None = None,
-) -> Classes:
+) -> EmbeddedClasses:
     """Embed class names; where neither templates nor descriptions are given, in the encoder's own templates.
 
     Synonyms and descriptions that a list of classes has are prompts besides the name.
@@ -88,7 +88,7 @@ def embed_classes(
     own = np.split(rows, np.cumsum([len(one) for one in prompts])[:-1])
     text: FloatArray = unit_rows(np.stack([one.mean(axis=0) for one in own]), "classes")
     spoken = [classes.phrases(name)[0] for name in names]
-    return Classes(names, text, templates, [*_doubts(names, text), *classes.doubts(), *encoder.doubts(spoken)])
+    return EmbeddedClasses(names, text, templates, [*_doubts(names, text), *classes.doubts(), *encoder.doubts(spoken)])
 
 
 def find_templates(given: Sequence[str]) -> tuple[str, ...]:
@@ -123,7 +123,7 @@ def read_descriptions(path: str | Path) -> dict[str, list[str]]:
         ...
     moontide.errors.FileError: There is no file no.json.
     """
-    from moontide.store.files import reading
+    from moontide.store.disk import reading
 
     with reading(Path(path)):
         held = json.loads(Path(path).read_text(encoding="utf-8-sig"))

@@ -34,7 +34,7 @@ from moontide.encoders.base import CLOSE, PRECISIONS, Encoder, TorchEncoder, cor
 from moontide.encoders.loading import cache_folder, onnx_runtime, saying
 from moontide.encoders.onnx import IMAGE, digest, export_tower
 from moontide.errors import InputError, MoontideError, missing_extra
-from moontide.store.files import replacing
+from moontide.store.disk import replacing
 
 log = logging.getLogger(__name__)
 

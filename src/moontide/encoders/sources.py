@@ -34,7 +34,8 @@ from moontide.encoders import tables, video, web
 from moontide.encoders.images import decode
 from moontide.encoders.places import HeldImage, ImageFile, Skip, UrlImage, path_id
 from moontide.errors import FileError, InputError
-from moontide.store.files import read_parquet_column, reading
+from moontide.store.disk import reading
+from moontide.store.files import read_parquet_column
 
 READABLE = (
     ".jpg", ".jpeg", ".jpe", ".jfif", ".mpo", ".png", ".apng", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".ppm", ".pgm",

@@ -31,11 +31,13 @@ import numpy as np
 import numpy.typing as npt
 
 from moontide.core.arrays import unit_rows
+from moontide.core.devices import check_device
 from moontide.encoders.base import FloatArray, TorchEncoder, check_precision
 from moontide.encoders.loading import TINY, cache_folder, onnx_runtime
 from moontide.encoders.steps import Steps
 from moontide.errors import FileError, OptionError, missing_extra
-from moontide.store.files import check_device, replacing
+from moontide.store.disk import replacing
+from moontide.store.tensors import read_tensors
 
 if TYPE_CHECKING:
     import torch
@@ -199,15 +201,14 @@ def _checked(package: str, version: str, file: str, digest: str) -> Path:
 
 def _cached(make: Any) -> Table:
     """Read the fitted table from the user's cache folder, or make it and put it there."""
-    from safetensors import SafetensorError
-    from safetensors.numpy import load_file, save
+    from safetensors.numpy import save
 
     key = hashlib.sha256(json.dumps([FILES, RIDGE, WIDTH, Tiny.templates]).encode()).hexdigest()[:16]
     path = cache_folder() / f"tiny-{key}.safetensors"
     try:
-        held = load_file(path)
+        held = read_tensors(str(path))
         return Table(held["known"], held["weights"], float(held["temperature"][0]))
-    except (OSError, SafetensorError, KeyError, IndexError):  # not there, or damaged
+    except (FileError, KeyError, IndexError):  # not there, or damaged
         table: Table = make()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

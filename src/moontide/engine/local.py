@@ -9,7 +9,7 @@ from moontide.engine.worker import Job, Worker
 
 
 class Engine(Protocol):
-    """What a run needs: call a method on all shards and add up what they say."""
+    """What a run needs: call a method on all shards and add up their sums."""
 
     replaced: int  # workers that died and were replaced
 
@@ -25,7 +25,8 @@ class Local:
 
     >>> import numpy as np
     >>> from moontide import method
-    >>> from moontide.engine.files import look, writing
+    >>> from moontide.store.disk import writing
+    >>> from moontide.store.shards import look
     >>> with writing("memory://local/a.npy") as handle:
     ...     np.save(handle, np.eye(3))
     >>> job = Job(method("zero_shot"), np.eye(3, dtype=np.float32), 100.0, (look("memory://local/a.npy"),), (),

@@ -50,8 +50,8 @@ def resources() -> dict[str, float]:
     return found
 
 
-def places(workers: int | None, device: str = "cpu") -> int:
-    """Return how many workers to start: `workers`, else one a CPU, or one a GPU; more than there are is an error."""
+def worker_count(workers: int | None, device: str = "cpu") -> int:
+    """Return how many workers to start: `workers`, else one per CPU or GPU; more than there are is an error."""
     kind = "GPU" if device.startswith("cuda") else "CPU"
     have = int(resources().get(kind, 0))
     if have < (workers or 1):
@@ -114,7 +114,7 @@ class Ray:
 
     def _wait(self, number: int, parts: list[Any]) -> None:
         """Report shards as they are done, until all are."""
-        told, running = 0, parts
+        counted, running = 0, parts
         while running:
             _, running = ray.wait(running, num_returns=len(running), timeout=PATIENCE, fetch_local=False)
             busy = set(running)
@@ -122,8 +122,8 @@ class Ray:
                 _progress(worker, number) if part in busy else len(share)
                 for worker, part, share in zip(self.workers, parts, self.shares, strict=True)
             )
-            self._tick(done - told)
-            told = done
+            self._tick(done - counted)
+            counted = done
 
     def _tree(self, parts: list[Any]) -> Any:
         """Add up in pairs, on the cluster."""

@@ -24,25 +24,16 @@ from moontide.core.driver import solve
 from moontide.core.memory import available_bytes, human
 from moontide.core.rows import LARGE
 from moontide.core.sums import unpack
-from moontide.engine.files import (
-    Source,
-    exists,
-    expand,
-    look,
-    read_tensors,
-    reading,
-    relative_names,
-    remove,
-    write_tensors,
-    writing,
-)
 from moontide.engine.local import Engine, Local
 from moontide.engine.partition import quantiser, recall
 from moontide.engine.worker import Job
 from moontide.errors import FileError, MoontideError, OptionError, ResourceError, listed, without_credentials
 from moontide.protocols import Method, Plan
 from moontide.registry import method_names, method_type
+from moontide.store.disk import exists, opened, remove, writing
 from moontide.store.remote import check_remote
+from moontide.store.shards import Source, expand, look, relative_names
+from moontide.store.tensors import read_tensors, write_tensors
 from moontide.types import check_class_names, check_class_prior, check_negatives
 
 SHARE = 0.7  # of the available memory that workers may take
@@ -52,7 +43,40 @@ AROUND = 4  # calls besides those of the method: check, sample, nearest, write
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ShardTask:
+    """One task in many files, and what is known besides their rows.
+
+    pattern: a glob, a folder, a file or a URL of these, or the paths themselves; besides s3://, gs:// and az:// only
+    the protocols of `allow_remote` are used. text: (K, d) class embeddings. class_prior (K,) and negatives (M, d) are
+    for the methods that accept them, as in `Method.fit_predict`. skip_bad_rows: leave out rows without a direction.
+    """
+
+    pattern: str | Sequence[str]
+    text: Any
+    logit_scale: float = 100.0
+    class_names: Sequence[str] | None = None
+    class_prior: Any = None
+    negatives: Any = None
+    skip_bad_rows: bool = False
+    allow_remote: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Workers:
+    """Who works on shards: this process, or `count` actors of a Ray cluster at `address`, else started here.
+
+    count: None is one per CPU, or per GPU. memory: what one may take, in bytes. device: where their arrays are.
+    """
+
+    engine: str = "local"
+    address: str | None = None
+    count: int | None = None
+    memory: int | None = None
+    device: str = "cpu"
+
+
+@dataclass(frozen=True)
+class Labelled:
     """What a run over shards did; the predictions are in its files."""
 
     n: int
@@ -63,6 +87,9 @@ class Outcome:
     converged: bool
     replaced: int  # workers that died
     files: tuple[str, ...]
+
+
+HERE = Workers()
 
 
 class Journal:
@@ -96,14 +123,14 @@ class Journal:
         start = time.perf_counter()
         known = exists(path)
         if known:
-            said = unpack(read_tensors(path))
+            total = unpack(read_tensors(path))
         else:
-            said = self.engine.run(self.number, verb, *given)  # type: ignore[union-attr]
-            write_tensors(path, said.pack())
+            total = self.engine.run(self.number, verb, *given)  # type: ignore[union-attr]
+            write_tensors(path, total.pack())
         self.ticks = self.number * self.parts
         if verb == "step":
-            self._report_step(said.changed, None if known else time.perf_counter() - start)
-        return said
+            self._report_step(total.changed, None if known else time.perf_counter() - start)
+        return total
 
     def _report_step(self, changed: int, seconds: float | None) -> None:
         self.steps += 1
@@ -117,69 +144,39 @@ class Journal:
 
 
 def adapt_shards(
-    pattern: str | Sequence[str],
-    text: Any,
+    task: ShardTask,
     method: Method,
     out: str,
     *,
-    logit_scale: float = 100.0,
-    class_names: Sequence[str] | None = None,
-    class_prior: Any = None,
-    negatives: Any = None,
-    engine: str = "local",
-    address: str | None = None,
-    workers: int | None = None,
+    workers: Workers = HERE,
     graph: str = "local",
-    skip_bad_rows: bool = False,
-    allow_remote: Sequence[str] = (),
-    memory: int | None = None,
-    device: str = "cpu",
     report: Callable[[str], None] = lambda line: None,
     progress: Callable[[int, int], None] = lambda done, total: None,
-) -> Outcome:
-    """Label all rows of all shards together, and write one file of predictions a shard into the folder `out`.
+) -> Labelled:
+    """Label all rows of all shards together, and write one file of predictions per shard into the folder `out`.
 
-    `class_prior` (K,) and `negatives` (G, d) are for the methods that accept them, as in `Method.fit_predict`.
-    `engine` is "local" or "ray" (at `address`, else started here, with `workers` actors, else one a CPU). With `graph`
-    "global" neighbours are found across shards. Besides s3://, gs:// and az:// only the protocols of `allow_remote`
-    are used. `memory` is what one worker may take, in bytes.
+    With `graph` "global" neighbours are found across shards, else within each.
 
     >>> import tempfile
     >>> from moontide import method
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     for i in range(2):
     ...         np.save(f"{folder}/{i}.npy", np.eye(3))
-    ...     adapt_shards(f"{folder}/*.npy", np.eye(3), method("moon"), f"{folder}/out").counts
+    ...     adapt_shards(ShardTask(f"{folder}/*.npy", np.eye(3)), method("moon"), f"{folder}/out").counts
     array([2., 2., 2.])
     """
     plan = _plan(method)
-    for path in (out, *([pattern] if isinstance(pattern, str) else pattern)):
-        check_remote(path, allow_remote)
-    paths = expand(pattern) if isinstance(pattern, str) else list(pattern)
-    out = out.rstrip("/")
-    outputs = tuple(f"{out}/{name}.parquet" for name in relative_names(paths))
-    if set(outputs) & set(paths):
-        raise FileError(f"The folder {out} would receive files with the names of the shards; give another one.")
-    anchors = unit_rows(to_numpy(as_real(text, "text_features")).astype(np.float32), "text_features")
-    sources = _look_at(paths, anchors.shape[1])
-    rows = sum(source.rows for source in sources)
-    names = None if class_names is None else check_class_names(class_names, len(anchors))
-    given = _check_given(method, anchors, class_prior=class_prior, negatives=negatives)
-    half = rows * len(anchors) > LARGE
-    job = Job(
-        method, anchors, logit_scale, sources, outputs, f"{out}/{CHECKPOINT}", names, skip_bad_rows, half=half,
-        device=device,
-    )  # fmt: skip
+    job, given = _job(task, method, out.rstrip("/"), workers.device)
     _check_checkpoint(job, graph, given, report)
     journal = Journal(job, report, progress)
     journal.calls = plan.calls + AROUND + 3 * (graph == "global")  # and sketch, scatter, gather
     journal.expected_steps = plan.steps
-    with _engines(engine, address, workers, memory, device, journal) as use:
-        use(job, [source.rows for source in sources])
+    with _engines(workers, journal) as use:
+        use(job, [source.rows for source in job.sources])
         checked = journal("check")
         if checked.problems:
             remove(job.folder)
-            raise _bad_shards(checked.problems, len(sources))
+            raise _bad_shards(checked.problems, len(job.sources))
         if checked.skipped:
             report(f"{checked.skipped} rows cannot be used and are skipped")
         groups: tuple[int, ...] = ()
@@ -190,15 +187,15 @@ def adapt_shards(
         found = recall(journal, checked.rows)
         if found is not None:
             report(f"graph: {graph}, {100 * found:.1f} % of the true nearest neighbours among all rows (on a sample)")
-        converged = bool(solve(method.mixture(anchors, logit_scale, **given), journal).converged)
+        converged = bool(solve(method.mixture(job.text, job.logit_scale, **given), journal).converged)
         journal.calls = journal.number + 1 + bool(groups)  # it may have taken fewer than planned
         written = journal("write")
         if groups:
-            use(job, [source.rows for source in sources])
+            use(job, [source.rows for source in job.sources])
             journal("gather", groups)
     remove(job.folder)
-    replaced = journal.replaced
-    return Outcome(written.n, checked.skipped, written.changed, written.counts, found, converged, replaced, job.outputs)
+    counts, died = written.counts, journal.replaced
+    return Labelled(written.n, checked.skipped, written.changed, counts, found, converged, died, job.outputs)
 
 
 def _plan(method: Method) -> Plan:
@@ -207,6 +204,29 @@ def _plan(method: Method) -> Plan:
         names = [name for name in method_names() if method_type(name).rows_type]
         raise OptionError(f"Only {', '.join(names[:-1])} and {names[-1]} run on shards. Got {method.name!r}.")
     return method.plan()
+
+
+def _job(task: ShardTask, method: Method, out: str, device: str) -> tuple[Job, dict[str, NDArray[np.float32]]]:
+    """Check a task; return what the workers must know, and what the method is given besides the rows."""
+    for path in (out, *([task.pattern] if isinstance(task.pattern, str) else task.pattern)):
+        check_remote(path, task.allow_remote)
+    paths = expand(task.pattern) if isinstance(task.pattern, str) else list(task.pattern)
+    outputs = tuple(f"{out}/{name}.parquet" for name in relative_names(paths))
+    if set(outputs) & set(paths):
+        raise FileError(f"The folder {out} would receive files with the names of the shards; give another one.")
+    text = unit_rows(to_numpy(as_real(task.text, "text_features")).astype(np.float32), "text_features")
+    sources = _look_at(paths, text.shape[1])
+    names = None if task.class_names is None else check_class_names(task.class_names, len(text))
+    given = {}
+    if task.class_prior is not None:
+        method.require_accepted("class_prior")
+        given["class_prior"] = check_class_prior(task.class_prior, len(text), text)
+    if task.negatives is not None:
+        method.require_accepted("negatives")
+        given["negatives"] = check_negatives(task.negatives, text)
+    half, folder = sum(source.rows for source in sources) * len(text) > LARGE, f"{out}/{CHECKPOINT}"
+    job = Job(method, text, task.logit_scale, sources, outputs, folder, names, task.skip_bad_rows, (), half, device)
+    return job, given
 
 
 def _look_at(paths: Sequence[str], d: int) -> tuple[Source, ...]:
@@ -234,17 +254,6 @@ def _bad_shards(problems: Sequence[str], count: int) -> FileError:
     return FileError(f"{len(problems)} of {count} shards cannot be used: {problems[0]}{others}")
 
 
-def _check_given(method: Method, anchors: NDArray[np.float32], **given: Any) -> dict[str, NDArray[np.float32]]:
-    """Return what is known besides the rows, as the drivers take it, where the method can use it."""
-    found = {}
-    for name, x in given.items():
-        if x is not None:
-            method.require_accepted(name)
-            prior = name == "class_prior"
-            found[name] = check_class_prior(x, len(anchors), anchors) if prior else check_negatives(x, anchors)
-    return found
-
-
 def _check_checkpoint(job: Job, graph: str, given: Mapping[str, Any], report: Callable[[str], None]) -> None:
     """Write down what the run is, or refuse a checkpoint that is of another one."""
     own = {
@@ -259,7 +268,7 @@ def _check_checkpoint(job: Job, graph: str, given: Mapping[str, Any], report: Ca
     }
     path = f"{job.folder}/run.json"
     if exists(path):
-        with reading(path) as handle:
+        with opened(path) as handle:
             held = json.load(handle)
         if held != json.loads(json.dumps(own)):
             raise FileError(
@@ -277,41 +286,23 @@ def _digest(x: NDArray[np.float32]) -> str:
 
 
 @contextmanager
-def _engines(
-    kind: str, address: str | None, workers: int | None, memory: int | None, device: str, journal: Journal
-) -> Iterator[Callable[[Job, Sequence[int]], None]]:
+def _engines(workers: Workers, journal: Journal) -> Iterator[Callable[[Job, Sequence[int]], None]]:
     """Yield the function that sets the journal's engine for a job and the numbers of rows of its shards."""
     started, have, count = False, available_bytes(), 1
-    if kind == "ray":
+    if workers.engine == "ray":
         from moontide.engine import ray
 
-        started = ray.connect(address, workers)
-        count = ray.places(workers, device)
+        started = ray.connect(workers.address, workers.count)
+        count = ray.worker_count(workers.count, workers.device)
         have = have if started else int(ray.resources()["memory"])  # of all machines
 
     def use(job: Job, sizes: Sequence[int]) -> None:
         used = min(count, len(sizes))
-        each = [job.kept_bytes(n) for n in sizes]
-        budget = memory if memory is not None or have is None else int(SHARE * have) // used
-        passing = job.passing_bytes(max(sizes))
-        one = 2 * max(each) + passing  # the one before is still being saved
-        all_of_them = max(sum(each[w::used]) for w in range(used)) + passing
-        resident = budget is None or all_of_them <= budget
-        if budget is not None and not resident and one > budget:
-            raise ResourceError(
-                f"A worker needs about {human(one)} for the largest shard, of {max(sizes)} rows, and may take "
-                f"{human(budget)}. Split that shard, or use fewer workers."
-            )
-        how = "all of its shards in memory" if resident else "one shard at a time, the others on disk"
-        journal.report(
-            f"{len(sizes)} shards, {sum(sizes)} rows; workers: {used}, each with up to "
-            f"{human(all_of_them if resident else one)} of memory ({how})"
-        )
+        budget = workers.memory if workers.memory is not None or have is None else int(SHARE * have) // used
+        resident = _fits(job, sizes, used, budget, journal.report)
         journal.use(None)
-        if kind == "ray":
-            journal.use(ray.Ray(job, resident, journal.tick, workers=used))
-        else:
-            journal.use(Local(job, resident, journal.tick))
+        ends = (job, resident, journal.tick)
+        journal.use(ray.Ray(*ends, workers=used) if workers.engine == "ray" else Local(*ends))
 
     try:
         yield use
@@ -319,3 +310,22 @@ def _engines(
         journal.use(None)
         if started:
             ray.disconnect()
+
+
+def _fits(job: Job, sizes: Sequence[int], used: int, budget: int | None, report: Callable[[str], None]) -> bool:
+    """Tell whether workers can hold all of their shards in the memory that each may take, or refuse too large ones."""
+    each, passing = [job.kept_bytes(n) for n in sizes], job.passing_bytes(max(sizes))
+    one = 2 * max(each) + passing  # the one before is still being saved
+    all_of_them = max(sum(each[w::used]) for w in range(used)) + passing
+    resident = budget is None or all_of_them <= budget
+    if budget is not None and not resident and one > budget:
+        raise ResourceError(
+            f"A worker needs about {human(one)} for the largest shard, of {max(sizes)} rows, and may take "
+            f"{human(budget)}. Split that shard, or use fewer workers."
+        )
+    how = "all of its shards in memory" if resident else "one shard at a time, the others on disk"
+    report(
+        f"{len(sizes)} shards, {sum(sizes)} rows; workers: {used}, each with up to "
+        f"{human(all_of_them if resident else one)} of memory ({how})"
+    )
+    return resident

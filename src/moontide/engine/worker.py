@@ -1,9 +1,9 @@
-"""A worker: it has some of the shards, calls their methods, adds up what they say, and saves each after every step.
+"""A worker: it has some of the shards, calls their methods, adds up their sums, and saves each after every step.
 
-A call that changes a shard has a number, and a shard knows the number of its last one and what it said: called again
-with that number it only repeats it. So a call may be repeated after any failure, by a new worker too, which finds the
-shards on disk as they were after their last step. A shard is saved while the next one is computed. Where the shards of
-a worker do not fit into its memory, it holds one at a time and takes the others from disk.
+A call that changes a shard has a number, and a shard keeps the number of its last one with the sums it returned: called
+again with that number, it only returns them. So a call may be repeated after any failure, by a new worker too, which
+finds the shards on disk as they were after their last step. A shard is saved while the next one is computed. Where the
+shards of a worker do not fit into its memory, it holds one at a time and takes the others from disk.
 
     folder/shard-00003.safetensors   state of a shard after its last step, and the sums it returned
     folder/graph-00003.safetensors   its neighbours
@@ -24,24 +24,17 @@ from numpy.typing import NDArray
 
 from moontide.core.ann import nearest_lists
 from moontide.core.arrays import to_numpy, unit_rows
+from moontide.core.devices import to_device
 from moontide.core.graph import Graph
 from moontide.core.rows import BLOCK_ENTRIES, Rows, Sample, draw
 from moontide.core.sums import TOGETHER, Doubles, Sums, unpack
-from moontide.engine.files import (
-    Source,
-    exists,
-    read_ids,
-    read_shard,
-    read_tensors,
-    usable_rows,
-    write_tensors,
-    writing,
-)
 from moontide.errors import InputError, MoontideError
 from moontide.protocols import Method
 from moontide.store import parquet
-from moontide.store.files import place
+from moontide.store.disk import exists, writing
 from moontide.store.predictions import rounded
+from moontide.store.shards import Source, read_ids, read_shard, usable_rows
+from moontide.store.tensors import read_tensors, write_tensors
 
 SHOWN = 8
 OWN = ("check", "sketch", "scatter", "write", "gather")  # calls that a worker answers; the others are its shards'
@@ -56,7 +49,7 @@ class Job:
     text: NDArray[np.float32]  # (K, d) unit rows
     logit_scale: float
     sources: tuple[Source, ...]
-    outputs: tuple[str, ...]  # one a source
+    outputs: tuple[str, ...]  # one per source
     folder: str  # of the checkpoints
     class_names: tuple[str, ...] | None = None
     skip_bad_rows: bool = False
@@ -75,25 +68,13 @@ class Job:
         return len(self.groups or self.sources)
 
     def kept_bytes(self, n: int) -> int:
-        """Estimate the memory of a shard of n rows: features, old and new assignments, graph.
-
-        >>> from moontide import method
-        >>> job = Job(method("zero_shot"), np.eye(2, dtype=np.float32), 100.0, (), (), "")
-        >>> job.kept_bytes(1000)
-        88000
-        """
+        """Estimate the memory of a shard of n rows: features, old and new assignments, graph."""
         k, d = map(int, self.text.shape)
         graph: int = 40 * getattr(self.method, "neighbours", 0)
         return n * (4 * d + 2 * k * (2 if self.half else 4) + graph + 64)
 
     def passing_bytes(self, n: int) -> int:
-        """Estimate what reading a shard of n rows, a step on it or saving it takes for a while.
-
-        >>> from moontide import method
-        >>> job = Job(method("zero_shot"), np.eye(2, dtype=np.float32), 100.0, (), (), "")
-        >>> job.passing_bytes(1000) - job.passing_bytes(0)
-        16000
-        """
+        """Estimate what reading a shard of n rows, a step on it or saving it takes for a while."""
         k, d = map(int, self.text.shape)
         scores = 4 * n * k * self.rows_type.SCORES
         return max(8 * n * d, scores) + 8 * 4 * BLOCK_ENTRIES + 40 * k * d + PROCESS
@@ -130,7 +111,7 @@ class Worker:
     ) -> None:
         self.job, self.mine, self.resident, self.tick = job, mine, resident, tick
         self.rows: dict[int, tuple[NDArray[np.float32], NDArray[np.int64]]] = {}
-        self.shards: dict[int, tuple[Rows, int, Any]] = {}  # with the number of its last change and what it said
+        self.shards: dict[int, tuple[Rows, int, Any]] = {}  # with the number of its last change and the sums of it
         self.done = -1, 0
         self.saver, self.saving = ThreadPoolExecutor(1, "save"), Future[None]()
         self.saving.set_result(None)
@@ -147,7 +128,7 @@ class Worker:
             total = part if total is None else total + part
             self.done = number, count
             self.tick()
-        self.saving.result()  # what this call says is on disk
+        self.saving.result()  # the shards of this call are on disk
         return total
 
     def check(self, i: int) -> Checked:
@@ -218,15 +199,15 @@ class Worker:
 
     def _ask(self, i: int, number: int, name: str, given: tuple[Any, ...]) -> Any:
         """Call a method of a shard; one that changes it is saved, and done once."""
-        shard, last, said = self._shard(i)
+        shard, last, sums = self._shard(i)
         if name not in shard.CHANGES:
             return getattr(shard, name)(*given)
         if last != number:
-            said = getattr(shard, name)(*given)
-            self._save(self._path("shard", i), {**shard.state(), "number": np.asarray(number), **said.pack()})
+            sums = getattr(shard, name)(*given)
+            self._save(self._path("shard", i), {**shard.state(), "number": np.asarray(number), **sums.pack()})
             if self.resident:
-                self.shards[i] = shard, number, said
-        return said
+                self.shards[i] = shard, number, sums
+        return sums
 
     def _save(self, path: str, tensors: Mapping[str, NDArray[Any]]) -> None:
         """Write a file while other shards are computed: one at a time, none while its own shard is."""
@@ -239,20 +220,20 @@ class Worker:
             return self.shards[i]
         job, kind = self.job, self.job.rows_type
         rows, kept = self._read(i)
-        features = place(rows, None, job.device)
+        features = to_device(rows, None, job.device)
         path, graph = self._path("graph", i), None
         if exists(path):
-            graph = Graph(**{name: place(x, None, job.device) for name, x in read_tensors(path).items()})
+            graph = Graph(**{name: to_device(x, None, job.device) for name, x in read_tensors(path).items()})
         shard = kind(job.method, features, job.text, job.logit_scale, graph, half=job.half, keep=False)
-        shard.number, shard.kept, last, said = i, kept, -1, None
+        shard.number, shard.kept, last, sums = i, kept, -1, None
         if graph is None:
             edges = {name: to_numpy(getattr(shard.graph, name)) for name in ("neighbours", "weights")}
             write_tensors(path, edges)
         if exists(self._path("shard", i)):
             state = read_tensors(self._path("shard", i))
             shard.restore(state)
-            last, said = int(state["number"]), unpack(state)
-        found = shard, last, said
+            last, sums = int(state["number"]), unpack(state)
+        found = shard, last, sums
         if self.resident:
             self.shards[i] = found
         return found

@@ -15,7 +15,8 @@ import numpy.typing as npt
 
 from moontide.core.arrays import to_numpy
 from moontide.errors import FileError, InputError
-from moontide.store.files import parquet_module, reading, replacing
+from moontide.store.disk import reading, replacing
+from moontide.store.files import parquet_module
 from moontide.store.predictions import rounded
 from moontide.types import Result
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 from moontide.errors import InputError
 from moontide.integrations.labels import Labels
-from moontide.store.files import parquet_module, replacing
+from moontide.store.disk import replacing
+from moontide.store.files import parquet_module
 
 
 def write_vectors(labels: Labels, path: str | Path) -> None:

@@ -21,9 +21,9 @@ from itertools import pairwise
 from typing import Any, ClassVar
 
 from moontide.core.arrays import Array, device, namespace, to_numpy
-from moontide.core.precision import Moments, moment_precision, moments, times_precision
 from moontide.core.simplex import log_softmax, one_hot, softmax
-from moontide.core.slots import NONE, place
+from moontide.methods._precision import Spread, moment_precision, moments, times_precision
+from moontide.methods._slots import NONE, choose_slots
 from moontide.methods.gda_clip import biases
 from moontide.options import option
 from moontide.protocols import OnlineMethod, State, per_class
@@ -124,11 +124,11 @@ class ADAPT(OnlineMethod):
         logits = state.logit_scale * (x @ state.text.T)  # (n, K)
         p, h = confidence(logits)  # (n, K), (n,)
         labels = to_numpy(xp.argmax(p, axis=1))  # (n,) on the host, as the slots
-        slots = place(state.entropy, labels, to_numpy(h)).tolist()
+        slots = choose_slots(state.entropy, labels, to_numpy(h)).tolist()
         state = state.fork()  # the copy that this step writes to
         sums = xp.matmul(state.weight[:, None, :], state.bank)[:, 0, :]  # (K, d)
         scores = []
-        spread: Moments | None = None
+        spread: Spread | None = None
         # Nothing changes between two samples that enter: only the first of a run may enter.
         entered = [i for i in range(1, len(slots)) if slots[i] != NONE]
         for start, stop in pairwise([0, *entered, len(slots)]):
@@ -203,7 +203,7 @@ def residuals(state: ADAPTState, classes: slice = slice(None)) -> Array:
     return state.bank[classes][of, slots] - state.mu[classes][of]
 
 
-def project(state: ADAPTState, spread: Moments | None) -> tuple[Array, int, Moments | None]:
+def project(state: ADAPTState, spread: Spread | None) -> tuple[Array, int, Spread | None]:
     """Return w_k = P mu_k, (K, d), the number M of samples in the bank, and `spread`, the moments of their residuals.
 
     P comes from the residuals while they are few, and then from their moments, made here once.

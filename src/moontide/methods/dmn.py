@@ -22,7 +22,7 @@ from typing import Any, ClassVar
 from moontide.core.arrays import Array, device, namespace, to_numpy
 from moontide.core.simplex import entropy as entropy_of
 from moontide.core.simplex import softmax
-from moontide.core.slots import NONE, HostArray, place, write
+from moontide.methods._slots import NONE, HostArray, choose_slots, write
 from moontide.options import option
 from moontide.protocols import OnlineMethod, State, copy_array, per_class
 from moontide.types import Result, Task
@@ -81,7 +81,7 @@ class DMN(OnlineMethod):
         probs = softmax(logits)
         entropy = entropy_of(probs, 1e-8)  # (n,)
         labels = to_numpy(xp.argmax(logits, axis=1))  # (n,)
-        slots = place(state.entropy, labels, to_numpy(entropy))  # (n,)
+        slots = choose_slots(state.entropy, labels, to_numpy(entropy))  # (n,)
 
         after = replace(state, keys=copy_array(state.keys), entropy=copy_array(state.entropy))
         write(after.entropy, entropy, labels, slots)

@@ -26,9 +26,9 @@ from typing import ClassVar
 import numpy as np
 
 from moontide.core.arrays import Array, device, is_torch_array, like, namespace, to_numpy
-from moontide.core.precision import spd_inverse
 from moontide.core.simplex import softmax
-from moontide.core.slots import HostArray
+from moontide.methods._precision import spd_inverse
+from moontide.methods._slots import HostArray
 from moontide.methods.oga import log_likelihood
 from moontide.options import option
 from moontide.protocols import OnlineMethod, State, per_class

@@ -8,7 +8,7 @@ Symbols:  x -> x   G -> text_prototypes, one row per class, not of unit length  
 
 Of each sample, with unit(.) the rows of unit length:
 
-    l = x.unit(G) / tau; the sample enters the cache of its class argmax l (see `core.slots`) by its entropy h(l).
+    l = x.unit(G) / tau; the sample enters the cache of its class argmax l (see `methods._slots`) by its entropy h(l).
     Q_c = mean of the cache of class c;   z = l + a exp(-b (1 - x.unit(Q_c))) at the classes c with a cache
     L = H(softmax z) + 0.5 NCE,   NCE = mean_c -ln softmax_c'(unit(Q_c).unit(G_c') / 0.01) at c' = c
     R = -lr g / (|g| + 1e-3) entry by entry, g the gradient of L in G and in Q: AdamW's first step, from residuals of 0
@@ -31,7 +31,7 @@ import numpy as np
 
 from moontide.core.arrays import Array, clip, device, namespace, row_dots, row_norms, unit_rows
 from moontide.core.simplex import log_softmax, softmax, zero_shot
-from moontide.core.slots import NONE, place
+from moontide.methods._slots import NONE, choose_slots
 from moontide.options import option
 from moontide.protocols import OnlineMethod, State, per_class
 from moontide.types import Result, Task
@@ -112,9 +112,9 @@ class DPE(OnlineMethod):
         return after, Result(probs, zero_shot(x, state.text, state.logit_scale), xp.astype(scores, x.dtype))
 
     def enter(self, cache: DPEState, x: Array, logits: Array) -> None:
-        """Put a sample into the cache of its class, in place, if its entropy is low enough."""
+        """Put a sample into the cache of its class, in choose_slots, if its entropy is low enough."""
         k, h = int(namespace(x).argmax(logits)), normalised_entropy(logits)
-        slot = place(cache.entropy[k : k + 1], np.zeros(1, np.int64), np.asarray([h]))[0]
+        slot = choose_slots(cache.entropy[k : k + 1], np.zeros(1, np.int64), np.asarray([h]))[0]
         if slot != NONE:
             cache.keys[k, int(slot)], cache.entropy[k, int(slot)] = x, h
 

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from moontide.core.arrays import Array, namespace
-from moontide.core.precision import times_ridge_inverse
 from moontide.core.simplex import softmax
+from moontide.methods._precision import times_ridge_inverse
 from moontide.options import option
 from moontide.protocols import Method
 from moontide.types import Result, Task

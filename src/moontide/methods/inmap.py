@@ -129,8 +129,8 @@ def proxies_in_span(f: Array, y: Array, text: Array, tau: float, step: float, it
     >>> import numpy as np
     >>> rng = np.random.default_rng(0)
     >>> f, text = rng.normal(size=(3, 4)), rng.normal(size=(2, 4))
-    >>> few, many = (proxies_in_span(f, np.eye(2)[[0, 1, 0]], text, 1.0, 10.0, n) for n in (1, 2))
-    >>> bool(np.allclose((few**2).sum(axis=1), 1)), bool(np.allclose(few, many))
+    >>> one, many = (proxies_in_span(f, np.eye(2)[[0, 1, 0]], text, 1.0, 10.0, n) for n in (1, 2))
+    >>> bool(np.allclose((one**2).sum(axis=1), 1)), bool(np.allclose(one, many))
     (True, False)
     """
     xp = namespace(f)
@@ -140,14 +140,14 @@ def proxies_in_span(f: Array, y: Array, text: Array, tau: float, step: float, it
     near = xp.zeros_like(a)  # (N, K) gram @ a
     eta, before = (xp.asarray(x, dtype=f.dtype, device=device(f)) for x in (step, xp.inf))
     for _ in range(iterations):
-        rest = softmax((s * to_text + near) / tau) - y  # (N, K)
-        moved = gram @ rest  # (N, K)
-        size = xp.sqrt(xp.clip(xp.sum(rest * moved), min=0))  # of the gradient
+        residual = softmax((s * to_text + near) / tau) - y  # (N, K)
+        moved = gram @ residual  # (N, K)
+        size = xp.sqrt(xp.clip(xp.sum(residual * moved), min=0))  # of the gradient
         eta, before = xp.where(size > before, eta / 2, eta), size
         rate = eta / (f.shape[0] * tau)
         if float(rate * size) < STILL:
             break
-        a, near = a - rate * rest, near - rate * moved
+        a, near = a - rate * residual, near - rate * moved
         length = xp.sqrt(s * s * squares + xp.sum(a * (2 * s * to_text + near), axis=0))  # (K,)
         length = xp.clip(length, min=1e-12)
         s, a, near = s / length, a / length, near / length

@@ -14,24 +14,20 @@ single pass over the assignments in each E-step, and a likelihood divided by 50 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
 from moontide.core.arrays import Array, namespace, unit_rows
-from moontide.core.gaussian import anchored_variance, class_weights, log_density, pooled_variance
 from moontide.core.ple import EPS, anchor_weights, class_confidence, sample_weights, shrink, shrinkage
-from moontide.core.rows import NEIGHBOURS
 from moontide.core.simplex import log_softmax
-from moontide.core.smoothing import smoother
-from moontide.methods.stata import Mixture, alternate, counted
+from moontide.methods._alternation import Mixture, Smoothed, counted
+from moontide.methods._gaussian import anchored_variance, class_weights, log_density, pooled_variance
 from moontide.options import option
-from moontide.protocols import Method
 from moontide.types import Result, Task
 
 
 @dataclass(frozen=True)
-class MOONGaussian(Method):
+class MOONGaussian(Smoothed):
     """Transduction with Gaussians shrunk towards text, less in confident classes and by confident samples.
 
     >>> import numpy as np
@@ -43,16 +39,6 @@ class MOONGaussian(Method):
     citation: ClassVar[str] = "Huang et al., ICML 2026"
 
     beta: str = option("hard", "counts in beta_k: argmax labels or soft assignments", choices=("hard", "soft"))
-    temper: float = option(50.0, "what the log-likelihood is divided by in the E-step", above=0)
-    neighbours: int = option(NEIGHBOURS, "m, neighbours of a sample in the graph", low=1)
-    laplacian_weight: float = option(1.0, "weight of the neighbours' votes", low=0)
-    text_weight: float = option(1.0, "weight of the zero-shot prediction in the E-step", low=0)
-    iterations: int = option(10, "T, M-steps; an E-step is before each and after the last", low=1)
-
-    def inert(self) -> Iterator[tuple[tuple[str, ...], str]]:
-        """Name the options that the others switch off."""
-        if self.laplacian_weight == 0:
-            yield ("neighbours",), "with laplacian_weight=0"
 
     def _fit(self, task: Task) -> Result:
         xp = namespace(task.features)
@@ -71,14 +57,10 @@ class MOONGaussian(Method):
             mu = unit_rows(shrink(v, beta, text))  # mu_k = beta_k v_k + (1 - beta_k) t_k, (K, d)
             return Mixture(mu, anchored_variance(weights, f, v, mu, beta, text, anchor), beta)
 
-        return alternate(
+        return self._alternate(
+            task,
             log_y,
             Mixture(text, anchor, xp.zeros_like(alpha)),
             lambda mixture: log_density(f, mixture.mu, mixture.spread),
             m_step,
-            smoother(task, self.name, self.neighbours, self.laplacian_weight)[1],
-            text_weight=self.text_weight,
-            temper=self.temper,
-            iterations=self.iterations,
-            inner_iterations=1,
         )

@@ -136,8 +136,8 @@ class SamplewiseMOON(OnlineMethod):
                                               self.alpha_k(cosine[held, :], state.logit_scale))  # fmt: skip
                 log_likelihood = kappa * dots + log_c(x.shape[1], kappa, "asymptotic")  # (K,)
                 votes = message(gram[held, now], z[held, :], None if self.messages == "all" else self.neighbours)
-                heard = self.laplacian_weight * votes  # (K,)
-                z[now, :] = softmax(log_prior[i, :] + (log_likelihood + heard) / self.temper)
+                smoothing = self.laplacian_weight * votes  # (K,)
+                z[now, :] = softmax(log_prior[i, :] + (log_likelihood + smoothing) / self.temper)
                 labels[now] = xp.argmax(z[now, :])
             gamma[now] = sample_weights(z[now : now + 1, :])[0]
             weighted[now, :] = gamma[now] * z[now, :]

@@ -28,10 +28,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from moontide.core.arrays import Array, device, namespace, to_numpy
-from moontide.core.precision import ridge_precision
 from moontide.core.simplex import entropy as entropy_of
 from moontide.core.simplex import softmax
-from moontide.core.slots import NONE, place, write
+from moontide.methods._precision import ridge_precision
+from moontide.methods._slots import NONE, choose_slots, write
 from moontide.options import option
 from moontide.protocols import OnlineMethod, State, copy_array, per_class
 from moontide.types import Result, Task
@@ -94,7 +94,7 @@ class OGA(OnlineMethod):
         y = softmax(logits)
         entropy = entropy_of(y, 1e-9)  # (n,)
         labels, h = to_numpy(xp.argmax(logits, axis=1)), to_numpy(entropy)  # (n,), (n,)
-        slots = place(state.entropy, labels, h, h < to_numpy(state.entropy).dtype.type(math.log(k)))  # (n,)
+        slots = choose_slots(state.entropy, labels, h, h < to_numpy(state.entropy).dtype.type(math.log(k)))  # (n,)
 
         after = replace(state, keys=copy_array(state.keys), entropy=copy_array(state.entropy))
         size = n if self.access == "batch" else 1

@@ -24,7 +24,7 @@ import numpy as np
 
 from moontide.core.arrays import like, namespace, to_numpy
 from moontide.core.simplex import log_softmax, zero_shot
-from moontide.core.slots import NONE, HostArray
+from moontide.methods._slots import NONE, HostArray
 from moontide.options import option
 from moontide.protocols import Method
 from moontide.types import Result, Task

@@ -11,7 +11,7 @@ The defaults are the published program, which made the numbers of both papers. B
 log-likelihood by 50 (`temper`) and the Laplacian by 2m, repeats the assignment 5 times with one likelihood
 (`inner_iterations`), scales v_k and then mu_k to unit length, and has one more E-step after the last M-step.
 
-For more than 2500 samples that program gets Sigma' wrong (see `core.gaussian.row_weights`). The equation is followed
+For more than 2500 samples that program gets Sigma' wrong (see `_gaussian.row_weights`). The equation is followed
 here for any N; `faithful=True` repeats the defect, and changes nothing up to 2500 samples. Where the program gives NaN,
 in float32 for a class whose z_ik all underflow or a dimension without variance, nothing does here: class means are
 formed from log z, and variances have a floor of 1e-6 / d.
@@ -19,20 +19,20 @@ formed from log z, and variances have a floor of 1e-6 / d.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 from moontide.core.arrays import Array, affine, class_counts, like, namespace, row_dots, unit_rows
 from moontide.core.driver import Run, solve
-from moontide.core.gaussian import FLOOR, row_weights
 from moontide.core.ple import means, shrink, shrinkage
-from moontide.core.rows import NEIGHBOURS, Rows, check_graph
-from moontide.core.simplex import log_softmax, softmax, softmax_evidence_
+from moontide.core.rows import Rows, check_graph
+from moontide.core.simplex import softmax_log_sum
 from moontide.core.sums import Doubles, Sums
 from moontide.errors import OptionError
+from moontide.methods._alternation import Mixture, Repeated
+from moontide.methods._gaussian import FLOOR, row_weights
 from moontide.options import option
-from moontide.protocols import Method, Plan
+from moontide.protocols import Plan
 from moontide.types import Result, Task
 
 TINY = 1e-20  # probabilities below count for nothing, and products of them take a hundred times as long
@@ -47,7 +47,7 @@ class Centre(Sums):
 
 
 @dataclass
-class Moments(Sums):
+class GaussianSums(Sums):
     """What the samples add up, f around their mean."""
 
     n: int
@@ -76,22 +76,22 @@ class StatARows(Rows):
         found: Centre = self._add_up(lambda at: Centre(at.stop - at.start, self.f[at].sum(0)), "mean")
         return found
 
-    def first(self, centre: Array) -> Moments:  # type: ignore[override]
+    def first(self, centre: Array) -> GaussianSums:  # type: ignore[override]
         """Make the zero-shot predictions and what the anchor variance needs of them."""
         centre = like(centre, self.f)
         weight = len(self.f) * row_weights(self.f, self.method.faithful)  # (n,) of 1, but for `faithful`
 
-        def block(at: slice) -> Moments:
+        def block(at: slice) -> GaussianSums:
             y, _, _ = self._zero_shot(at)
             f, w = self.f[at] - centre, weight[at]  # (b, d), (b,)
-            return Moments(len(y), y.T @ (w[:, None] * f), (w @ f**2)[None, :], w @ y, 0 * y[0], 0)
+            return GaussianSums(len(y), y.T @ (w[:, None] * f), (w @ f**2)[None, :], w @ y, 0 * y[0], 0)
 
-        found: Moments = self._add_up(block, "zero-shot")
+        found: GaussianSums = self._add_up(block, "zero-shot")
         if self.keep and self.z.dtype == self.f.dtype:
             self.y, self.z = self.z, 1 * self.z
         return found
 
-    def step(self, centre: Array, linear: Array, quadratic: Array, offset: Array) -> Moments:
+    def step(self, centre: Array, linear: Array, quadratic: Array, offset: Array) -> GaussianSums:
         """E-step with scores f linear' - f^2 quadratic' + offset, repeated; then the sums for the next M-step."""
         centre, linear, quadratic, offset = (like(x, self.f) for x in (centre, linear, quadratic, offset))
         xp, k, before = namespace(self.f), len(self.text), self.labels
@@ -107,14 +107,14 @@ class StatARows(Rows):
             self.z, new = new, self.z
         labels = xp.empty_like(before)
 
-        def block(at: slice) -> Moments:
+        def block(at: slice) -> GaussianSums:
             (f, square), p = self._centred(at, centre), self._assign(at, scores, new)  # (b, d), (b, d), (b, K)
             p *= p >= TINY
             labels[at] = xp.argmax(p, axis=1)
             counts = xp.astype(class_counts(labels[at], k), self.f.dtype)
-            return Moments(len(p), p.T @ f, p.T @ square, p.sum(0), counts, (labels[at] != before[at]).sum())
+            return GaussianSums(len(p), p.T @ f, p.T @ square, p.sum(0), counts, (labels[at] != before[at]).sum())
 
-        found: Moments = self._add_up(block, "iteration")
+        found: GaussianSums = self._add_up(block, "iteration")
         self.z, self.labels = new, labels
         return found
 
@@ -136,7 +136,7 @@ class StatARows(Rows):
         def part(at: slice) -> tuple[Any, ...]:
             logits = self._votes(at)
             logits += scores[at]
-            p[at.start - rows.start : at.stop - rows.start] = softmax_evidence_(logits)[0]
+            p[at.start - rows.start : at.stop - rows.start] = softmax_log_sum(logits, logits)[0]
             return ()
 
         self._in_parts(part, rows)
@@ -146,7 +146,7 @@ class StatARows(Rows):
 
 
 @dataclass(frozen=True)
-class StatA(Method):
+class StatA(Repeated):
     """Transduction with class means and variances that are shrunk towards text by one weight alpha for all classes.
 
     >>> import numpy as np
@@ -160,18 +160,7 @@ class StatA(Method):
 
     beta: str = option("hard", "counts in beta_k: argmax labels or soft assignments", choices=("hard", "soft"))
     alpha: float = option(1.0, "anchor weight, the same for all classes", low=0)
-    temper: float = option(50.0, "what the log-likelihood is divided by in the E-step", above=0)
-    neighbours: int = option(NEIGHBOURS, "m, neighbours of a sample in the graph", low=1)
-    laplacian_weight: float = option(1.0, "weight of the neighbours' votes", low=0)
-    text_weight: float = option(1.0, "weight of the zero-shot prediction in the E-step", low=0)
-    iterations: int = option(10, "T, M-steps; an E-step is before each and after the last", low=1)
-    inner_iterations: int = option(5, "updates of the assignments in an E-step", low=1)
     faithful: bool = option(False, "above 2500 samples, repeat the published program's error in the anchor variance")
-
-    def inert(self) -> Iterator[tuple[tuple[str, ...], str]]:
-        """Name the options that the others switch off."""
-        if self.laplacian_weight == 0:
-            yield ("neighbours", "inner_iterations"), "with laplacian_weight=0"
 
     def _fit(self, task: Task) -> Result:
         check_graph(task.graph, self.name, self.neighbours)
@@ -197,25 +186,13 @@ class StatA(Method):
         return Plan(self.iterations + 3, self.iterations + 1)
 
 
-class Mixture(NamedTuple):
-    """The parameters of a mixture between two E-steps.
-
-    >>> Mixture(mu=[[1.0, 0.0]], spread=[[0.1, 0.1]], beta=[0.5]).beta
-    [0.5]
-    """
-
-    mu: Array  # (K, d)
-    spread: Array  # variances (K, d), or (1, d) for all classes; in a von Mises-Fisher mixture concentrations (K,)
-    beta: Array  # (K,) share of the batch in each mean
-
-
-class Solution(NamedTuple):
+class Fitted(NamedTuple):
     """What is known of the classes at the end; the assignments are with the samples."""
 
-    converged: bool
-    beta: Array  # (K,)
     mu: Array  # (K, d)
     spread: Array  # (K, d)
+    beta: Array  # (K,)
+    converged: bool
 
 
 class GaussianMixture:
@@ -247,11 +224,11 @@ class GaussianMixture:
         scaled += self.scaled_text
         return self.centre, scaled, (0.5 / temper) / spread, offset
 
-    def still(self, step: Moments) -> bool:
+    def still(self, step: GaussianSums) -> bool:
         """Run all iterations, as the published program does."""
         return False
 
-    def update(self, classes: Mixture, step: Moments) -> Mixture:
+    def update(self, classes: Mixture, step: GaussianSums) -> Mixture:
         """Eq. stata-shrinkage: means and variances of the classes from their statistics."""
         o, t, xp = self.options, self.t, namespace(self.t)
         beta = shrinkage(step.soft if o.beta == "soft" else step.counts, o.alpha)  # (K,)
@@ -263,115 +240,10 @@ class GaussianMixture:
         spread = shrink(variance, beta, self.anchor + (t - mu) ** 2)  # Sigma_k, (K, d)
         return Mixture(mu, xp.clip(spread, min=FLOOR / t.shape[1]), beta)
 
-    def terms(self, classes: Mixture, step: Moments) -> None:
+    def terms(self, classes: Mixture, step: GaussianSums) -> None:
         """Keep nothing: StatA has no objective here."""
 
-    def finish(self, run: Run, classes: Mixture, step: Moments, trace: list[None]) -> Solution:
+    def finish(self, run: Run, classes: Mixture, step: GaussianSums, trace: list[None]) -> Fitted:
         """Return the classes."""
         mu, spread, beta = (like(x, self.text) for x in classes)
-        return Solution(int(step.changed) == 0, beta, mu, spread)
-
-
-def alternate(
-    log_y: Array,
-    mixture: Mixture,
-    log_likelihood: Callable[[Mixture], Array],
-    m_step: Callable[[Array], Mixture],
-    votes_of: Callable[[Array], Array],
-    *,
-    text_weight: float,
-    temper: float,
-    iterations: int,
-    inner_iterations: int,
-) -> Result:
-    """Run `iterations` M-steps, an E-step before each and after the last, from the zero-shot log y and a mixture.
-
-    `log_likelihood` gives log p_ik of a mixture as a new array (N, K), which is overwritten; `m_step` takes log z.
-
-    >>> import numpy as np
-    >>> log_y, start = np.log([[0.5, 0.5]]), Mixture(0, np.asarray([[0.0, 1.0]]), 0)
-    >>> still = dict(text_weight=1.0, temper=1.0, iterations=1, inner_iterations=1)
-    >>> result = alternate(log_y, start, lambda m: 1 * m.spread, lambda log_z: start, np.zeros_like, **still)
-    >>> result.probs.round(3)
-    array([[0.269, 0.731]])
-    """
-    xp, log_z = namespace(log_y), log_y
-
-    def e_step(verb: str, mixture: Mixture) -> Array:
-        nonlocal log_z
-        scores = log_likelihood(mixture)  # (N, K)
-        scores /= temper
-        scores += text_weight * log_y
-        log_z = assignments(scores, votes_of, log_z, inner_iterations)
-        return log_z
-
-    found, (before, labels) = solve(Alternation(mixture, m_step, iterations), e_step)
-    return Result(
-        probs=softmax(log_z),
-        zero_shot=xp.exp(log_y),
-        n_iter=iterations,
-        converged=bool(xp.all(before == labels)),
-        beta=found.beta,
-        details={"mu": found.mu, "spread": found.spread},
-    )
-
-
-@dataclass
-class Alternation:
-    """A mixture for `driver.solve` whose M-step looks at all assignments, log z (N, K), in memory."""
-
-    start: Mixture
-    m_step: Callable[[Array], Mixture]
-    m_steps: int
-
-    def begin(self, run: Run) -> Mixture:
-        """Return the classes before the first E-step."""
-        return self.start
-
-    def shown(self, classes: Mixture) -> tuple[Mixture]:
-        """Return all of them."""
-        return (classes,)
-
-    def still(self, step: Array) -> bool:
-        """Run all iterations, as the published programs do."""
-        return False
-
-    def update(self, classes: Mixture, step: Array) -> Mixture:
-        """Return the classes that follow from log z."""
-        return self.m_step(step)
-
-    def terms(self, classes: Mixture, step: Array) -> Array:
-        """Keep the labels, (N,)."""
-        return namespace(step).argmax(step, axis=1)
-
-    def finish(self, run: Run, classes: Mixture, step: Array, trace: list[Array]) -> tuple[Mixture, list[Array]]:
-        """Return the classes, and the labels of the last two E-steps."""
-        return classes, trace[-2:]
-
-
-def assignments(scores: Array, votes_of: Callable[[Array], Array], log_z: Array, inner_iterations: int) -> Array:
-    """Eq. update-z, repeated with the same scores = log prior + log p / temper: log z = scores + votes(z), normalised.
-
-    >>> import numpy as np
-    >>> np.exp(assignments(np.log([[0.1, 0.3]]), np.zeros_like, np.zeros((1, 2)), 5)).round(3)
-    array([[0.25, 0.75]])
-    """
-    logits = log_z
-    for it in range(inner_iterations):
-        z = softmax_evidence_(logits)[0] if it else softmax(logits)  # (N, K)
-        logits = votes_of(z)
-        logits += scores
-    return log_softmax(logits)
-
-
-def counted(z: Array, gamma: Array, beta: str) -> Array:
-    """Return the n_k that beta_k is made of, (K,): soft, sum_i gamma_i z_ik, or counts of labels, which gamma leaves.
-
-    >>> import numpy as np
-    >>> counted(np.asarray([[0.2, 0.8]]), np.ones(1), "hard")
-    array([0., 1.])
-    """
-    xp = namespace(z)
-    if beta == "soft":
-        return gamma @ z
-    return xp.astype(class_counts(xp.argmax(z, axis=1), z.shape[1]), z.dtype)
+        return Fitted(mu, spread, beta, int(step.changed) == 0)

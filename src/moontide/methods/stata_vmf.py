@@ -15,7 +15,6 @@ its caps and its large-kappa normaliser. v_k is not scaled to unit length, which
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -30,19 +29,16 @@ from moontide.core.ple import (
     weighted_sums,
     zero_shot_moments,
 )
-from moontide.core.rows import NEIGHBOURS
 from moontide.core.simplex import log_softmax
-from moontide.core.smoothing import smoother
-from moontide.methods.stata import Mixture, alternate, counted
+from moontide.methods._alternation import Mixture, Repeated, counted
 from moontide.options import option
-from moontide.protocols import Method
 from moontide.types import Result, Task
 
 COUNT_EPSILON = 1e-10  # added to soft counts where they divide, as in the released MOON
 
 
 @dataclass(frozen=True)
-class StatAvMF(Method):
+class StatAvMF(Repeated):
     """Transduction with class directions that are shrunk towards text by one weight alpha for all classes.
 
     >>> import numpy as np
@@ -58,17 +54,6 @@ class StatAvMF(Method):
     unit_means: bool = option(False, "scale v_k to unit length before it is shrunk, as StatA does")
     kappa_cap: float = option(500.0, "largest re-estimated kappa (inf: none)", above=0, high=math.inf)
     r_cap: float = option(0.999, "largest mean resultant length (1: none)", above=0, high=1)
-    temper: float = option(50.0, "what the log-likelihood is divided by in the E-step", above=0)
-    neighbours: int = option(NEIGHBOURS, "m, neighbours of a sample in the graph", low=1)
-    laplacian_weight: float = option(1.0, "weight of the neighbours' votes", low=0)
-    text_weight: float = option(1.0, "weight of the zero-shot prediction in the E-step", low=0)
-    iterations: int = option(10, "T, M-steps; an E-step is before each and after the last", low=1)
-    inner_iterations: int = option(5, "updates of the assignments in an E-step", low=1)
-
-    def inert(self) -> Iterator[tuple[tuple[str, ...], str]]:
-        """Name the options that the others switch off."""
-        if self.laplacian_weight == 0:
-            yield ("neighbours", "inner_iterations"), "with laplacian_weight=0"
 
     def _fit(self, task: Task) -> Result:
         xp = namespace(task.features)
@@ -93,15 +78,12 @@ class StatAvMF(Method):
             kappa = xp.clip(concentration(r, d, "banerjee", self.r_cap), max=self.kappa_cap)  # (K,)
             return Mixture(unit_rows(resultant), kappa, beta)
 
-        result = alternate(
+        result = self._alternate(
+            task,
             log_y,
             Mixture(text, anchor_kappa, xp.zeros_like(anchor_kappa)),
             log_likelihood,
             m_step,
-            smoother(task, self.name, self.neighbours, self.laplacian_weight)[1],
-            text_weight=self.text_weight,
-            temper=self.temper,
-            iterations=self.iterations,
-            inner_iterations=self.inner_iterations,
+            self.inner_iterations,
         )
         return replace(result, kappa=result.details["spread"])

@@ -26,7 +26,7 @@ from typing import Any, ClassVar
 
 from moontide.core.arrays import Array, device, namespace, to_numpy
 from moontide.core.simplex import log_softmax, softmax
-from moontide.core.slots import place, write
+from moontide.methods._slots import choose_slots, write
 from moontide.options import option
 from moontide.protocols import OnlineMethod, State, copy_array, per_class
 from moontide.types import Result, Task
@@ -118,8 +118,8 @@ class TDA(OnlineMethod):
         labels, h = to_numpy(xp.argmax(logits, axis=1)), to_numpy(entropy)  # (n,), (n,)
         normalised = h / math.log2(max(k, 2))  # (n,) K = 1 has no entropy
         uncertain = (self.entropy_low < normalised) & (normalised < self.entropy_high)
-        positive = place(state.positive_entropy, labels, h)  # (n,) slots
-        negative = place(state.negative_entropy, labels, h, uncertain)  # (n,) slots
+        positive = choose_slots(state.positive_entropy, labels, h)  # (n,) slots
+        negative = choose_slots(state.negative_entropy, labels, h, uncertain)  # (n,) slots
 
         after = replace(state, **{name: copy_array(getattr(state, name)) for name in CACHES})
 

@@ -10,32 +10,29 @@ means; the original (preset "original") starts from images, in each class the 8 
 than 8 samples from all. The original takes the number of classes from the labels of the batch; here all candidate
 classes are classes. Both start from the variance 1 / d and divide the log-likelihood by 50 and the Laplacian by 2m.
 
-For more than 2500 samples the first program gets the variance wrong (see `core.gaussian.row_weights`). The equation is
+For more than 2500 samples the first program gets the variance wrong (see `_gaussian.row_weights`). The equation is
 followed here for any N; `faithful=True` repeats the defect, and changes nothing up to 2500 samples. As in `stata`,
 class means are formed from log z and variances have a floor of 1e-6 / d, so that nothing is NaN.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from moontide.core.arrays import Array, namespace, unit_rows
-from moontide.core.gaussian import class_weights, log_density, pooled_variance
-from moontide.core.rows import NEIGHBOURS
 from moontide.core.simplex import log_softmax, softmax
-from moontide.core.smoothing import smoother
-from moontide.methods.stata import Mixture, alternate
+from moontide.methods._alternation import Mixture, Repeated
+from moontide.methods._gaussian import class_weights, log_density, pooled_variance
 from moontide.options import option
-from moontide.protocols import Method
 from moontide.types import Result, Task
 
 TOP = 8  # images of a class that make its initial mean
 
 
 @dataclass(frozen=True)
-class TransCLIP(Method):
+class TransCLIP(Repeated):
     """Transduction with free class means and a shared diagonal covariance; made for batches that hold every class.
 
     >>> import numpy as np
@@ -49,18 +46,7 @@ class TransCLIP(Method):
 
     initial_means: str = option("text", "class means at the start: the text, or the 8 images likeliest by zero-shot",
                                 choices=("text", "images"))  # fmt: skip
-    temper: float = option(50.0, "what the log-likelihood is divided by in the E-step", above=0)
-    neighbours: int = option(NEIGHBOURS, "m, neighbours of a sample in the graph", low=1)
-    laplacian_weight: float = option(1.0, "weight of the neighbours' votes", low=0)
-    text_weight: float = option(1.0, "lambda, weight of the zero-shot prediction in the E-step", low=0)
-    iterations: int = option(10, "T, M-steps; an E-step is before each and after the last", low=1)
-    inner_iterations: int = option(5, "updates of the assignments in an E-step", low=1)
     faithful: bool = option(False, "above 2500 samples, repeat the error in the variance behind the published tables")
-
-    def inert(self) -> Iterator[tuple[tuple[str, ...], str]]:
-        """Name the options that the others switch off."""
-        if self.laplacian_weight == 0:
-            yield ("neighbours", "inner_iterations"), "with laplacian_weight=0"
 
     def _fit(self, task: Task) -> Result:
         xp = namespace(task.features)
@@ -74,16 +60,13 @@ class TransCLIP(Method):
             return Mixture(mu, pooled_variance(xp.exp(log_z), f, mu, self.faithful), free)
 
         mu = text if self.initial_means == "text" else image_means(log_y, f)  # (K, d)
-        return alternate(
+        return self._alternate(
+            task,
             log_y,
             Mixture(mu, xp.full_like(text[:1, :], 1 / task.d), free),
             lambda mixture: log_density(f, mixture.mu, mixture.spread),
             m_step,
-            smoother(task, self.name, self.neighbours, self.laplacian_weight)[1],
-            text_weight=self.text_weight,
-            temper=self.temper,
-            iterations=self.iterations,
-            inner_iterations=self.inner_iterations,
+            self.inner_iterations,
         )
 
 

@@ -15,7 +15,7 @@ from moontide.report.render import PREAMBLE, csv_text, latex, latex_text, markdo
 from moontide.report.results import Table, collect
 from moontide.report.stats import half_width
 from moontide.report.tables import accuracy_grids, measure_grids, runtime_grids, summary_grids, sweep_grids
-from moontide.store.files import replacing
+from moontide.store.disk import replacing
 from moontide.store.tables import csv_row
 from moontide.store.toml import read_toml, toml_files
 

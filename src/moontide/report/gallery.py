@@ -33,7 +33,7 @@ from moontide.core.graph import Graph, nearest_neighbours
 from moontide.evaluate import scored_rows
 from moontide.metrics import IntArray, expected_calibration_error, reliability
 from moontide.report.layout import layout
-from moontide.store.files import replacing
+from moontide.store.disk import replacing
 from moontide.types import Result, Task
 
 AnyArray = npt.NDArray[Any]

@@ -88,11 +88,11 @@ def scenario_title(table: Table) -> str:
             return word
 
 
-def place(table: Table) -> str:
+def experiment(table: Table) -> str:
     """Say which experiment it is, at the end of a caption.
 
     >>> from moontide.report.results import example
-    >>> place(example()[0])
+    >>> experiment(example()[0])
     'batch-64, batches of 64, clip_vit_b16'
     """
     size = table.scenario.get("batch_size")

@@ -38,7 +38,7 @@ def layout(features: Floats, seed: int = 0) -> Floats:
         spread = typical_gap(y)
         for start in range(0, n, BLOCK):
             rows = slice(start, min(start + BLOCK, n))
-            xy[rows] = place(np.asarray(features[rows], dtype=np.float32), landmarks, y)
+            xy[rows] = positions(np.asarray(features[rows], dtype=np.float32), landmarks, y)
         xy += rng.normal(scale=spread, size=xy.shape).astype(np.float32)  # or else they lie on lines between landmarks
     xy[chosen] = y
     xy -= xy.min(axis=0)
@@ -120,10 +120,10 @@ def descent(y: Floats, p: Floats) -> Floats:
     return np.asarray(4 * (pull.sum(axis=1)[:, None] * y - pull @ y), dtype=np.float32)
 
 
-def place(x: Floats, landmarks: Floats, y: Floats) -> Floats:
+def positions(x: Floats, landmarks: Floats, y: Floats) -> Floats:
     """Return positions (B, 2) of samples x (B, d): the mean of their nearest landmarks', weighed by 1 / d^2.
 
-    >>> place(np.eye(3)[:1], np.eye(3), np.asarray([[1.0, 0.0], [0.0, 1.0], [0.0, 0.0]])).round(3).tolist()
+    >>> positions(np.eye(3)[:1], np.eye(3), np.asarray([[1.0, 0.0], [0.0, 1.0], [0.0, 0.0]])).round(3).tolist()
     [[1.0, 0.0]]
     """
     cosine = x @ landmarks.T  # (B, L)

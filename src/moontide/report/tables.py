@@ -13,9 +13,9 @@ from moontide.report.grids import (
     Grid,
     Line,
     Number,
+    experiment,
     grouped,
     of_backbone,
-    place,
     scenario_title,
     table_name,
 )
@@ -48,7 +48,7 @@ def accuracy_grids(tables: Iterable[Table]) -> list[Grid]:
         runs = f"{min(counts)} to " * (min(counts) < max(counts)) + f"{max(counts)}"
         caption = (
             f"Top-1 accuracy in % (mean over {runs} runs, ± half the 95 % bootstrap interval, and the gain over "
-            f"zero-shot on the same samples), {place(first)}."
+            f"zero-shot on the same samples), {experiment(first)}."
         )
         grids.append(Grid(table_name(first, "accuracy"), caption, headings, lines))
     return grids
@@ -183,7 +183,7 @@ def measure_grids(tables: Iterable[Table]) -> list[Grid]:
             caption = (
                 "Accuracy in % as the mean over runs, pooled over all samples, the same with any of the five most "
                 "probable classes counted, and in the worst 10 % of runs; expected calibration error of all samples "
-                f"together, in points; median milliseconds of a run. Means over datasets, {place(group[0])}."
+                f"together, in points; median milliseconds of a run. Means over datasets, {experiment(group[0])}."
             )
             grids.append(Grid(table_name(group[0], "measures"), caption, [name for name, _, _ in MEASURES], blocks))
     return grids

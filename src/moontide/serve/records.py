@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import io
 import json
 import math
 from collections.abc import Sequence
@@ -11,12 +12,13 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-from safetensors.numpy import load, save
+from safetensors.numpy import save
 
 from moontide.core.arrays import Array, to_numpy, unit_rows
 from moontide.core.memory import require_memory
 from moontide.errors import InputError
 from moontide.serve.journal import Answered
+from moontide.store.tensors import Tensors
 from moontide.types import Result
 
 Floats = npt.NDArray[np.float32]
@@ -127,7 +129,7 @@ class Tally(NamedTuple):
         >>> Tally.read(Tally(np.zeros((2, 3), np.int64), 4, None).write()).changed
         4
         """
-        arrays = load(data)
+        arrays = dict(Tensors(io.BytesIO(data)))
         return cls(arrays["counts"], int(arrays["changed"]), arrays.get("beta"))
 
 

@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from moontide.core.arrays import Array, to_numpy
+from moontide.core.devices import to_device
 from moontide.core.memory import require_memory
 from moontide.errors import InputError, MissingInputError, MoontideError, ResourceError
 from moontide.protocols import Method, State, as_online
@@ -44,8 +45,7 @@ from moontide.serve.records import (
     key_of,
     pushes_in,
 )
-from moontide.store.files import place
-from moontide.streams import read_state, state_bytes, unpack
+from moontide.store.states import read_state, state_bytes, unpack_state
 from moontide.types import Task
 
 # a checkpoint is due after so many records, bytes of them, or seconds of steps, which reading them again takes too
@@ -86,7 +86,7 @@ class Stream:
         """Name what is needed to `load` the stream; `keep`: samples whose answers and keys are kept."""
         self.name, self.config, self.store, self.keep = name, config, store, keep
         self.method, self.online = method, as_online(method)
-        self.ref = None if device == "cpu" else place(np.zeros(1, np.float32), None, device)
+        self.ref = None if device == "cpu" else to_device(np.zeros(1, np.float32), None, device)
         self.moment: Moment | None = None  # None: to be read from the store
         self.since = [0, 0]  # records and bytes after the checkpoint
         self.spent = 0.0  # seconds of the steps after it
@@ -110,7 +110,7 @@ class Stream:
                 f"The method {method.name} needs {', '.join(sorted(method.needs))} of every sample, "
                 "which a stream does not get; choose another method."
             )
-        text = place(text, "float32", device)
+        text = to_device(text, "float32", device)
         most = max(config.max_batch, config.window)
         k, d = text.shape
         require_memory(method.peak_bytes(most, k, d, 4), f"{method.name} on {most} samples and {k} classes", text)
@@ -143,7 +143,7 @@ class Stream:
 
     def at(self, saved: Saved, window: tuple[Floats, ...]) -> Moment:
         """Return the moment of a saved state."""
-        _, state = read_state(*unpack(saved.state, self.name), self.name, self.ref)
+        _, state = read_state(*unpack_state(saved.state, self.name), self.name, self.ref)
         return Moment(state, Tally.read(saved.tally), saved.seq, saved.total, window)
 
     def replay(self, moment: Moment, record: Record) -> Moment:

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from moontide.errors import FileError, InputError, listed, shorten
-from moontide.store.files import reading
+from moontide.store.disk import reading
 
 NAMES = ("name", "class", "class_name", "classname", "classnames", "label", "category", "species", "names", "classes")
 SYNONYMS, DESCRIPTIONS = ("synonym", "synonyms", "aliases"), ("description", "descriptions", "prompt", "prompts")

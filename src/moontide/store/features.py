@@ -31,7 +31,8 @@ import numpy.typing as npt
 from moontide.core.arrays import as_matrix
 from moontide.errors import FileError, InputError
 from moontide.metrics import IntArray, check_labels
-from moontide.store.files import replacing
+from moontide.store.disk import reading, replacing
+from moontide.store.tensors import Tensors
 from moontide.types import check_class_names
 
 FORMAT = 2  # 1 had no spec, precision and decoding
@@ -41,8 +42,6 @@ ABOUT = "about"  # the only key of the metadata of a file, since safetensors wri
 NAME = re.compile(r"text\.safetensors|\d{5,}\.safetensors")  # of the files that a manifest names
 
 AnyArray = npt.NDArray[Any]
-
-_DTYPES = {"F16": "<f2", "F32": "<f4", "F64": "<f8", "I64": "<i8"}
 
 
 @dataclass(frozen=True)
@@ -223,8 +222,8 @@ give a new folder, or make them alike.
             stale.append(name)
             if kept:
                 rows = {key: np.asarray(array)[kept] for key, array in arrays.items()}
-                told = {"ids": [held[i] for i in kept]}
-                files[f"{number:05d}.safetensors"] = self._save(f"{number:05d}.safetensors", rows, told)
+                record = {"ids": [held[i] for i in kept]}
+                files[f"{number:05d}.safetensors"] = self._save(f"{number:05d}.safetensors", rows, record)
                 number += 1
         after = replace(self, files=files)
         after._commit()
@@ -273,9 +272,7 @@ give a new folder, or make them alike.
     def _maps(self) -> list[tuple[dict[str, AnyArray], list[str]]]:
         """The arrays of each shard, and its ids."""
         found = [_mapped(path) for path in self.shards]
-        return [
-            (arrays, about(metadata).get("ids") or json.loads(metadata.get("ids", "[]"))) for arrays, metadata in found
-        ]
+        return [(arrays, stored_ids(metadata) or []) for arrays, metadata in found]
 
     @cached_property
     def ids(self) -> list[str]:
@@ -338,8 +335,8 @@ give a new folder, or make them alike.
         """Write a file that the manifest does not name yet, and return its SHA-256; a file tells its origin, too."""
         from safetensors.numpy import save
 
-        told = {**about, "origin": self.origin.write()}
-        data = save({key: np.ascontiguousarray(value) for key, value in arrays.items()}, {ABOUT: json.dumps(told)})
+        record = {**about, "origin": self.origin.write()}
+        data = save({key: np.ascontiguousarray(value) for key, value in arrays.items()}, {ABOUT: json.dumps(record)})
         _write(self.folder / name, data)
         return hashlib.sha256(data).hexdigest()
 
@@ -353,9 +350,9 @@ def refuse_other_space(what: str, origin: Origin, other: Origin, remedy: str) ->
         theirs = other.space()[name]
         same = abs(value - theirs) <= 1e-4 * abs(value) if name == "logit_scale" else value == theirs
         if not same:
-            told = "another preprocessing" if name == "preprocessing" else f"the {name.replace('_', ' ')} {value!r}"
+            record = "another preprocessing" if name == "preprocessing" else f"the {name.replace('_', ' ')} {value!r}"
             given = "" if name == "preprocessing" else f", and these have {theirs!r}"
-            raise FileError(f"{what} holds features with {told}{given}; {remedy}.")
+            raise FileError(f"{what} holds features with {record}{given}; {remedy}.")
 
 
 def _sweep(folder: Path) -> None:
@@ -386,6 +383,16 @@ def about(metadata: dict[str, str]) -> dict[str, Any]:
     return held if isinstance(held, dict) else {}
 
 
+def stored_ids(metadata: dict[str, str]) -> list[str] | None:
+    """Return the ids that the metadata of a shard hold, or None.
+
+    >>> stored_ids({"about": '{"ids": ["a.jpg"]}'})
+    ['a.jpg']
+    """
+    found = about(metadata).get("ids") or json.loads(metadata.get("ids", "null"))  # as earlier versions wrote them
+    return None if found is None else list(found)
+
+
 def _write(path: Path, data: bytes) -> None:
     """Write a file so that it is on the disk, and whole, before it has its name."""
     with replacing(path) as handle:
@@ -395,20 +402,7 @@ def _write(path: Path, data: bytes) -> None:
 
 
 def _mapped(path: Path) -> tuple[dict[str, AnyArray], dict[str, str]]:
-    """Map the arrays of a .safetensors file (8 bytes of length, a JSON header, the data); return its metadata too."""
-    try:
-        with open(path, "rb") as handle:
-            size = int.from_bytes(handle.read(8), "little")
-            if size > os.fstat(handle.fileno()).st_size:
-                raise ValueError("its header is longer than the file")
-            header = json.loads(handle.read(size))
-        metadata = header.pop("__metadata__", {})
-        arrays: dict[str, AnyArray] = {
-            name: np.memmap(
-                path, _DTYPES[entry["dtype"]], "r", 8 + size + entry["data_offsets"][0], tuple(entry["shape"])
-            )
-            for name, entry in header.items()
-        }
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
-        raise FileError(f"{path} cannot be read; it is missing, damaged or cut short ({error}).") from error
-    return arrays, metadata
+    """Map the arrays of a file of a store; return its metadata too."""
+    with reading(path), open(path, "rb") as handle:
+        held = Tensors(handle)
+        return held.mapped(path), held.metadata

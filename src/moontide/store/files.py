@@ -1,6 +1,4 @@
-"""Features and class embeddings from stores, .npz, .npy, .safetensors and .parquet; files written whole or not at all.
-
-Nothing is unpickled. A file is written under a temporary name in its own folder and renamed when it is whole.
+"""Features and class embeddings from stores, .npz, .npy, .safetensors, .parquet, .csv and .pt. Nothing is unpickled.
 
     a store       the folder that `moontide encode` made: features, text, labels, class names, ids and logit scale
     .npz          the arrays named in `ARRAYS`; others are ignored
@@ -19,23 +17,24 @@ from __future__ import annotations
 
 import os
 import re
-import stat
 import tempfile
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from moontide.core.arrays import Array, as_matrix, like
+from moontide.core.arrays import as_matrix, like
+from moontide.core.devices import check_device, to_device
 from moontide.core.memory import available_bytes, human
-from moontide.errors import FileError, InputError, MoontideError, OptionError, ResourceError, missing_extra
+from moontide.errors import FileError, InputError, ResourceError, missing_extra
 from moontide.metrics import IntArray, check_labels
+from moontide.store.disk import reading, temporary_name
+from moontide.store.tensors import Tensors
 from moontide.types import Task, class_numbers_of
 
 if TYPE_CHECKING:
@@ -87,7 +86,7 @@ def read_task(
     images = read_arrays(features)
     anchors = images if text is None else read_text(text)
     check_spaces(images, anchors)
-    image = place(as_matrix(images.matrix("image_features"), "image_features"), dtype, device)
+    image = to_device(as_matrix(images.matrix("image_features"), "image_features"), dtype, device)
     views = images.arrays.get("view_features")
     scales = (logit_scale, anchors.logit_scale(), images.logit_scale(), 100.0)
     task = Task(
@@ -103,45 +102,6 @@ def read_task(
     if found is not None:
         found = check_labels(class_numbers_of(found, task.class_names, "labels"), task.n, task.k)
     return FileTask(task, found, images.ids)
-
-
-def check_device(device: str) -> None:
-    """Refuse a device that this machine does not have.
-
-    >>> check_device("cpu")
-    """
-    if device == "cpu":
-        return
-    kind, _, number = device.partition(":")
-    if not (kind == "cuda" and (number.isdecimal() or device == "cuda")) and device != "mps":
-        raise OptionError(f"'device' must be cpu, cuda, cuda:NUMBER or mps. Got {device[:40]!r} instead.")
-    try:
-        import torch
-    except ImportError:
-        raise missing_extra("torch", "torch", f"Running on {device}") from None
-    count = torch.cuda.device_count() if kind == "cuda" else int(torch.backends.mps.is_available())
-    if not count:
-        name = "CUDA" if kind == "cuda" else "MPS"
-        raise ResourceError(
-            f"torch finds no {name} device on this machine; use the device 'cpu', or see what 'moontide doctor' says."
-        )
-    if int(number or 0) >= count:
-        raise ResourceError(f"There is no device {device}: torch finds {count} on this machine, numbered from 0.")
-
-
-def place(x: AnyArray, dtype: str | None, device: str) -> Array:
-    """Bring a matrix to a dtype (None: its own) and a device.
-
-    >>> place(np.eye(2), "float32", "cpu").dtype
-    dtype('float32')
-    """
-    dtype = "float32" if device == "mps" else dtype  # which knows no float64
-    x = x.astype(dtype or x.dtype, copy=False)
-    if device == "cpu":
-        return x
-    import torch
-
-    return torch.tensor(x, device=device)
 
 
 @dataclass(frozen=True)
@@ -181,37 +141,6 @@ class Arrays:
         if names.ndim != 1:
             raise InputError(f"'classnames' of {self.path} must be a 1-D array. Got shape {names.shape} instead.")
         return [n.decode(errors="replace") if isinstance(n, bytes) else str(n) for n in names.tolist()]
-
-
-@contextmanager
-def reading(path: Path) -> Iterator[None]:
-    """Say in a sentence what is wrong with a file.
-
-    >>> with reading(Path("no.csv")):
-    ...     pass
-    Traceback (most recent call last):
-        ...
-    moontide.errors.FileError: There is no file no.csv.
-    """
-    try:
-        kind = os.stat(path).st_mode
-    except OSError as error:
-        missing = f"There is no file {path}."
-        reason = f"{path} cannot be read: {error.strerror}."
-        raise FileError(missing if isinstance(error, FileNotFoundError) else reason) from None
-    if stat.S_ISDIR(kind):
-        raise FileError(f"{path} is a folder; give a file.")
-    if not (stat.S_ISREG(kind) or stat.S_ISFIFO(kind)):  # a device may never end
-        raise FileError(f"{path} is a device or a socket; give a file.")
-    try:
-        yield
-    except MoontideError:
-        raise
-    except MemoryError:
-        raise ResourceError(f"{path} does not fit into memory; split it.") from None
-    except Exception as error:  # the parsers raise whatever they stumble over in a broken file
-        why = str(error).strip().partition("\n")[0].rstrip(".") or type(error).__name__
-        raise FileError(f"{path} cannot be read; it is damaged, cut short or of another kind ({why}).") from error
 
 
 def read_arrays(path: str | Path, names: Sequence[str] = ARRAYS) -> Arrays:
@@ -328,20 +257,18 @@ def _no_objects(path: Path, name: str, error: ValueError) -> Exception:
 
 
 def _read_safetensors(path: Path, names: Sequence[str]) -> Arrays:
-    from safetensors import safe_open
-
     from moontide.store.features import Origin, about
 
-    with safe_open(path, framework="numpy") as held:
-        found = list(held.keys())
-        arrays = {name: held.get_tensor(name) if name in names or len(found) == 1 else None for name in found}
-        told = about(held.metadata() or {})
-    only = found[0] if len(found) == 1 else None
-    if "class_names" in told:
-        arrays["classnames"] = np.asarray(told["class_names"], dtype=np.str_)
-    origin = Origin.parse(told["origin"]) if "origin" in told else None
+    with open(path, "rb") as handle:
+        held = Tensors(handle)
+        only = next(iter(held)) if len(held) == 1 else None
+        arrays = {name: held[name] if name in names or name == only else None for name in held}
+        kept = about(held.metadata)
+    if "class_names" in kept:
+        arrays["classnames"] = np.asarray(kept["class_names"], dtype=np.str_)
+    origin = Origin.parse(kept["origin"]) if "origin" in kept else None
     held_arrays = arrays if only is None or only in names else {UNNAMED: arrays[only]}
-    return Arrays(path, held_arrays, told.get("ids"), origin)
+    return Arrays(path, held_arrays, kept.get("ids"), origin)
 
 
 def _read_parquet(path: Path, names: Sequence[str]) -> Arrays:
@@ -450,7 +377,7 @@ def _why_not(path: Path) -> str | None:
     if os.path.exists(path) and not os.access(path, os.W_OK):
         return "it is read-only"
     try:
-        os.lstat(path.with_name(_temporary(path)))
+        os.lstat(path.with_name(temporary_name(path)))
     except FileNotFoundError:
         pass
     except OSError as error:  # the name is too long
@@ -460,30 +387,3 @@ def _why_not(path: Path) -> str | None:
             return None
     except OSError as error:
         return error.strerror
-
-
-def _temporary(path: Path) -> str:
-    return f".{path.name}.{os.getpid()}.tmp"
-
-
-@contextmanager
-def replacing(path: str | Path) -> Iterator[BinaryIO]:
-    """Open a temporary file beside `path` that takes its place when it is whole, and vanishes when anything fails.
-
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     with replacing(Path(folder) / "a.txt") as handle:
-    ...         _ = handle.write(b"whole")
-    ...     [p.name for p in Path(folder).iterdir()]
-    ['a.txt']
-    """
-    path = Path(path)
-    temporary = path.with_name(_temporary(path))
-    try:
-        with open(temporary, "wb") as handle:
-            yield handle
-        os.replace(temporary, path)
-    except OSError as error:
-        raise FileError(f"{path} cannot be written: {error.strerror or error}.") from error
-    finally:
-        with suppress(OSError):  # it is gone where all went well
-            temporary.unlink()

@@ -26,7 +26,8 @@ import numpy as np
 from moontide.answers import NONE_OF_THESE
 from moontide.errors import FileError, InputError
 from moontide.metrics import IntArray
-from moontide.store.files import AnyArray, read_arrays, read_parquet_column, reading
+from moontide.store.disk import reading
+from moontide.store.files import AnyArray, read_arrays, read_parquet_column
 from moontide.store.tables import from_cell
 
 KEYS = ("id", "path", "row")  # how a row of a file of known labels can name its sample
@@ -65,7 +66,7 @@ def read_known(
         if not key or "label" not in rows:
             raise FileError(
                 f"{path} must have a column 'label' and one that names the sample, {', '.join(map(repr, KEYS))}. "
-                f"It has {few(rows) or 'none'}."
+                f"It has {quoted(rows) or 'none'}."
             )
         samples, labels = rows[key], rows["label"]
     else:
@@ -122,7 +123,7 @@ def _numbers(path: Path, labels: Sequence[str], class_names: Sequence[str] | Non
     bad = [label for label in labels if label not in number]
     if bad:
         names = "class names, or numbers" if class_names else "class numbers"
-        raise FileError(f"{path} has labels that are no class: {few(bad)}. They must be {names} from 0 to {k - 1}.")
+        raise FileError(f"{path} has labels that are no class: {quoted(bad)}. They must be {names} from 0 to {k - 1}.")
     return [number[label] for label in labels]
 
 
@@ -147,13 +148,13 @@ def _rows(path: Path, samples: Sequence[str], ids: Sequence[Any], others: Mappin
     missing = [one for one in samples if one not in row]
     if missing:
         raise FileError(
-            f"{path} names samples that are not there: {few(missing)}. They must be called as in the table of "
+            f"{path} names samples that are not there: {quoted(missing)}. They must be called as in the table of "
             f"predictions, such as {short(ids[0])!r}; correct the names, or remove these rows."
         )
     double |= {one for one in samples if row[one] < 0}
     unclear = [one for one in samples if one in double]
     if unclear:
-        raise FileError(f"{path} names samples by what several are called: {few(unclear)}. Use the column 'row'.")
+        raise FileError(f"{path} names samples by what several are called: {quoted(unclear)}. Use the column 'row'.")
     return [row[one] for one in samples]
 
 
@@ -175,7 +176,7 @@ def read_class_prior(path: str | Path, class_names: Sequence[str] | None, k: int
     if path.suffix == ".csv":
         rows = _read_csv(path)
         if not {"class", "share"} <= rows.keys():
-            raise FileError(f"{path} must have the columns 'class' and 'share'. It has {few(rows) or 'none'}.")
+            raise FileError(f"{path} must have the columns 'class' and 'share'. It has {quoted(rows) or 'none'}.")
         pairs = list(zip(rows["class"], rows["share"], strict=True))
     elif path.suffix == ".json":
         pairs = _read_json(path)
@@ -184,12 +185,12 @@ def read_class_prior(path: str | Path, class_names: Sequence[str] | None, k: int
     numbers = _numbers(path, [name for name, _ in pairs], class_names, k)
     if len(set(numbers)) < len(numbers):
         raise FileError(
-            f"{path} has two shares for {few(n for n, count in Counter(numbers).items() if count > 1)}; keep one."
+            f"{path} has two shares for {quoted(n for n, count in Counter(numbers).items() if count > 1)}; keep one."
         )
     absent = sorted(set(range(k)) - set(numbers))
     if absent:
         names = [class_names[i] if class_names else i for i in absent]
-        raise FileError(f"{path} has no share for {few(names)}; give every class one, 0 where it cannot come.")
+        raise FileError(f"{path} has no share for {quoted(names)}; give every class one, 0 where it cannot come.")
     found = np.empty(k)
     for number, (name, share) in zip(numbers, pairs, strict=True):
         found[number] = _share(path, name, share)
@@ -270,10 +271,10 @@ def _read_json(path: Path) -> list[tuple[str, Any]]:
     return pairs
 
 
-def few(names: Iterable[Any]) -> str:
+def quoted(names: Iterable[Any]) -> str:
     """Name the first few of some things, in quotes.
 
-    >>> few(["a", "b", "c", "d", "e"])
+    >>> quoted(["a", "b", "c", "d", "e"])
     "'a', 'b', 'c' and 2 more"
     """
     found = list(dict.fromkeys(short(name) for name in names))

@@ -11,7 +11,8 @@ import numpy as np
 
 from moontide.answers import Answers, answer, leading, top_classes
 from moontide.core.arrays import to_numpy
-from moontide.store.files import check_output, replacing
+from moontide.store.disk import replacing
+from moontide.store.files import check_output
 from moontide.store.tables import write_table
 from moontide.types import Result, Task
 
@@ -46,14 +47,14 @@ def write_predictions(
     values = {name: getattr(result, name) for name in names}
     arrays: dict[str, Any] = {name: to_numpy(x) for name, x in values.items() if x is not None}
     k = arrays["probs"].shape[1]
-    said = answers or answer(result, class_names or [""] * k)
-    arrays |= {"labels": said.numbers(k), "confidence": said.confidence.astype(arrays["confidence"].dtype)}
+    given = answers or answer(result, class_names or [""] * k)
+    arrays |= {"labels": given.numbers(k), "confidence": given.confidence.astype(arrays["confidence"].dtype)}
     with replacing(path) as handle:
         if path.suffix == ".npz":
             top = leading(arrays["probs"], TOP)
             arrays |= {"top5_labels": top, "top5_confidence": np.take_along_axis(arrays["probs"], top, axis=1)}
             if answers is not None:
-                arrays["answers"] = np.asarray(said.texts)
+                arrays["answers"] = np.asarray(given.texts)
             arrays |= {name: _array(values) for name, values in (more or {}).items()}
             np.savez(handle, **arrays)
             return
@@ -62,7 +63,7 @@ def write_predictions(
         columns = {
             "id": range(len(before)) if ids is None else ids,
             "label": arrays["labels"].tolist(),
-            "class_name": [None] * len(before) if class_names is None and answers is None else said.texts,
+            "class_name": [None] * len(before) if class_names is None and answers is None else given.texts,
             "confidence": rounded(arrays["confidence"]).tolist(),
             "top5": top_classes(arrays["probs"], range(k) if class_names is None else class_names),
             "zero_shot_label": before,

@@ -6,6 +6,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from moontide.store.disk import reading
+
 if sys.version_info >= (3, 11):
     import tomllib
 else:  # pragma: no cover
@@ -20,8 +22,6 @@ def read_toml(path: Path) -> dict[str, Any]:
         ...
     moontide.errors.FileError: There is no file no-such-suite.toml.
     """
-    from moontide.store.files import reading  # which is read by what this describes
-
     with reading(path):
         return tomllib.loads(path.read_text(encoding="utf-8"))
 

@@ -19,8 +19,8 @@ import numpy as np
 import numpy.typing as npt
 
 from moontide.errors import FileError, OptionError
+from moontide.store.disk import replacing
 from moontide.store.features import FeatureStore, _mapped
-from moontide.store.files import replacing
 
 if TYPE_CHECKING:
     from moontide.encoders.base import Encoder

@@ -19,7 +19,7 @@ from moontide.core.arrays import class_counts, class_sums, columns, row_dots
 from moontide.core.backends import _numba, tide_plain
 from moontide.core.graph import Graph
 from moontide.core.ple import weighted_sums
-from moontide.core.rows import Counted
+from moontide.core.sums import Counted
 from moontide.core.threads import in_threads, row_blocks
 from moontide.core.tide import Assigned, Classes, Compared, Confident, Predicted
 

@@ -24,8 +24,9 @@ from moontide.core.arrays import (
     to_numpy,
 )
 from moontide.core.ple import weighted_sums
-from moontide.core.rows import Counted, Rows
-from moontide.core.simplex import log_softmax, softmax_evidence_
+from moontide.core.rows import Rows
+from moontide.core.simplex import log_softmax, softmax_log_sum
+from moontide.core.sums import Counted
 from moontide.core.threads import in_threads
 from moontide.core.tide import ALL, NO_LABELS, Assigned, Classes, Compared, Confident, Labels, Model, Predicted
 
@@ -293,7 +294,7 @@ class TIDERows(Rows):
 
         def part(at: slice) -> tuple[()]:
             log_z = self.log_z[at] if self.alone else eq.log_ratios(self._wide(at), self.labels[at][:, None])
-            self.z[at] = self._narrow(softmax_evidence_(power * log_z)[0])
+            self.z[at] = self._narrow(softmax_log_sum(power * log_z)[0])
             return ()
 
         for rows in self.blocks if power is not None else ():

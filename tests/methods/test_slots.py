@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moontide.core.slots import NONE, place, write
+from moontide.methods._slots import NONE, choose_slots, write
 
 CLASSES, CAPACITY = 3, 2
 SAMPLES = st.lists(st.tuples(st.integers(0, CLASSES - 1), st.floats(0, 1), st.booleans()), min_size=1, max_size=30)
@@ -18,7 +18,7 @@ SAMPLES = st.lists(st.tuples(st.integers(0, CLASSES - 1), st.floats(0, 1), st.bo
 def test_a_class_keeps_its_lowest_entropies(drawn: list[tuple[int, float, bool]]) -> None:
     labels, h, admitted = (np.asarray(column) for column in zip(*drawn, strict=True))
     memory = np.full((CLASSES, CAPACITY), np.inf)
-    slots = place(memory, labels, h, admitted)
+    slots = choose_slots(memory, labels, h, admitted)
     write(memory, h, labels, slots)
     for k in range(CLASSES):
         kept = np.sort(h[(labels == k) & admitted])[:CAPACITY]
@@ -29,16 +29,16 @@ def test_a_class_keeps_its_lowest_entropies(drawn: list[tuple[int, float, bool]]
 @given(SAMPLES, st.integers(0, 30))
 def test_a_batch_in_two_parts_is_the_batch(drawn: list[tuple[int, float, bool]], cut: int) -> None:
     labels, h = (np.asarray(column) for column in list(zip(*drawn, strict=True))[:2])
-    whole = place(np.full((CLASSES, CAPACITY), np.inf), labels, h)
+    whole = choose_slots(np.full((CLASSES, CAPACITY), np.inf), labels, h)
     memory = np.full((CLASSES, CAPACITY), np.inf)
-    first = place(memory, labels[:cut], h[:cut])
+    first = choose_slots(memory, labels[:cut], h[:cut])
     write(memory, h[:cut], labels[:cut], first)
-    assert np.array_equal(np.concatenate([first, place(memory, labels[cut:], h[cut:])]), whole)
+    assert np.array_equal(np.concatenate([first, choose_slots(memory, labels[cut:], h[cut:])]), whole)
 
 
 def test_a_sample_that_is_not_lower_stays_out() -> None:
     entropy = np.asarray([[0.5, 0.25]])
-    assert place(entropy, np.asarray([0, 0]), np.asarray([0.5, 0.49])).tolist() == [NONE, 0]
+    assert choose_slots(entropy, np.asarray([0, 0]), np.asarray([0.5, 0.49])).tolist() == [NONE, 0]
     assert entropy.tolist() == [[0.5, 0.25]]  # deciding changes nothing
 
 

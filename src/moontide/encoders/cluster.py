@@ -21,7 +21,6 @@ import numpy as np
 from moontide.encoders import encoder
 from moontide.encoders.pipeline import Encoded, encode_files
 from moontide.encoders.places import ImageFile, Skip, image_from
-from moontide.engine.ray import places, resources
 from moontide.errors import InputError, MoontideError
 
 PIECE = 8  # batches of a piece, at most: decoding one goes on beside encoding another
@@ -53,17 +52,14 @@ class Piecewise:
     def __call__(self, rows: Mapping[str, Sequence[str]]) -> Iterator[dict[str, list[Any]]]:
         """Encode the images of some pieces; each batch is a row: who is in it, who is not and why, and the vectors."""
         images = [image_from(one) for piece in rows["piece"] for one in json.loads(piece)]
-        told: dict[str, Any] = {
-            "batch_size": self.spec.batch_size,
-            "workers": self.spec.decoders,
-            "fast": self.spec.fast,
-        }
+        spec = self.spec
+        batches = encode_files(self.encoder, images, batch_size=spec.batch_size, workers=spec.decoders, fast=spec.fast)
         try:
-            for found in encode_files(self.encoder, images, **told):
+            for found in batches:
                 who = {"images": [image.id for image in found.images], "skipped": found.skipped}
-                yield {"told": [json.dumps(who)], "features": [found.features.tobytes()]}
+                yield {"about": [json.dumps(who)], "features": [found.features.tobytes()]}
         except MoontideError as error:  # Ray would wrap it
-            yield {"told": [json.dumps({"error": str(error)})], "features": [b""]}
+            yield {"about": [json.dumps({"error": str(error)})], "features": [b""]}
 
 
 def encode_on_ray(
@@ -81,7 +77,9 @@ def encode_on_ray(
     """Encode images batch by batch, in their order, on the cluster that `engine.ray.connect` joined."""
     import ray.data
 
-    count = places(workers, device)
+    from moontide.engine.ray import resources, worker_count
+
+    count = worker_count(workers, device)
     cpus = max(1, int(resources()["CPU"]) // count)
     decoders = cpus if device == "cuda" else max(1, cpus // 2)
     spec = EncoderSpec(name, device, precision, runtime or "auto", batch_size, decoders, fast, os.getcwd())
@@ -101,11 +99,11 @@ def encode_on_ray(
         num_gpus=int(device.startswith("cuda")),
     )
     for row in encoded.iter_rows():
-        told = json.loads(row["told"])
-        if "error" in told:
-            raise InputError(told["error"])
+        about = json.loads(row["about"])
+        if "error" in about:
+            raise InputError(about["error"])
         features = np.frombuffer(row["features"], np.float32).reshape(-1, dim)
-        yield Encoded([by_id[i] for i in told["images"]], features, [Skip(*skip) for skip in told["skipped"]])
+        yield Encoded([by_id[i] for i in about["images"]], features, [Skip(*skip) for skip in about["skipped"]])
 
 
 def _piece(images: Sequence[ImageFile]) -> str:

@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 from moontide.core.arrays import Array, device, is_torch_array, namespace
 
-Moments: TypeAlias = tuple[Array, ...]
+Spread: TypeAlias = tuple[Array, ...]  # sums of x x' and of x, and their number
 
 
 def ridge_precision(x: Array) -> Array:
@@ -36,7 +36,7 @@ def times_precision(b: Array, x: Array) -> Array:
     return b if n == 1 else d * times_ridge_inverse(b, x, 1 / (n - 1))
 
 
-def moments(x: Array) -> Moments:
+def moments(x: Array) -> Spread:
     """Return the sums of x x', (d, d), and of x, (d,), over n rows, and n: what can be updated row by row.
 
     >>> import numpy as np

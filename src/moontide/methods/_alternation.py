@@ -1,0 +1,149 @@
+"""What the relatives of StatA share: the options of a smoothed mixture, and its alternation over tasks in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from moontide.core.arrays import Array, class_counts, namespace
+from moontide.core.driver import Run, solve
+from moontide.core.graph import Affinity, nearest_neighbours, neighbour_votes
+from moontide.core.rows import NEIGHBOURS, check_graph
+from moontide.core.simplex import log_softmax, softmax, softmax_log_sum
+from moontide.options import option
+from moontide.protocols import Method
+from moontide.types import Result, Task
+
+
+class Mixture(NamedTuple):
+    """The parameters of a mixture between two E-steps."""
+
+    mu: Array  # (K, d)
+    spread: Array  # variances (K, d), or (1, d) for all classes; in a von Mises-Fisher mixture concentrations (K,)
+    beta: Array  # (K,) share of the batch in each mean
+
+
+@dataclass(frozen=True)
+class Smoothed(Method):
+    """The options of a mixture whose assignments are smoothed over a graph, with one likelihood for each E-step."""
+
+    temper: float = option(50.0, "what the log-likelihood is divided by in the E-step", above=0)
+    neighbours: int = option(NEIGHBOURS, "m, neighbours of a sample in the graph", low=1)
+    laplacian_weight: float = option(1.0, "weight of the neighbours' votes", low=0)
+    text_weight: float = option(1.0, "weight of the zero-shot prediction in the E-step", low=0)
+    iterations: int = option(10, "T, M-steps; an E-step is before each and after the last", low=1)
+
+    def inert(self) -> Iterator[tuple[tuple[str, ...], str]]:
+        """Name the options that the others switch off."""
+        if self.laplacian_weight == 0:
+            names = ("neighbours", "inner_iterations")
+            yield tuple(name for name in names if name in self.specs()), "with laplacian_weight=0"
+
+    def _votes_of(self, task: Task) -> Affinity:
+        """Return the map z -> weight (W z + W' z) / 2m, the neighbours' votes by the task's graph or a new one."""
+        check_graph(task.graph, self.name, self.neighbours)
+        weight = self.laplacian_weight
+        graph = task.graph or nearest_neighbours(task.features, self.neighbours if weight else 0)
+        return neighbour_votes(graph, True, True, weight)
+
+    def _alternate(
+        self,
+        task: Task,
+        log_y: Array,
+        start: Mixture,
+        log_likelihood: Callable[[Mixture], Array],
+        m_step: Callable[[Array], Mixture],
+        inner_iterations: int = 1,
+    ) -> Result:
+        """Run the M-steps, an E-step before each and after the last, from the zero-shot log y (N, K) and a mixture.
+
+        `log_likelihood` gives log p_ik of a mixture as a new array (N, K), which is overwritten; `m_step` takes log z.
+        """
+        xp, votes_of, log_z = namespace(log_y), self._votes_of(task), log_y
+
+        def e_step(verb: str, mixture: Mixture) -> Array:
+            nonlocal log_z
+            scores = log_likelihood(mixture)  # (N, K)
+            scores /= self.temper
+            scores += self.text_weight * log_y
+            log_z = assignments(scores, votes_of, log_z, inner_iterations)
+            return log_z
+
+        found, (before, labels) = solve(Alternation(start, m_step, self.iterations), e_step)
+        return Result(
+            probs=softmax(log_z),
+            zero_shot=xp.exp(log_y),
+            n_iter=self.iterations,
+            converged=bool(xp.all(before == labels)),
+            beta=found.beta,
+            details={"mu": found.mu, "spread": found.spread},
+        )
+
+
+@dataclass(frozen=True)
+class Repeated(Smoothed):
+    """The options of a smoothed mixture that updates its assignments several times with one likelihood."""
+
+    inner_iterations: int = option(5, "updates of the assignments in an E-step", low=1)
+
+
+@dataclass
+class Alternation:
+    """A mixture for `driver.solve` whose M-step looks at all assignments, log z (N, K), in memory."""
+
+    start: Mixture
+    m_step: Callable[[Array], Mixture]
+    m_steps: int
+
+    def begin(self, run: Run) -> Mixture:
+        """Return the classes before the first E-step."""
+        return self.start
+
+    def shown(self, classes: Mixture) -> tuple[Mixture]:
+        """Return all of them."""
+        return (classes,)
+
+    def still(self, step: Array) -> bool:
+        """Run all iterations, as the published programs do."""
+        return False
+
+    def update(self, classes: Mixture, step: Array) -> Mixture:
+        """Return the classes that follow from log z."""
+        return self.m_step(step)
+
+    def terms(self, classes: Mixture, step: Array) -> Array:
+        """Keep the labels, (N,)."""
+        return namespace(step).argmax(step, axis=1)
+
+    def finish(self, run: Run, classes: Mixture, step: Array, trace: list[Array]) -> tuple[Mixture, list[Array]]:
+        """Return the classes, and the labels of the last two E-steps."""
+        return classes, trace[-2:]
+
+
+def assignments(scores: Array, votes_of: Callable[[Array], Array], log_z: Array, inner_iterations: int) -> Array:
+    """Eq. update-z, repeated with the same scores = log prior + log p / temper: log z = scores + votes(z), normalised.
+
+    >>> import numpy as np
+    >>> np.exp(assignments(np.log([[0.1, 0.3]]), np.zeros_like, np.zeros((1, 2)), 5)).round(3)
+    array([[0.25, 0.75]])
+    """
+    logits = log_z
+    for it in range(inner_iterations):
+        z = softmax_log_sum(logits, logits)[0] if it else softmax(logits)  # (N, K)
+        logits = votes_of(z)
+        logits += scores
+    return log_softmax(logits)
+
+
+def counted(z: Array, gamma: Array, beta: str) -> Array:
+    """Return the n_k that beta_k is made of, (K,): soft, sum_i gamma_i z_ik, or counts of labels, which gamma leaves.
+
+    >>> import numpy as np
+    >>> counted(np.asarray([[0.2, 0.8]]), np.ones(1), "hard")
+    array([0., 1.])
+    """
+    xp = namespace(z)
+    if beta == "soft":
+        return gamma @ z
+    return xp.astype(class_counts(xp.argmax(z, axis=1), z.shape[1]), z.dtype)

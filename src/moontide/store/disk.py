@@ -1,0 +1,137 @@
+"""Files here and elsewhere: read with an error in a sentence, written under a temporary name and renamed when whole.
+
+A path with :// goes through fsspec (`store.remote`); object stores promise that a file is whole when it has its name.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from moontide.errors import FileError, MoontideError, ResourceError
+from moontide.store.remote import filesystem, on_its_way, open_file, protocols, retried, unreachable
+
+
+@contextmanager
+def reading(path: str | Path) -> Iterator[None]:
+    """Say in a sentence what is wrong with a file that is read inside.
+
+    >>> with reading("no.csv"):
+    ...     pass
+    Traceback (most recent call last):
+        ...
+    moontide.errors.FileError: There is no file no.csv.
+    """
+    if not protocols(str(path)):
+        _check_file(path)
+    try:
+        yield
+    except MoontideError:
+        raise
+    except MemoryError:
+        raise ResourceError(f"{path} does not fit into memory; split it.") from None
+    except Exception as error:  # the parsers raise whatever they stumble over in a broken file
+        if on_its_way(str(path), error):
+            raise unreachable(str(path), error.__cause__ or error) from error
+        if isinstance(error, FileNotFoundError):
+            raise FileError(f"There is no file {path}.") from None
+        why = str(error).strip().partition("\n")[0].rstrip(".") or type(error).__name__
+        raise FileError(f"{path} cannot be read; it is damaged, cut short or of another kind ({why}).") from error
+
+
+def _check_file(path: str | Path) -> None:
+    try:
+        kind = os.stat(path).st_mode
+    except OSError as error:
+        missing = f"There is no file {path}."
+        reason = f"{path} cannot be read: {error.strerror}."
+        raise FileError(missing if isinstance(error, FileNotFoundError) else reason) from None
+    if stat.S_ISDIR(kind):
+        raise FileError(f"{path} is a folder; give a file.")
+    if not (stat.S_ISREG(kind) or stat.S_ISFIFO(kind)):  # a device may never end
+        raise FileError(f"{path} is a device or a socket; give a file.")
+
+
+@contextmanager
+def opened(path: str | Path) -> Iterator[Any]:
+    """Open a file for reading, and say in a sentence what is wrong with it.
+
+    >>> with writing("memory://opened/a.txt") as handle:
+    ...     _ = handle.write(b"text")
+    >>> with opened("memory://opened/a.txt") as handle:
+    ...     handle.read()
+    b'text'
+    """
+    with reading(path), open_file(str(path)) as handle:
+        yield handle
+
+
+def temporary_name(path: Path) -> str:
+    """Return the name that a file has while it is written.
+
+    >>> temporary_name(Path("a.txt")).startswith(".a.txt.")
+    True
+    """
+    return f".{path.name}.{os.getpid()}.tmp"
+
+
+@contextmanager
+def replacing(path: str | Path) -> Iterator[BinaryIO]:
+    """Open a temporary file beside `path` that takes its place when it is whole, and vanishes when anything fails.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     with replacing(Path(folder) / "a.txt") as handle:
+    ...         _ = handle.write(b"whole")
+    ...     [p.name for p in Path(folder).iterdir()]
+    ['a.txt']
+    """
+    path = Path(path)
+    temporary = path.with_name(temporary_name(path))
+    try:
+        with open(temporary, "wb") as handle:
+            yield handle
+        os.replace(temporary, path)
+    except OSError as error:
+        raise FileError(f"{path} cannot be written: {error.strerror or error}.") from error
+    finally:
+        with suppress(OSError):  # it is gone where all went well
+            temporary.unlink()
+
+
+@contextmanager
+def writing(path: str) -> Iterator[Any]:
+    """Open a file for writing that is whole before it has its name, and make its folder."""
+    if protocols(path):
+        with open_file(path, "wb") as handle:
+            yield handle
+        return
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as handle:
+        yield handle
+
+
+@retried
+def exists(path: str) -> bool:
+    """Tell whether there is such a file.
+
+    >>> exists("memory://nothing")
+    False
+    """
+    fs, inner = filesystem(path)
+    return bool(fs.exists(inner))
+
+
+@retried
+def remove(folder: str) -> None:
+    """Remove a folder and all that is in it.
+
+    >>> remove("memory://nothing")
+    """
+    fs, inner = filesystem(folder)
+    if fs.exists(inner):
+        fs.rm(inner, recursive=True)
