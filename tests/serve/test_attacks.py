@@ -21,7 +21,7 @@ from moontide.registry import method_type
 from moontide.serve import batching, parsing, pushes, server, service
 from moontide.serve.records import DENSE, flat_map
 from moontide.serve.service import TICK, usable_methods
-from moontide.serve.state import Stream
+from moontide.serve.state import ServedStream
 
 VALUES = [0, 1, -1, 2, 1e-320, 1e-30, 1e-6, 1e6, 1e9, 1e30, 1e308, "inf", math.inf, -math.inf, math.nan, 2**31, 2**62,
           2**64, 10**30, True, "", "x", 0.5, 1000, 1001]  # fmt: skip
@@ -77,7 +77,7 @@ def test_a_push_without_a_finite_answer_fails_alone_and_is_not_counted(app, sqli
     make(client, text, method="tda")
     push(client, "a", samples(3))
     before = whole(client)
-    online = client.service.lines["a"].stream.online
+    online = client.service.queues["a"].stream.online
     step = type(online).step
 
     def sick(self, state, x, known=None):
@@ -93,7 +93,7 @@ def test_a_push_without_a_finite_answer_fails_alone_and_is_not_counted(app, sqli
     assert (answer.status_code, "no finite answer" in answer.json()["detail"]) == (422, True)
     assert whole(client) == before
     # in one micro-batch with a good one
-    stream, free = client.service.lines["a"].stream, threading.Event()
+    stream, free = client.service.queues["a"].stream, threading.Event()
     process, answers = stream.process, {}
     monkeypatch.setattr(stream, "process", lambda items: [free.wait(10), process(items)][1])
     threads = [
@@ -119,7 +119,7 @@ def test_a_step_that_takes_too_long_makes_only_its_stream_busy(app, sqlite, text
     client = app(sqlite)
     make(client, text, method="tda")
     make(client, text, "b")
-    stream, free = client.service.lines["a"].stream, threading.Event()
+    stream, free = client.service.queues["a"].stream, threading.Event()
     step = stream.online.step
     monkeypatch.setattr(stream, "step", lambda *given: [free.wait(20), type(stream).step(stream, *given)][1])
     answer = push(client, "a", samples(1), "key")
@@ -415,13 +415,13 @@ def test_a_stream_that_takes_long_to_read_is_loading_and_not_failed(app, sqlite,
     client = app(sqlite)
     make(client, text, method="tda")
     push(client, "a", samples(3))
-    client.service.lines["a"].stream.since = [0, 0]  # no checkpoint at the end: as if it was killed
+    client.service.queues["a"].stream.since = [0, 0]  # no checkpoint at the end: as if it was killed
     client.server.should_exit = True
     while client.service.store._connection is not None:
         time.sleep(0.01)
     monkeypatch.setattr(batching, "STEP_SECONDS", 0.1)
-    replay = Stream.replay
-    monkeypatch.setattr(Stream, "replay", lambda *given: [time.sleep(0.5), replay(*given)][1])
+    replay = ServedStream.replay
+    monkeypatch.setattr(ServedStream, "replay", lambda *given: [time.sleep(0.5), replay(*given)][1])
     client = app(sqlite)
     seen = set()
     while "ready" not in seen:
@@ -433,7 +433,7 @@ def test_a_stream_that_takes_long_to_read_is_loading_and_not_failed(app, sqlite,
 
 def test_streams_take_their_steps_at_the_same_time(app, sqlite, text, samples, push, monkeypatch):
     """Each step waits for the others to be under way, so that they are answered only if all of them are."""
-    meeting, step = threading.Barrier(3, timeout=10), Stream.step
+    meeting, step = threading.Barrier(3, timeout=10), ServedStream.step
 
     def together(self, *given):
         meeting.wait()
@@ -442,7 +442,7 @@ def test_streams_take_their_steps_at_the_same_time(app, sqlite, text, samples, p
     client = app(sqlite)
     for name in "abc":
         assert client.post("/streams", json={"name": name, "prototypes": text.tolist()}).status_code == 201
-    monkeypatch.setattr(Stream, "step", together)
+    monkeypatch.setattr(ServedStream, "step", together)
     with ThreadPoolExecutor(3) as pool:
         answers = list(pool.map(lambda name: push(client, name, samples(4)), "abc"))
     assert [answer.status_code for answer in answers] == [200] * 3

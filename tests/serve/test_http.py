@@ -17,9 +17,9 @@ import moontide
 from moontide.protocols import as_online
 from moontide.serve import pushes
 from moontide.serve.encoding import encode_in_pieces
-from moontide.serve.journal import seal
 from moontide.serve.metrics import HELP
 from moontide.serve.service import Limits, sample_set
+from moontide.serve.stream_store import seal
 from moontide.streams import load_state
 from moontide.types import Task
 
@@ -182,7 +182,7 @@ def test_events_tell_every_batch(app, data, text, samples, push):
 
 def hold(client, monkeypatch, name="a"):
     """Keep the steps of a stream from ending; returns what lets them go."""
-    free, stream = threading.Event(), client.service.lines[name].stream
+    free, stream = threading.Event(), client.service.queues[name].stream
     process = stream.process
     monkeypatch.setattr(stream, "process", lambda items: [free.wait(20), process(items)][1])
     return free
@@ -282,8 +282,8 @@ def test_health_and_a_stream_that_cannot_be_read(app, data, text, samples, push)
     with client.service.store._transaction():
         client.service.store._run("UPDATE journal SET data = ?", (b"rubbish",))
     client.server.should_exit = True
-    line = client.service.lines["a"]
-    line.stream.since = [0, 0]  # no checkpoint at the end: as if it was killed
+    queue = client.service.queues["a"]
+    queue.stream.since = [0, 0]  # no checkpoint at the end: as if it was killed
     while client.service.store._connection is not None:
         time.sleep(0.01)
     client = app(data)

@@ -23,12 +23,12 @@ from moontide.serve import auth
 from moontide.serve.auth import Guard
 from moontide.serve.batching import BusyError
 from moontide.serve.images import KindError, TooLargeError
-from moontide.serve.journal import StoreError
 from moontide.serve.models import in_words
 from moontide.serve.parsing import JSONError
 from moontide.serve.routes import router
 from moontide.serve.service import Service
 from moontide.serve.state import EmptyError, GoneError, TakenError
+from moontide.serve.stream_store import StoreError
 
 STATUS: dict[type[BaseException], int] = {
     JSONError: 400,

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from moontide.errors import FileError, MoontideError, OptionError
 from moontide.serve.databases import FILE, Mark, SQLite, is_postgres, open_store
-from moontide.serve.journal import DamagedError, Store, StoreError
+from moontide.serve.stream_store import DamagedError, StoreError, StreamStore
 
 FILES = (FILE, f"{FILE}-wal", "mark")
 
@@ -73,7 +73,7 @@ class _Held(SQLite):
             ) from None
 
 
-def _damage(store: Store) -> tuple[list[str], int]:
+def _damage(store: StreamStore) -> tuple[list[str], int]:
     found = []
     try:
         if isinstance(store, SQLite):

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from moontide.errors import FileError, missing_extra
-from moontide.serve.journal import HELP, DamagedError, Store, StoreError
+from moontide.serve.stream_store import HELP, DamagedError, StoreError, StreamStore
 
 LOCK_WAIT = 10.0  # seconds to wait for a server that is just going down to let go of the data
 PG_LOCK = 0x6D6F6F6E  # the advisory lock that the one server of a database holds
@@ -97,7 +97,7 @@ def boot_id() -> bytes:
     return os.urandom(16)
 
 
-class SQLite(Store):
+class SQLite(StreamStore):
     """A folder with one database in it, which this process alone writes."""
 
     failures = sqlite3.Error
@@ -222,7 +222,7 @@ def _file(path: Path) -> tuple[int, int] | None:
     return found.st_dev, found.st_ino
 
 
-class Postgres(Store):
+class Postgres(StreamStore):
     """A PostgreSQL database, which one server uses at a time; whether it syncs at all is its administrator's choice."""
 
     def __init__(self, data: str, fsync: str, lock: bool) -> None:
@@ -262,7 +262,7 @@ class Postgres(Store):
             self._connection = None
 
 
-def open_store(data: str, fsync: str = "always", lock: bool = True) -> Store:
+def open_store(data: str, fsync: str = "always", lock: bool = True) -> StreamStore:
     """Open the SQLite store in a folder, or a PostgreSQL database by its URL; `lock`: as its only server.
 
     >>> import tempfile

@@ -25,7 +25,6 @@ from moontide.core.arrays import Array, to_numpy
 from moontide.core.memory import require_memory
 from moontide.errors import InputError, MissingInputError, MoontideError, ResourceError
 from moontide.protocols import Method, State, as_online
-from moontide.serve.journal import Answered, Record, Saved, Snapshot, Store, StoreError
 from moontide.serve.records import (
     ANSWER,
     PUSH,
@@ -44,6 +43,7 @@ from moontide.serve.records import (
     key_of,
     pushes_in,
 )
+from moontide.serve.stream_store import Answered, Record, Saved, Snapshot, StoreError, StreamStore
 from moontide.store.files import place
 from moontide.streams import read_state, state_bytes, unpack
 from moontide.types import Task
@@ -79,10 +79,10 @@ class Moment(NamedTuple):
         return sum(map(len, self.window))
 
 
-class Stream:
+class ServedStream:
     """A stream and its store. `load`, `process`, `checkpoint` and `restore` are called one after the other."""
 
-    def __init__(self, name: str, config: Config, store: Store, method: Method, device: str, keep: int) -> None:
+    def __init__(self, name: str, config: Config, store: StreamStore, method: Method, device: str, keep: int) -> None:
         """Name what is needed to `load` the stream; `keep`: samples whose answers and keys are kept."""
         self.name, self.config, self.store, self.keep = name, config, store, keep
         self.method, self.online = method, as_online(method)
@@ -95,8 +95,8 @@ class Stream:
 
     @classmethod
     def create(
-        cls, name: str, config: Config, text: Array, store: Store, method: Method, device: str, keep: int
-    ) -> Stream:
+        cls, name: str, config: Config, text: Array, store: StreamStore, method: Method, device: str, keep: int
+    ) -> ServedStream:
         """Make a stream at its start, and add it to the store."""
         stream = cls(name, config, store, method, device, keep)
         stream.add(stream.prepare(text, device))

@@ -89,7 +89,7 @@ def seal(value: bytes, *place: object) -> bytes:
     >>> unseal(seal(b"abc", "record", 1), "record", 2)  # doctest: +ELLIPSIS
     Traceback (most recent call last):
         ...
-    moontide.serve.journal.DamagedError: The stored record 2 does not match its checksum; restore a backup, ...
+    moontide.serve.stream_store.DamagedError: The stored record 2 does not match its checksum; restore a backup, ...
     """
     return value + zlib.crc32(value, zlib.crc32(repr(place).encode())).to_bytes(4, "little")
 
@@ -108,7 +108,7 @@ def unseal(sealed: bytes | str, *place: object) -> bytes:
     return value
 
 
-class Store:
+class StreamStore:
     """The tables, whatever the database. Calls may come from any thread; they wait for each other."""
 
     failures: type[Exception] = Exception  # what the driver raises

@@ -8,7 +8,7 @@ import pytest
 from moontide.errors import FileError
 from moontide.serve import databases
 from moontide.serve.databases import open_store
-from moontide.serve.journal import Answered, DamagedError, Record, Saved, StoreError
+from moontide.serve.stream_store import Answered, DamagedError, Record, Saved, StoreError
 
 SAVED = Saved(0, 0, 0, 0, b"state", b"tally")
 
