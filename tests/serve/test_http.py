@@ -279,7 +279,7 @@ def test_health_and_a_stream_that_cannot_be_read(app, data, text, samples, push)
     make(client, text)
     make(client, text, name="b")
     push(client, "a", samples(3))
-    with client.service.store._transaction():
+    with client.service.store._transaction(pushes=True):
         client.service.store._run("UPDATE journal SET data = ?", (b"rubbish",))
     client.server.should_exit = True
     queue = client.service.queues["a"]

@@ -49,7 +49,7 @@ from moontide.streams import read_state, state_bytes, unpack
 from moontide.types import Task
 
 # a checkpoint is due after so many records, bytes of them, or seconds of steps, which reading them again takes too
-CHECKPOINT_RECORDS, CHECKPOINT_BYTES, CHECKPOINT_SECONDS = 1024, 2**26, 5.0
+CHECKPOINT_RECORDS, CHECKPOINT_BYTES, CHECKPOINT_SECONDS = 4096, 2**24, 5.0
 
 
 class TakenError(MoontideError):
