@@ -1,6 +1,7 @@
 """What brought servers down or made them lie, one by one: options, bodies, maps, memory, disks, connections."""
 
 import contextlib
+import errno
 import json
 import math
 import os
@@ -18,7 +19,7 @@ from safetensors.numpy import load
 
 from moontide.core import memory
 from moontide.registry import method_type
-from moontide.serve import batching, parsing, pushes, server, service
+from moontide.serve import batching, parsing, push_log, pushes, server, service
 from moontide.serve.records import DENSE, flat_map
 from moontide.serve.service import TICK, usable_methods
 from moontide.serve.state import ServedStream
@@ -299,11 +300,18 @@ def test_a_full_disk_stops_no_background_work(app, sqlite, text, samples, push, 
     run, full = store._run, threading.Event()
 
     def fail(sql, values=()):
-        if full.is_set() and ("wal_checkpoint" in sql or "COMMIT" in sql):
+        if full.is_set() and "COMMIT" in sql:
             raise sqlite3.OperationalError("database or disk is full")
         return run(sql, values)
 
+    def fail_to_write(*given):
+        if full.is_set():
+            raise OSError(errno.ENOSPC, "the disk is full")
+        return write(*given)
+
+    write = push_log.os.pwritev
     monkeypatch.setattr(store, "_run", fail)
+    monkeypatch.setattr(push_log.os, "pwritev", fail_to_write)
     full.set()
     assert push(client, "a", samples(1)).status_code == 503
     deadline = time.monotonic() + 10 * TICK

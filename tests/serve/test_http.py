@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import re
 import sqlite3
 import threading
@@ -15,7 +16,7 @@ from safetensors.numpy import load
 
 import moontide
 from moontide.protocols import as_online
-from moontide.serve import pushes
+from moontide.serve import push_log, pushes
 from moontide.serve.encoding import encode_in_pieces
 from moontide.serve.metrics import HELP
 from moontide.serve.service import Limits, sample_set
@@ -298,18 +299,22 @@ def test_health_and_a_stream_that_cannot_be_read(app, data, text, samples, push)
     assert client.get("/readyz").json()["failed"] == {}
 
 
-def test_a_full_disk_is_503_and_nothing_is_counted(app, sqlite, text, samples, push):
+def test_a_full_disk_is_503_and_nothing_is_counted(app, sqlite, text, samples, push, monkeypatch):
     client = app(sqlite)
     make(client, text, method="tda")
     x = samples(4000)
     push(client, "a", x[:10])
     before = client.get("/streams/a").json(), arrays(client)
-    store = client.service.store
-    store._select(f"PRAGMA max_page_count = {store._select('PRAGMA page_count')[0][0]}")
+    store, write = client.service.store, os.pwritev
+    monkeypatch.setattr(push_log.os, "pwritev", lambda file, parts, at: write(file, parts[:2], at))  # a part of it fits
     answer = push(client, "a", x, "key")
-    assert (answer.status_code, "full" in answer.json()["detail"]) == (503, True)
+    assert (answer.status_code, "No space left" in answer.json()["detail"]) == (503, True)
     assert int(answer.headers["retry-after"]) > 0
+    monkeypatch.undo()
     assert (client.get("/streams/a").json(), arrays(client)) == before
+    store._select(f"PRAGMA max_page_count = {store._select('PRAGMA page_count')[0][0]}")  # nor do the tables grow
+    answer = client.post("/streams", json={"name": "b", "prototypes": np.eye(40).tolist()})
+    assert (answer.status_code, "full" in answer.json()["detail"]) == (503, True)
     store._select("PRAGMA max_page_count = 1000000")
     again = push(client, "a", x, "key")
     assert (again.status_code, again.json()["first"]) == (200, 10)

@@ -228,7 +228,7 @@ class SQLite(StreamStore):
                 self._log.reset()
                 self._waiting.clear()
                 self._pending = 0
-            self._note(synced=self.fsync == "always" or self._folding and self.fsync == "interval")
+            self._note(synced=self.fsync == "always" or (self._folding and self.fsync == "interval"))
 
     def _note(self, synced: bool) -> None:
         """Write the count into the mark, and whether all of it is on the disk."""

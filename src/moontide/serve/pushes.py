@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import numpy as np
-from fastapi import APIRouter, Depends, Header, Path, Request
+from fastapi import APIRouter, Depends, Header, HTTPException, Path, Request
 from fastapi.responses import Response
-from fastapi.routing import APIRoute
 from starlette.datastructures import UploadFile
+from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-from moontide.errors import InputError
+from moontide.errors import InputError, MoontideError
 from moontide.serve.batching import BusyError, PushQueue, known_of
 from moontide.serve.encoding import encode
 from moontide.serve.images import MAX_IMAGES, KindError
@@ -66,19 +67,31 @@ def reply(value: Any, status: int = 200, headers: dict[str, str] | None = None) 
     return Response(encode(value).encode(), status, headers, "application/json")
 
 
-class Direct(APIRoute):
-    """A push of embeddings, without FastAPI's sorting of parameters, which would take as long as all else here."""
+class PushRoute:
+    """The way of a push of embeddings, past FastAPI's routing and sorting of parameters, which cost more than all else.
 
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """Read the parameters that the function documents from the request."""
+    FastAPI's own route of that path is what documents it.
+    """
 
-        async def handle(request: Request) -> Response:
-            key = header(request, "Idempotency-Key", KEY, "1 to 128 visible characters")
-            shape = header(request, "X-Shape", SHAPE, "rows and columns, such as 64,512")
-            response: Response = await self.endpoint(request, request.path_params["stream"], key, shape)
-            return response
+    path = re.compile(r"/streams/([^/]+)/embeddings")
 
-        return handle
+    def __init__(self, app: ASGIApp, service: Service, say: Callable[[Exception], Response]) -> None:
+        """Wrap an application; `say` makes the response for an error."""
+        self.app, self.service, self.say = app, service, say
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one request."""
+        found = self.path.fullmatch(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None
+        if found is None:
+            return await self.app(scope, receive, send)
+        request = Request(scope, receive)
+        try:
+            response = await push(self.service, request, found[1])
+        except (MoontideError, HTTPException) as error:
+            response = self.say(error)
+        except ClientDisconnect:
+            return None
+        await response(scope, receive, send)
 
 
 def header(request: Request, name: str, pattern: str, words: str) -> str | None:
@@ -91,9 +104,14 @@ def header(request: Request, name: str, pattern: str, words: str) -> str | None:
 
 async def push_embeddings(request: Request, stream: Name, key: Key = None, shape: Shape = None) -> Response:
     """Push embeddings as JSON or as raw float32, and get their predictions when they are safe in the journal."""
-    service: Service = request.app.state.service
-    queue = service.queue(stream)
-    kind = media_type(request)
+    return await push(request.app.state.service, request, stream)
+
+
+async def push(service: Service, request: Request, stream: str) -> Response:
+    """Answer a push of embeddings to a stream."""
+    key = header(request, "Idempotency-Key", KEY, "1 to 128 visible characters")
+    shape = header(request, "X-Shape", SHAPE, "rows and columns, such as 64,512")
+    queue, kind = service.queue(stream), media_type(request)
     if kind not in ("application/json", "application/octet-stream"):
         raise KindError(f"Embeddings must be application/json or application/octet-stream. Got {kind[:50]!r} instead.")
     await admit(request, queue, 1 if shape is None else int(shape.partition(",")[0]))
@@ -198,7 +216,6 @@ router.add_api_route(
     response_model=Predictions,
     responses=status_words(404, 415),
     openapi_extra=EMBEDDINGS,
-    route_class_override=Direct,
 )
 
 
