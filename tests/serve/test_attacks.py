@@ -51,7 +51,7 @@ def test_no_option_value_breaks_the_server_or_hangs(shared_app, method, text, sa
         for value in VALUES if spec.low is not None else VALUES[-4:]:
             body = {"name": "o", "method": method, "prototypes": text.tolist(), "options": {option: value}}
             content = json.dumps(body)  # with Infinity and NaN, which are not JSON and are sent all the same
-            start = time.monotonic()
+            start = time.process_time()  # the server is in this process, and the machine may be busy
             made = client.post("/streams", content=content, headers={"Content-Type": "application/json"})
             assert made.status_code in (201, 422), (option, value, made.text)
             if made.status_code == 201:
@@ -63,7 +63,7 @@ def test_no_option_value_breaks_the_server_or_hangs(shared_app, method, text, sa
                 assert client.delete("/streams/o").status_code == 204
             else:
                 assert client.get("/streams/o").status_code == 404
-            assert time.monotonic() - start < 5
+            assert time.process_time() - start < 5
 
 
 @pytest.mark.parametrize("option", ["name", "self", "cls", "options", "method_name", ""])
@@ -157,6 +157,32 @@ def test_a_creation_that_takes_too_long_is_refused_and_leaves_nothing(app, sqlit
         time.sleep(0.01)
 
 
+def test_a_state_that_is_too_large_to_keep_is_refused_beforehand(app, sqlite):
+    client = app(sqlite)
+    wide = np.eye(64).tolist()
+    for body in ({"method": "ecalp", "options": {"memory": 1_000_000}}, {"method": "dota", "prototypes": [[1] * 9000]}):
+        start = time.process_time()
+        answer = client.post("/streams", json={"name": "a", "prototypes": wide, **body})
+        assert (answer.status_code, "a stream may have 256 MiB" in answer.json()["detail"]) == (413, True), answer.text
+        assert time.process_time() - start < 5
+    assert client.get("/streams").json() == []
+
+
+def test_a_client_that_leaves_in_the_middle_of_a_push_is_no_error(connected, app, sqlite, text, samples, push, caplog):
+    client = app(sqlite)
+    make(client, text)
+    head = b"POST /streams/a/embeddings HTTP/1.1\r\nHost: localhost\r\nContent-Length: 3200\r\n"
+    head += b"Content-Type: application/octet-stream\r\nX-Shape: 100,8\r\n\r\n"
+    for _ in range(3):
+        connected(client).sendall(head + bytes(100))
+        connected(client).close()
+    with connected(client) as leaving:
+        leaving.sendall(head + bytes(100))
+    assert push(client, "a", samples(1)).json()["first"] == 0
+    time.sleep(0.2)
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
 # Bodies
 
 
@@ -242,9 +268,9 @@ def test_small_requests_have_a_small_limit(app, sqlite, text):
 def test_a_map_costs_by_the_smaller_side(shape):
     x = np.random.default_rng(0).normal(size=shape).astype(np.float32)
     x[: len(x) // 2, :3] += 30
-    start = time.monotonic()
+    start = time.process_time()
     flat = flat_map(x)
-    assert time.monotonic() - start < 5
+    assert time.process_time() - start < 5
     assert flat.shape == (len(x), 2)
     np.testing.assert_array_equal(flat, flat_map(x))
 

@@ -14,6 +14,7 @@ records after it, so on the same machine every array is the same to the last bit
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -50,6 +51,8 @@ from moontide.types import Task
 
 # a checkpoint is due after so many records, bytes of them, or seconds of steps, which reading them again takes too
 CHECKPOINT_RECORDS, CHECKPOINT_BYTES, CHECKPOINT_SECONDS = 4096, 2**24, 5.0
+
+MAX_STATE = 2**28  # bytes of a state beside the embeddings of its classes
 
 
 class TakenError(MoontideError):
@@ -116,6 +119,13 @@ class ServedStream:
         require_memory(method.peak_bytes(most, k, d, 4), f"{method.name} on {most} samples and {k} classes", text)
         try:
             state = self.online.start(Task(text[:1, :], text, config.logit_scale))
+            size = sum(getattr(getattr(state, field.name), "nbytes", 0) for field in dataclasses.fields(state))
+            if size - text.nbytes > MAX_STATE:
+                raise ResourceError(
+                    f"The state of {method.name} for {k} classes of {d} dimensions takes {size >> 20} MiB, which every "
+                    f"checkpoint writes; a stream may have {MAX_STATE >> 20} MiB beside its classes. "
+                    "Use another method or smaller options."
+                )
             answers_of(self.online.step(state, text[:1, :])[1])
         except MemoryError as error:
             raise ResourceError(f"{method.name} with these options needs more memory than there is.") from error
