@@ -159,12 +159,9 @@ def test_a_creation_that_takes_too_long_is_refused_and_leaves_nothing(app, sqlit
 
 def test_a_state_that_is_too_large_to_keep_is_refused_beforehand(app, sqlite):
     client = app(sqlite)
-    wide = np.eye(64).tolist()
-    for body in ({"method": "ecalp", "options": {"memory": 1_000_000}}, {"method": "dota", "prototypes": [[1] * 9000]}):
-        start = time.process_time()
-        answer = client.post("/streams", json={"name": "a", "prototypes": wide, **body})
-        assert (answer.status_code, "a stream may have 256 MiB" in answer.json()["detail"]) == (413, True), answer.text
-        assert time.process_time() - start < 5
+    body = {"prototypes": np.eye(64).tolist(), "method": "ecalp", "options": {"memory": 1_000_000}}
+    answer = client.post("/streams", json=body)
+    assert (answer.status_code, "a stream may have 256 MiB" in answer.json()["detail"]) == (413, True), answer.text
     assert client.get("/streams").json() == []
 
 

@@ -82,6 +82,22 @@ class Moment(NamedTuple):
         return sum(map(len, self.window))
 
 
+def require_size(state: State, method: str) -> None:
+    """Refuse a state that is too large to be written again and again.
+
+    >>> import moontide
+    >>> tda = moontide.method("tda")
+    >>> require_size(tda.start(Task(np.eye(3), np.eye(3))), "tda")
+    """
+    size = sum(getattr(getattr(state, field.name), "nbytes", 0) for field in dataclasses.fields(state))
+    if size - state.text.nbytes > MAX_STATE:
+        raise ResourceError(
+            f"The state of {method} for {state.text.shape[0]} classes of {state.text.shape[1]} dimensions takes "
+            f"{size >> 20} MiB, which every checkpoint writes; a stream may have {MAX_STATE >> 20} MiB beside its "
+            "classes. Use another method or smaller options."
+        )
+
+
 class ServedStream:
     """A stream and its store. `load`, `process`, `checkpoint` and `restore` are called one after the other."""
 
@@ -119,14 +135,10 @@ class ServedStream:
         require_memory(method.peak_bytes(most, k, d, 4), f"{method.name} on {most} samples and {k} classes", text)
         try:
             state = self.online.start(Task(text[:1, :], text, config.logit_scale))
-            size = sum(getattr(getattr(state, field.name), "nbytes", 0) for field in dataclasses.fields(state))
-            if size - text.nbytes > MAX_STATE:
-                raise ResourceError(
-                    f"The state of {method.name} for {k} classes of {d} dimensions takes {size >> 20} MiB, which every "
-                    f"checkpoint writes; a stream may have {MAX_STATE >> 20} MiB beside its classes. "
-                    "Use another method or smaller options."
-                )
+            require_size(state, method.name)
             answers_of(self.online.step(state, text[:1, :])[1])
+        except ResourceError:
+            raise
         except MemoryError as error:
             raise ResourceError(f"{method.name} with these options needs more memory than there is.") from error
         return Moment(state, Tally(np.zeros((2, k), np.int64), 0, None), 0, 0, ())
