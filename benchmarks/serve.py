@@ -9,7 +9,9 @@ bytes.
 `--clients 1 8 32` measures throughput instead: so many clients push at once, each again when it is answered, in turns
 in one run; `--impatient 400` adds clients that come again after 50 ms when they are refused; `--streams 2` shares the
 clients among streams; `--threads 0` lets the server compute on all cores, as it does by itself, where a micro-batch is
-large enough; `--soak 1800` watches the memory and the latency of a server over so many seconds.
+large enough; `--soak 1800` watches the memory and the latency of a server over so many seconds. Other programs on the
+machine change times by wall clock, so the tables also have what does not depend on them: the CPU time of the server for
+a push, and in a soak the time of a request that does nothing, asked for all the while.
 """
 
 import argparse
@@ -109,6 +111,7 @@ def throughput(arguments):
         "samples/s",
         "refused/s",
         "KiB written a push",
+        "CPU ms a push",
     )
     print(f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}")
     for fsync in arguments.fsync:
@@ -119,10 +122,10 @@ def throughput(arguments):
                     serving(folder, fsync, arguments.threads) as (port, server),
                 ):
                     load = Load(arguments.method, k, batch, port, server.pid, arguments.streams)
+                    load.run(2, 1, 1.0 if not arguments.soak else 20.0)  # warms up
                     if arguments.soak:
                         load.soak(arguments.soak)
                         continue
-                    load.run(2, 1, 1.0)  # warms up
                     for clients in arguments.clients:
                         cells = load.run(clients, 1.0, arguments.seconds)
                         print(f"| {fsync} | {k} | {batch} | {clients} | {' | '.join(cells)} |", flush=True)
@@ -148,7 +151,7 @@ class Load:
 
     def run(self, clients, patience, seconds):
         """Push for some seconds; `patience`: when to come again after a refusal. Returns cells of the table."""
-        took, refused, written = [], [], self.written()
+        took, refused, written, spent_before = [], [], self.written(), self.cpu_seconds()
         begin = time.perf_counter() + 0.2
         stop = begin + seconds
         threads = [
@@ -160,9 +163,13 @@ class Load:
         for thread in threads:
             thread.join()
         spent = time.perf_counter() - begin + 0.2
+        if not took:
+            sys.exit("No push was answered; is the machine busy, or is the method being compiled?")
         rate = len(took) / spent
         cells = [1000 * np.median(took), 1000 * np.quantile(took, 0.99), rate, rate * self.batch, len(refused) / spent]
-        return [*(f"{value:.1f}" for value in cells), f"{(self.written() - written) / 1024 / len(took):.1f}"]
+        kept = (self.written() - written) / 1024 / len(took)
+        cpu = 1000 * (self.cpu_seconds() - spent_before) / len(took)
+        return [*(f"{value:.1f}" for value in cells), f"{kept:.1f}", f"{cpu:.2f}"]
 
     def work(self, path, patience, stop, took, refused):
         with Client(self.port) as client:
@@ -185,14 +192,35 @@ class Load:
             return int(dict(line.split(": ") for line in lines)["write_bytes"])
         return 0
 
-    def soak(self, seconds):
-        """Print memory and latency of ten parts of a long run."""
-        for part in range(10):
-            cells = self.run(4, 1.0, seconds / 10)
+    def cpu_seconds(self):
+        """Return the CPU time that the server has taken."""
+        fields = Path(f"/proc/{self.process}/stat").read_text().rpartition(")")[2].split()
+        return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
+
+    def soak(self, seconds, parts=6):
+        """Print memory and latency of the parts of a long run, with the latency of a request that does nothing."""
+        print("| s | MiB | push p50 | push p99 | nothing p50 | nothing p99 | ratio | pushes/s | CPU ms a push |")
+        print("|---" * 9 + "|")
+        for part in range(parts):
+            stop, idle = threading.Event(), []
+            thread = threading.Thread(target=self.do_nothing, args=(stop, idle))
+            thread.start()
+            cells = self.run(4, 1.0, seconds / parts)
+            stop.set()
+            thread.join()
             pages = int(Path(f"/proc/{self.process}/statm").read_text().split()[1])
-            memory = pages * os.sysconf("SC_PAGE_SIZE") / 2**20
-            done = f"{(part + 1) * seconds / 10:.0f} s: {memory:.0f} MiB"
-            print(f"{done}, p50 {cells[0]}, p99 {cells[1]}, {cells[2]} pushes/s", flush=True)
+            p50, p99 = 1000 * np.quantile(idle, (0.5, 0.99))
+            told = [f"{(part + 1) * seconds / parts:.0f}", f"{pages * os.sysconf('SC_PAGE_SIZE') / 2**20:.0f}"]
+            told += [cells[0], cells[1], f"{p50:.1f}", f"{p99:.1f}", f"{float(cells[0]) / p50:.1f}", cells[2], cells[6]]
+            print(f"| {' | '.join(told)} |", flush=True)
+
+    def do_nothing(self, stop, took):
+        """Ask for the health of the server now and then."""
+        with Client(self.port) as client:
+            while not stop.wait(0.05):
+                start = time.perf_counter()
+                client.ask("GET", "/healthz")
+                took.append(time.perf_counter() - start)
 
 
 def row(name, k, batch, pushes, port, fsync, folder):

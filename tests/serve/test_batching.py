@@ -12,7 +12,7 @@ import pytest
 
 from moontide.errors import ResourceError
 from moontide.serve import batching
-from moontide.serve.batching import LISTENER_EVENTS, MAX_LISTENERS, BusyError, Line
+from moontide.serve.batching import LISTENER_EVENTS, MAX_LISTENERS, BusyError, PushQueue
 from moontide.serve.metrics import Metrics
 from moontide.serve.records import ANSWER, Answer, Config, Item
 from moontide.serve.state import GoneError
@@ -38,12 +38,12 @@ class Recorder:
 
 
 @asynccontextmanager
-async def line_of(stream, max_waiting=100):
-    line = Line(stream, Metrics(), max_waiting)
-    yield line
+async def queue_of(stream, max_waiting=100):
+    queue = PushQueue(stream, Metrics(), max_waiting)
+    yield queue
     stream.free.set()
-    if not line._task.done():
-        await line.end(lambda: None)
+    if not queue._task.done():
+        await queue.end(lambda: None)
 
 
 def item(number, n=1):
@@ -58,18 +58,18 @@ async def settle():
 def test_pushes_that_wait_are_gathered_in_order_and_never_split():
     async def main():
         stream = Recorder(max_batch=1)
-        async with line_of(stream) as line:
+        async with queue_of(stream) as queue:
             stream.free.clear()
             sizes = [1, 2, 4, 2, 9, 1]
-            done = [line.push(item(0))]
+            done = [queue.push(item(0))]
             await asyncio.sleep(0.05)  # the first is on its way
-            done += [line.push(item(1 + i, n)) for i, n in enumerate(sizes)]
-            assert line.samples == 1 + sum(sizes)
+            done += [queue.push(item(1 + i, n)) for i, n in enumerate(sizes)]
+            assert queue.samples == 1 + sum(sizes)
             stream.free.set()
             answers = await asyncio.gather(*done)
             assert [answer.first for answer in answers] == list(range(7))
             assert stream.batches == [[0], [1, 2, 3], [4], [5], [6]]  # GROWTH samples, or one push that is larger
-            assert line.samples == 0
+            assert queue.samples == 0
 
     asyncio.run(main())
 
@@ -77,9 +77,9 @@ def test_pushes_that_wait_are_gathered_in_order_and_never_split():
 def test_a_lone_client_never_waits():
     async def main():
         stream = Recorder(max_batch=64, max_wait_ms=10_000)
-        async with line_of(stream) as line:
+        async with queue_of(stream) as queue:
             for i in range(5):
-                await asyncio.wait_for(line.push(item(i)), 5)
+                await asyncio.wait_for(queue.push(item(i)), 5)
             assert stream.batches == [[i] for i in range(5)]
 
     asyncio.run(main())
@@ -88,17 +88,17 @@ def test_a_lone_client_never_waits():
 def test_after_several_pushes_together_as_many_are_waited_for():
     async def main():
         stream = Recorder(max_batch=64, max_wait_ms=10_000)
-        async with line_of(stream) as line:
-            line.before = 3
-            first = [line.push(item(0)), line.push(item(1))]
+        async with queue_of(stream) as queue:
+            queue.before = 3
+            first = [queue.push(item(0)), queue.push(item(1))]
             await asyncio.sleep(0.05)
             assert stream.batches == []
-            await asyncio.gather(*first, line.push(item(2)))
+            await asyncio.gather(*first, queue.push(item(2)))
             assert stream.batches == [[0, 1, 2]]
             stream.config = dataclasses.replace(stream.config, max_wait_ms=30)
-            await asyncio.gather(line.push(item(3)), line.push(item(4)))  # the third does not come
+            await asyncio.gather(queue.push(item(3)), queue.push(item(4)))  # the third does not come
             assert stream.batches[1:] == [[3, 4]]
-            assert line.before == 2
+            assert queue.before == 2
 
     asyncio.run(main())
 
@@ -106,12 +106,12 @@ def test_after_several_pushes_together_as_many_are_waited_for():
 def test_a_call_takes_its_turn_and_hurries_those_before_it():
     async def main():
         stream = Recorder(max_batch=10, max_wait_ms=10_000)
-        async with line_of(stream) as line:
-            line.before = 9
-            pushed = [line.push(item(0)), line.push(item(1))]
-            called = asyncio.ensure_future(line.call(lambda: list(stream.batches)))
+        async with queue_of(stream) as queue:
+            queue.before = 9
+            pushed = [queue.push(item(0)), queue.push(item(1))]
+            called = asyncio.ensure_future(queue.call(lambda: list(stream.batches)))
             await settle()
-            pushed.append(line.push(item(2)))
+            pushed.append(queue.push(item(2)))
             assert await called == [[0, 1]]
             assert (await pushed[2]).first == 2
 
@@ -122,23 +122,23 @@ def test_work_that_takes_too_long_makes_the_stream_busy_until_it_is_done(monkeyp
     async def main():
         monkeypatch.setattr(batching, "STEP_SECONDS", 0.1)
         stream = Recorder()
-        async with line_of(stream) as line:
+        async with queue_of(stream) as queue:
             stream.free.clear()
-            first = line.push(item(0))
+            first = queue.push(item(0))
             await asyncio.sleep(0.05)
-            waits = [line.push(item(1)), asyncio.ensure_future(line.call(lambda: None))]
+            waits = [queue.push(item(1)), asyncio.ensure_future(queue.call(lambda: None))]
             for each in (first, *waits):
                 with pytest.raises(BusyError, match=r"takes longer than 0\.1 s"):
                     await asyncio.wait_for(each, 5)
-            assert line.busy is not None
+            assert queue.busy is not None
             with pytest.raises(BusyError):
-                line.push(item(2))
+                queue.push(item(2))
             stream.free.set()
-            while line.busy is not None:
+            while queue.busy is not None:
                 await asyncio.sleep(0.01)
-            assert (await line.push(item(3))).first == 3
+            assert (await queue.push(item(3))).first == 3
             assert [number for batch in stream.batches for number in batch] == [0, 3]
-            assert line.samples == 0
+            assert queue.samples == 0
 
     asyncio.run(main())
 
@@ -146,16 +146,16 @@ def test_work_that_takes_too_long_makes_the_stream_busy_until_it_is_done(monkeyp
 def test_a_full_line_says_when_to_come_again():
     async def main():
         stream = Recorder(max_batch=2)
-        async with line_of(stream, max_waiting=10) as line:
+        async with queue_of(stream, max_waiting=10) as queue:
             stream.free.clear()
-            line.rate = 2.0
-            done = [line.push(item(i, 2)) for i in range(5)]
+            queue.rate = 2.0
+            done = [queue.push(item(i, 2)) for i in range(5)]
             with pytest.raises(BusyError, match="10 samples wait") as caught:
-                line.push(item(9))
+                queue.push(item(9))
             assert caught.value.retry_after == 5
             stream.free.set()
             await asyncio.gather(*done)
-            await line.push(item(10, 50))  # an empty line takes a push of any size
+            await queue.push(item(10, 50))  # an empty queue takes a push of any size
 
     asyncio.run(main())
 
@@ -163,13 +163,13 @@ def test_a_full_line_says_when_to_come_again():
 def test_an_error_goes_to_its_batch_only():
     async def main():
         stream = Recorder(max_batch=2)
-        async with line_of(stream) as line:
+        async with queue_of(stream) as queue:
             stream.error = ResourceError("too large")
-            failed = await asyncio.gather(line.push(item(0)), line.push(item(1)), return_exceptions=True)
+            failed = await asyncio.gather(queue.push(item(0)), queue.push(item(1)), return_exceptions=True)
             assert all(isinstance(error, ResourceError) for error in failed)
             stream.error = None
-            assert (await line.push(item(2))).first == 2
-            assert line.samples == 0
+            assert (await queue.push(item(2))).first == 2
+            assert queue.samples == 0
 
     asyncio.run(main())
 
@@ -177,12 +177,12 @@ def test_an_error_goes_to_its_batch_only():
 def test_a_client_that_leaves_does_not_stop_the_line():
     async def main():
         stream = Recorder()
-        async with line_of(stream) as line:
+        async with queue_of(stream) as queue:
             stream.free.clear()
-            left = line.push(item(0))
+            left = queue.push(item(0))
             left.cancel()
             stream.free.set()
-            assert (await line.push(item(1))).first == 1
+            assert (await queue.push(item(1))).first == 1
             assert [number for batch in stream.batches for number in batch] == [0, 1]  # it is counted all the same
 
     asyncio.run(main())
@@ -191,20 +191,20 @@ def test_a_client_that_leaves_does_not_stop_the_line():
 def test_the_end_comes_after_all_or_now():
     async def main():
         stream = Recorder(max_batch=1, max_wait_ms=10_000)
-        async with line_of(stream) as line:
-            done = [line.push(item(i)) for i in range(5)]
-            await line.end(lambda: stream.batches.append("end"))
+        async with queue_of(stream) as queue:
+            done = [queue.push(item(i)) for i in range(5)]
+            await queue.end(lambda: stream.batches.append("end"))
             assert all(future.done() for future in done)
             assert stream.batches == [[0, 1, 2, 3, 4], "end"]
             with pytest.raises(GoneError):
-                line.push(item(6))
+                queue.push(item(6))
         stream = Recorder(max_batch=1)
-        async with line_of(stream) as line:
+        async with queue_of(stream) as queue:
             stream.free.clear()
-            done = [line.push(item(0))]
+            done = [queue.push(item(0))]
             await asyncio.sleep(0.05)
-            done += [line.push(item(1 + i)) for i in range(4)]
-            end = asyncio.ensure_future(line.end(lambda: stream.batches.append("end"), now=True))
+            done += [queue.push(item(1 + i)) for i in range(4)]
+            end = asyncio.ensure_future(queue.end(lambda: stream.batches.append("end"), now=True))
             await settle()
             stream.free.set()
             await end
@@ -221,10 +221,10 @@ def test_an_end_that_fails_is_no_end():
         def fail():
             raise ResourceError("no")
 
-        async with line_of(stream) as line:
+        async with queue_of(stream) as queue:
             with pytest.raises(ResourceError):
-                await asyncio.wait_for(line.end(fail, now=True), 5)
-            assert (await line.push(item(1))).first == 1
+                await asyncio.wait_for(queue.end(fail, now=True), 5)
+            assert (await queue.push(item(1))).first == 1
 
     asyncio.run(main())
 
@@ -233,19 +233,19 @@ def test_a_listener_hears_all_or_is_cut_off():
     async def main():
         stream = Recorder(max_batch=1)
         stream.moment = SimpleNamespace(state=SimpleNamespace(seen=0), total=0, tally=SimpleNamespace(beta=None))
-        async with line_of(stream) as line:
-            slow, fast = line.listen(), line.listen()
+        async with queue_of(stream) as queue:
+            slow, fast = queue.listen(), queue.listen()
             for i in range(LISTENER_EVENTS + 1):
-                await line.push(item(i))
+                await queue.push(item(i))
                 assert json.loads((await fast.next()).split(b"data: ")[1])["first"] == i
             assert fast.behind == 0
-            assert slow not in line.listeners
+            assert slow not in queue.listeners
             heard = [slow.get_nowait() for _ in range(slow.qsize())]
             assert heard[-1] is None
             for _ in range(MAX_LISTENERS - 1):
-                line.listen()
+                queue.listen()
             with pytest.raises(BusyError):
-                line.listen()
+                queue.listen()
         assert fast.get_nowait() is None  # the end
 
     asyncio.run(main())
@@ -254,12 +254,12 @@ def test_a_listener_hears_all_or_is_cut_off():
 def test_listeners_share_the_bytes_of_an_event_and_are_cut_off_by_bytes_too(monkeypatch):
     async def main():
         monkeypatch.setattr(batching, "LISTENER_BYTES", 3000)
-        async with line_of(Recorder()) as line:
-            one, two = line.listen(), line.listen()
+        async with queue_of(Recorder()) as queue:
+            one, two = queue.listen(), queue.listen()
             for _ in range(4):
-                await line.tell("batch", {"labels": "x" * 900})
+                await queue.tell("batch", {"labels": "x" * 900})
             heard = [queue.get_nowait() for queue in (one, two)]
             assert heard[0] is heard[1]
-            assert not line.listeners
+            assert not queue.listeners
 
     asyncio.run(main())

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import re
 import sqlite3
 import threading
@@ -15,11 +16,11 @@ from safetensors.numpy import load
 
 import moontide
 from moontide.protocols import as_online
-from moontide.serve import pushes
+from moontide.serve import push_log, pushes
 from moontide.serve.encoding import encode_in_pieces
-from moontide.serve.journal import seal
 from moontide.serve.metrics import HELP
 from moontide.serve.service import Limits, sample_set
+from moontide.serve.stream_store import seal
 from moontide.streams import load_state
 from moontide.types import Task
 
@@ -182,7 +183,7 @@ def test_events_tell_every_batch(app, data, text, samples, push):
 
 def hold(client, monkeypatch, name="a"):
     """Keep the steps of a stream from ending; returns what lets them go."""
-    free, stream = threading.Event(), client.service.lines[name].stream
+    free, stream = threading.Event(), client.service.queues[name].stream
     process = stream.process
     monkeypatch.setattr(stream, "process", lambda items: [free.wait(20), process(items)][1])
     return free
@@ -279,11 +280,11 @@ def test_health_and_a_stream_that_cannot_be_read(app, data, text, samples, push)
     make(client, text)
     make(client, text, name="b")
     push(client, "a", samples(3))
-    with client.service.store._transaction():
+    with client.service.store._transaction(pushes=True):
         client.service.store._run("UPDATE journal SET data = ?", (b"rubbish",))
     client.server.should_exit = True
-    line = client.service.lines["a"]
-    line.stream.since = [0, 0]  # no checkpoint at the end: as if it was killed
+    queue = client.service.queues["a"]
+    queue.stream.since = [0, 0]  # no checkpoint at the end: as if it was killed
     while client.service.store._connection is not None:
         time.sleep(0.01)
     client = app(data)
@@ -298,18 +299,22 @@ def test_health_and_a_stream_that_cannot_be_read(app, data, text, samples, push)
     assert client.get("/readyz").json()["failed"] == {}
 
 
-def test_a_full_disk_is_503_and_nothing_is_counted(app, sqlite, text, samples, push):
+def test_a_full_disk_is_503_and_nothing_is_counted(app, sqlite, text, samples, push, monkeypatch):
     client = app(sqlite)
     make(client, text, method="tda")
     x = samples(4000)
     push(client, "a", x[:10])
     before = client.get("/streams/a").json(), arrays(client)
-    store = client.service.store
-    store._select(f"PRAGMA max_page_count = {store._select('PRAGMA page_count')[0][0]}")
+    store, write = client.service.store, os.pwritev
+    monkeypatch.setattr(push_log.os, "pwritev", lambda file, parts, at: write(file, parts[:2], at))  # a part of it fits
     answer = push(client, "a", x, "key")
-    assert (answer.status_code, "full" in answer.json()["detail"]) == (503, True)
+    assert (answer.status_code, "No space left" in answer.json()["detail"]) == (503, True)
     assert int(answer.headers["retry-after"]) > 0
+    monkeypatch.undo()
     assert (client.get("/streams/a").json(), arrays(client)) == before
+    store._select(f"PRAGMA max_page_count = {store._select('PRAGMA page_count')[0][0]}")  # nor do the tables grow
+    answer = client.post("/streams", json={"name": "b", "prototypes": np.eye(40).tolist()})
+    assert (answer.status_code, "full" in answer.json()["detail"]) == (503, True)
     store._select("PRAGMA max_page_count = 1000000")
     again = push(client, "a", x, "key")
     assert (again.status_code, again.json()["first"]) == (200, 10)

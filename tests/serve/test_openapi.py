@@ -74,7 +74,7 @@ def test_no_request_breaks_the_server(client, label):
     @settings(max_examples=40, suppress_health_check=list(HealthCheck))
     @given(st.one_of(valid, wrong), st.integers(0, 3), st.data())
     def check(case, stranger, data):
-        for name in list(client.service.lines) if len(client.service.lines) >= 8 else ():
+        for name in list(client.service.queues) if len(client.service.queues) >= 8 else ():
             client.delete(f"/streams/{name}")
         if "stream" in case.path_parameters and stranger:  # most requests meet a stream that is there
             case.path_parameters["stream"] = "a"

@@ -12,10 +12,10 @@ from moontide.errors import InputError, MissingInputError, OptionError
 from moontide.protocols import as_online
 from moontide.serve import state as module
 from moontide.serve.databases import open_store
-from moontide.serve.journal import StoreError
 from moontide.serve.records import Config, Item, digest_of, key_of
 from moontide.serve.service import usable_methods
-from moontide.serve.state import GoneError, Stream
+from moontide.serve.state import GoneError, ServedStream
+from moontide.serve.stream_store import StoreError
 from moontide.types import Task
 
 D = 8  # of the fixtures
@@ -26,12 +26,12 @@ def make(store, text, name="a", method="moon", keep=1000, window=20, **options):
     values = {key: getattr(solver, key) for key in solver.specs()}
     names = tuple(f"class {k}" for k in range(len(text)))
     config = Config(method, values, names, D, 100.0, window=window)
-    return Stream.create(name, config, text, store, solver, "cpu", keep)
+    return ServedStream.create(name, config, text, store, solver, "cpu", keep)
 
 
 def again(stream):
     """Return the same stream as a new process would find it."""
-    found = Stream(stream.name, stream.config, stream.store, stream.method, "cpu", stream.keep)
+    found = ServedStream(stream.name, stream.config, stream.store, stream.method, "cpu", stream.keep)
     found.load()
     return found
 
@@ -92,13 +92,13 @@ def test_a_stream_of_torch_arrays_comes_back_too(store, text, samples, monkeypat
     monkeypatch.setattr(module, "place", lambda x, *_: torch.tensor(x))
     solver = moontide.method("tda")
     config = Config("tda", {}, tuple("abcde"), D, 100.0)
-    stream = Stream.create("a", config, text, store, solver, "cuda", 100)
+    stream = ServedStream.create("a", config, text, store, solver, "cuda", 100)
     plain = make(store, text, name="b", method="tda")
     for n in (3, 4):
         x = samples(n)
         (answer,), (expected,) = stream.process([item(x)]), plain.process([item(x)])
         np.testing.assert_array_equal(answer.rows["label"], expected.rows["label"])
-    found = Stream("a", config, store, solver, "cuda", 100).load()
+    found = ServedStream("a", config, store, solver, "cuda", 100).load()
     assert isinstance(found.state.positive_keys, torch.Tensor)
     assert same(found, stream.moment)
 

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from importlib.resources import files
 from typing import Any
 
-from fastapi import FastAPI, Request
+from fastapi import FastAPI, HTTPException, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.openapi.utils import get_openapi
 from fastapi.responses import JSONResponse, Response
@@ -23,12 +23,13 @@ from moontide.serve import auth
 from moontide.serve.auth import Guard
 from moontide.serve.batching import BusyError
 from moontide.serve.images import KindError, TooLargeError
-from moontide.serve.journal import StoreError
 from moontide.serve.models import in_words
 from moontide.serve.parsing import JSONError
+from moontide.serve.pushes import PushRoute
 from moontide.serve.routes import router
 from moontide.serve.service import Service
 from moontide.serve.state import EmptyError, GoneError, TakenError
+from moontide.serve.stream_store import StoreError
 
 STATUS: dict[type[BaseException], int] = {
     JSONError: 400,
@@ -65,6 +66,7 @@ def create_app(service: Service) -> FastAPI:
     app.include_router(router)
     for path, name in PAGES.items():
         app.add_api_route(path, _page(name), include_in_schema=False)
+    app.add_middleware(PushRoute, service=service, say=say)
     app.add_middleware(Guard, gate=service.gate, metrics=service.metrics)
     app.add_exception_handler(405, _say_methods)
     app.add_exception_handler(MoontideError, _say)
@@ -101,11 +103,22 @@ def _page(name: str) -> Callable[[], Awaitable[Response]]:
     return page
 
 
-async def _say(_: Request, error: Exception) -> JSONResponse:
+def say(error: Exception) -> JSONResponse:
+    """Return the response for an error: its status, and its sentence.
+
+    >>> say(GoneError("It is not there.")).body
+    b'{"detail":"It is not there."}'
+    """
+    if isinstance(error, HTTPException):
+        return JSONResponse({"detail": error.detail}, error.status_code, error.headers)
     status = next(STATUS[cls] for cls in type(error).__mro__ if cls in STATUS)
     wait = error.retry_after if isinstance(error, BusyError) else 5
     headers = {"Retry-After": str(wait)} if status in (429, 503) else None
     return JSONResponse({"detail": str(error)}, status, headers)
+
+
+async def _say(_: Request, error: Exception) -> JSONResponse:
+    return say(error)
 
 
 async def _say_methods(request: Request, _: Exception) -> JSONResponse:

@@ -11,10 +11,10 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 from moontide.errors import FileError, MoontideError, OptionError
-from moontide.serve.databases import FILE, Mark, SQLite, is_postgres, open_store
-from moontide.serve.journal import DamagedError, Store, StoreError
+from moontide.serve.databases import FILE, LOG, Mark, SQLite, is_postgres, open_store
+from moontide.serve.stream_store import DamagedError, StoreError, StreamStore
 
-FILES = (FILE, f"{FILE}-wal", "mark")
+FILES = (FILE, f"{FILE}-wal", LOG, "mark")
 
 
 def backup(data: str, destination: Path) -> None:
@@ -34,7 +34,7 @@ def restore(source: Path, data: str) -> None:
         mark = Mark(copied / "mark")
         mark.write(0, 0)  # what is there is what is wanted
         mark.close()
-        with closing(SQLite(str(copied), "never", lock=False)) as store:
+        with closing(SQLite(str(copied), "never", lock=True)) as store:
             _copy(store, made)
 
 
@@ -73,7 +73,7 @@ class _Held(SQLite):
             ) from None
 
 
-def _damage(store: Store) -> tuple[list[str], int]:
+def _damage(store: StreamStore) -> tuple[list[str], int]:
     found = []
     try:
         if isinstance(store, SQLite):

@@ -1,9 +1,9 @@
-"""The line of pushes in front of a stream: in order, gathered into micro-batches, and never longer than allowed.
+"""The queue of pushes in front of a stream: in order, gathered into micro-batches, and never longer than allowed.
 
-A push that finds the line empty goes at once. Pushes that come while a micro-batch is under way make the next one: as
+A push that finds the queue empty goes at once. Pushes that come while a micro-batch is under way make the next one: as
 many whole pushes as fit into `GROWTH` times `max_batch` samples, or one push that is larger. After a micro-batch of
 several pushes the next waits for as many, at most `max_wait_ms`. What else must happen in order, such as a correction,
-a snapshot or a reset, waits in the same line. Work that takes longer than `STEP_SECONDS` makes the stream busy: who
+a snapshot or a reset, waits in the same queue. Work that takes longer than `STEP_SECONDS` makes the stream busy: who
 waits is sent away, and so is who comes, until it is done.
 """
 
@@ -23,10 +23,10 @@ import numpy as np
 
 from moontide.errors import MoontideError
 from moontide.serve.encoding import encode_in_pieces
-from moontide.serve.journal import DamagedError, StoreError
 from moontide.serve.metrics import Metrics
 from moontide.serve.records import Answer, Corrected, Correction, Item, columns, numbers
-from moontide.serve.state import GoneError, Moment, Stream
+from moontide.serve.state import GoneError, Moment, ServedStream
+from moontide.serve.stream_store import DamagedError, StoreError
 
 MAX_LISTENERS = 64  # of a stream
 LISTENER_EVENTS, LISTENER_BYTES = 256, 2**20  # how far one may fall behind before it is cut off
@@ -62,7 +62,7 @@ class _Waiting(NamedTuple):
     work: Item | Callable[[], Any]  # a push, or a call that takes its turn
     done: asyncio.Future[Any]
     since: float
-    last: bool  # whether the line ends with it
+    last: bool  # whether the queue ends with it
 
     def answer(self, value: Any) -> None:
         if self.done.done():  # the client has left
@@ -73,12 +73,12 @@ class _Waiting(NamedTuple):
             self.done.set_result(value)
 
 
-class Line:
+class PushQueue:
     """Takes pushes and calls for a stream, and runs them one after the other on a thread of its own."""
 
     def __init__(
         self,
-        stream: Stream,
+        stream: ServedStream,
         metrics: Metrics,
         max_waiting: int,
         thread: ThreadPoolExecutor | None = None,
@@ -86,7 +86,7 @@ class Line:
     ) -> None:
         """Start to work; `max_waiting`: samples that may wait; `failed` is told of every failure of the store."""
         self.stream, self.metrics, self.max_waiting, self.failed = stream, metrics, max_waiting, failed
-        self.thread = thread or ThreadPoolExecutor(1, f"line {stream.name}")
+        self.thread = thread or ThreadPoolExecutor(1, f"stream {stream.name}")
         self.waiting: deque[_Waiting] = deque()
         self.samples = 0  # that wait
         self.rate = 1000.0  # samples a second, as measured
@@ -98,12 +98,12 @@ class Line:
         self._task = asyncio.create_task(self._work())
 
     def push(self, item: Item) -> asyncio.Future[Answer]:
-        """Put a push in line."""
+        """Put a push in the queue."""
         self.admit(len(item.x))
         return self._enqueue(item)
 
     def admit(self, samples: int) -> None:
-        """Refuse a push of so many samples where the line is full or the stream busy."""
+        """Refuse a push of so many samples where the queue is full or the stream busy."""
         if self.busy is not None:
             raise self._busy()
         if self.samples and self.samples + samples > self.max_waiting:
@@ -113,7 +113,7 @@ class Line:
             )
 
     async def correct(self, correction: Correction) -> Corrected:
-        """Put a correction in line, and tell the listeners of it."""
+        """Put a correction in the queue, and tell the listeners of it."""
         done = await self.call(lambda: self.stream.correct(correction))
         if not done.repeated:
             await self.tell("known", {"samples": done.samples.tolist(), "known": known_of(done.labels)})

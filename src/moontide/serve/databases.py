@@ -4,9 +4,10 @@
 "never" when the system likes. A killed process loses nothing under any of them; a power cut may lose the last pushes
 under the other two.
 
-SQLite's write-ahead log ends, for SQLite, at the first page that does not match its checksum; a damaged one would lose
-what was answered after it, and nobody would know. So every transaction has a number, in the database, and the file
-`mark` beside it has the number of the last one; a database that is behind its mark is not served.
+In a folder, pushes go to the file `pushes.log` first (see `push_log`), and into the tables with the next transaction.
+This log and SQLite's own end at the first entry that does not match its checksum; a damaged one would lose what was
+answered after it, and nobody would know. So transactions and pushes are counted, in the database and in `pushes.log`,
+and the file `mark` beside them has the last count; data that are behind their mark are not served.
 """
 
 from __future__ import annotations
@@ -18,31 +19,33 @@ import sqlite3
 import struct
 import time
 import zlib
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from moontide.errors import FileError, missing_extra
-from moontide.serve.journal import HELP, DamagedError, Store, StoreError
+from moontide.serve.push_log import WRAP, Entry, PushLog, entries
+from moontide.serve.stream_store import HELP, Answered, DamagedError, Drop, Record, StoreError, StreamStore, insert
 
 LOCK_WAIT = 10.0  # seconds to wait for a server that is just going down to let go of the data
 PG_LOCK = 0x6D6F6F6E  # the advisory lock that the one server of a database holds
 PAGE_BYTES, WAL_BYTES = 2**10, 2**24  # of SQLite; its own log is folded into its file at the second size
-WRAP = 2**31  # transactions are numbered modulo this
-FILE = "moontide.sqlite3"
+LOG_BYTES = 2**26  # of pushes that are not in the tables yet
+COUNTS = ("user_version", "application_id")  # of SQLite's header: transactions, and pushes in the tables
+FILE, LOG = "moontide.sqlite3", "pushes.log"
 
 
 class Marked(NamedTuple):
     """What a mark says."""
 
-    last: int  # the number of the last transaction
-    synced: int  # of the last one that is on the disk for sure
+    last: int  # transactions and pushes so far
+    synced: int  # those that are on the disk for sure
     boot: bytes  # when the machine was started, for after a power cut only the second number counts
 
 
 class Mark:
-    """A small file with the number of the last transaction, written in place, in two slots by turns.
+    """A small file with the number of transactions and pushes, written in place, in two slots by turns.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -97,13 +100,14 @@ def boot_id() -> bytes:
     return os.urandom(16)
 
 
-class SQLite(Store):
+class SQLite(StreamStore):
     """A folder with one database in it, which this process alone writes."""
 
     failures = sqlite3.Error
     rows = "WITHOUT ROWID"  # the key and the row are one tree, so that a push changes fewer pages
     _held: sqlite3.Connection | None = None
     _mark: Mark | None = None
+    _log: PushLog | None = None  # of the one process that serves the folder
 
     def _connect(self) -> None:
         folder = Path(self.data)
@@ -122,7 +126,7 @@ class SQLite(Store):
         self._connection.text_factory = lambda text: text.decode(errors="replace")
         os.chmod(self.path, 0o600)
         self._run(f"PRAGMA page_size = {PAGE_BYTES}")  # of a new file
-        level = {"always": "FULL", "interval": "NORMAL", "never": "OFF"}[self.fsync]
+        level = "OFF" if self.fsync == "never" else "FULL"  # what is in the tables is no longer in the log of pushes
         fold = f"wal_autocheckpoint = {WAL_BYTES // PAGE_BYTES}"
         keep = (
             "secure_delete = FAST",
@@ -133,7 +137,13 @@ class SQLite(Store):
         self._check()
         super()._connect()
         spare.unlink(missing_ok=True)
-        self._files = {path: _file(path) for path in (self.path, log)}
+        found = [self.path, log]
+        if self.lock:
+            self._log = PushLog(folder / LOG)
+            found.append(self._log.path)
+        self._files = {path: _file(path) for path in found}
+        if self._pending:
+            self.fold()
 
     def _check(self) -> None:
         """Refuse another layout, and a database that lacks transactions which were committed."""
@@ -144,59 +154,112 @@ class SQLite(Store):
                 "download the states with that version, and start with a new folder."
             )
         self._mark = Mark(Path(self.data, "mark"))
-        marked, self._count = self._mark.read(), self._run("PRAGMA user_version").fetchone()[0]
+        marked = self._mark.read()
+        self._count, self._pushed = (self._run(f"PRAGMA {name}").fetchone()[0] for name in COUNTS)
+        self._pending = 0  # pushes of an earlier process that are not in the tables
+        self._waiting: dict[str, list[Answered]] = {}  # answers to pushes that are not in the tables
         self._synced = 0 if marked is None else marked.synced
         if not self.lock and marked is not None:  # a server may be at work
             return
+        self._pending = sum(1 for _ in entries(Path(self.data, LOG), self._pushed))
         if marked is None:
             if tables:
                 raise DamagedError(f"The data in {self.data} lack their mark; restore a backup, {HELP}.")
             return self._mark.write(self._count, self._count)
         wanted = marked.last if marked.boot == self._mark.boot else marked.synced
-        missing = (wanted - self._count) % WRAP
+        missing = (wanted - self._count - self._pushed - self._pending) % WRAP
         if 0 < missing < WRAP // 2:
             raise DamagedError(
                 f"The data in {self.data} lack the last {missing} transactions, which were answered: "
                 f"the log of the database is damaged; restore a backup, {HELP}."
             )
 
-    def _begin(self, write: bool) -> None:
+    def _require_files(self) -> None:
         for path, known in self._files.items():
             if _file(path) != known:
                 raise StoreError(
                     f"The data in {self.data} were deleted, moved or replaced under the server; "
                     "put them back, or stop it and restore a backup."
                 )
+
+    def append(self, stream: str, record: Record, answered: Sequence[Answered]) -> None:
+        """Add a micro-batch to the log of pushes; a correction, which changes answers, goes into the tables."""
+        if self._log is None or not record.size:
+            return super().append(stream, record, answered)
+        with self._mutex, self._failing():
+            self._require_files()
+            number = (self._pushed + 1) % WRAP
+            self._log.append(Entry(number, stream, record, answered), sync=self.fsync == "always")
+            self._pushed = number
+            self._waiting.setdefault(stream, []).extend(answered)
+            self._note(synced=self.fsync == "always")
+        if self._log.size > LOG_BYTES:
+            self.fold()
+
+    def fold(self) -> None:
+        """Bring all pushes into the tables."""
+        with self._transaction(pushes=True):
+            pass
+
+    def _answers(self, stream: str, first: int, stop: int) -> list[Answered]:
+        waiting = () if self._folding else self._waiting.get(stream, ())
+        mine = [row for row in waiting if row.first < stop and row.first + row.size > first]
+        return super()._answers(stream, first, stop) + mine
+
+    def _begin(self, write: bool, pushes: bool, drop: Drop | None) -> bool:
+        self._require_files()
+        fold = pushes and self._log is not None and (self._log.size > 0 or self._pending > 0)
+        write = write or fold
         self._run("BEGIN IMMEDIATE" if write else "BEGIN")
         if write:
-            self._count = (self._run("PRAGMA user_version").fetchone()[0] + 1) % WRAP
-            self._run(f"PRAGMA user_version = {self._count}")
+            self._begun = (self._run("PRAGMA user_version").fetchone()[0] + 1) % WRAP
+            self._run(f"PRAGMA user_version = {self._begun}")
+        if fold and self._log is not None:
+            folded = self._run("PRAGMA application_id").fetchone()[0]
+            found = entries(self._log.path, folded, None if self._pending else self._log.size)
+            self._pushed = insert_all(self._run, found, folded, drop)
+        self._folding = fold
+        return write
 
     def _committed(self) -> None:
-        if self.fsync == "always":
-            self._synced = self._count
+        self._count = self._begun
+        if self._log is not None:
+            if self._folding:
+                self._log.reset()
+                self._waiting.clear()
+                self._pending = 0
+            self._note(synced=self.fsync == "always" or (self._folding and self.fsync == "interval"))
+
+    def _note(self, synced: bool) -> None:
+        """Write the count into the mark, and whether all of it is on the disk."""
+        count = (self._count + self._pushed) % WRAP
+        if synced:
+            self._synced = count
         if self._mark is not None:
-            self._mark.write(self._count, self._synced)
+            self._mark.write(count, self._synced)
 
     def sync(self) -> None:
-        """Sync the write-ahead log and fold it into the database."""
+        """Sync the log of pushes; transactions are on the disk already."""
         with self._mutex, self._failing():
-            if self.fsync != "interval" or self._connection is None or self._mark is None:
+            if self.fsync != "interval" or self._log is None:
                 return
-            _, pages, folded = self._run("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
-            if pages == folded:
-                self._synced = self._count
-                self._mark.write(self._count, self._synced)
+            if self._log.unsynced:
+                self._log.sync()
+                self._note(synced=True)
 
     def copy_to(self, path: Path) -> int:
-        """Write a consistent copy of the database, also of one that a server is at work on; return its number."""
-        with self._mutex, self._failing():
-            copy = sqlite3.connect(path, isolation_level=None)
-            try:
-                self._connection.backup(copy)
-                return int(copy.execute("PRAGMA user_version").fetchone()[0])
-            finally:
-                copy.close()
+        """Write a consistent copy of the data, also while a server is at work on them; return its count.
+
+        Pushes are read before the tables are copied, into which they may go at any time, and none is then missing.
+        """
+        with self._mutex, self._failing(), closing(sqlite3.connect(path, isolation_level=None)) as copy:
+            waiting = list(entries(Path(self.data, LOG)))
+            self._connection.backup(copy)
+            count, folded = (copy.execute(f"PRAGMA {name}").fetchone()[0] for name in COUNTS)
+            copy.execute("BEGIN")
+            pushed = insert_all(copy.execute, waiting, folded)
+            copy.execute("COMMIT")
+            return int((count + pushed) % WRAP)
 
     def damage(self) -> list[str]:
         """Return what SQLite itself finds wrong with its file."""
@@ -204,14 +267,30 @@ class SQLite(Store):
             return [str(row[0]) for row in self._run("PRAGMA integrity_check").fetchall() if row[0] != "ok"]
 
     def close(self) -> None:
-        """Close the database, then let go of the lock."""
+        """Bring pushes into the tables and close the database, then let go of the lock."""
+        if self._connection is not None and self._log is not None:
+            with suppress(StoreError):
+                self.fold()
         super().close()
+        if self._log is not None:
+            self._log.close()
+            self._log = None
         if self._mark is not None:
             self._mark.close()
             self._mark = None
         if self._held is not None:
             self._held.close()
             self._held = None
+
+
+def insert_all(run: Callable[..., Any], found: Iterable[Entry], folded: int, drop: Drop | None = None) -> int:
+    """Put pushes that follow a number into the tables, but for dropped records; returns the number of the last."""
+    for number, stream, record, answered in found:
+        if number == (folded + 1) % WRAP:
+            insert(run, stream, record, answered, keep=drop is None or not drop.has(stream, record))
+            folded = number
+    run(f"PRAGMA application_id = {folded}")
+    return folded
 
 
 def _file(path: Path) -> tuple[int, int] | None:
@@ -222,7 +301,7 @@ def _file(path: Path) -> tuple[int, int] | None:
     return found.st_dev, found.st_ino
 
 
-class Postgres(Store):
+class Postgres(StreamStore):
     """A PostgreSQL database, which one server uses at a time; whether it syncs at all is its administrator's choice."""
 
     def __init__(self, data: str, fsync: str, lock: bool) -> None:
@@ -262,7 +341,7 @@ class Postgres(Store):
             self._connection = None
 
 
-def open_store(data: str, fsync: str = "always", lock: bool = True) -> Store:
+def open_store(data: str, fsync: str = "always", lock: bool = True) -> StreamStore:
     """Open the SQLite store in a folder, or a PostgreSQL database by its URL; `lock`: as its only server.
 
     >>> import tempfile

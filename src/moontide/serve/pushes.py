@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import numpy as np
-from fastapi import APIRouter, Depends, Header, Path, Request
+from fastapi import APIRouter, Depends, Header, HTTPException, Path, Request
 from fastapi.responses import Response
-from fastapi.routing import APIRoute
 from starlette.datastructures import UploadFile
+from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-from moontide.errors import InputError
-from moontide.serve.batching import BusyError, Line, known_of
+from moontide.errors import InputError, MoontideError
+from moontide.serve.batching import BusyError, PushQueue, known_of
 from moontide.serve.encoding import encode
 from moontide.serve.images import MAX_IMAGES, KindError
 from moontide.serve.models import EMBEDDINGS, IMAGES, KNOWN, Corrections, Predictions, status_words, whole
@@ -23,7 +24,7 @@ from moontide.serve.records import Answer, Labels, columns
 from moontide.serve.service import Service, class_numbers
 from moontide.serve.state import GoneError
 
-HOLD_SECONDS = 4.0  # that a push to a full line is held back before it is refused, so that refusing costs little
+HOLD_SECONDS = 4.0  # that a push to a full queue is held back before it is refused, so that refusing costs little
 KEY, SHAPE = r"^[!-~]{1,128}$", r"^\d{1,6},\d{1,6}$"  # forms of headers
 
 router = APIRouter(responses=status_words(400, 401, 403, 408, 413, 422, 429, 503))
@@ -37,12 +38,12 @@ async def _service(request: Request) -> Service:
     return service
 
 
-async def _line(request: Request, stream: Name) -> Line:
-    return (await _service(request)).line(stream)
+async def _queue(request: Request, stream: Name) -> PushQueue:
+    return (await _service(request)).queue(stream)
 
 
 TheService = Annotated[Service, Depends(_service)]
-TheLine = Annotated[Line, Depends(_line)]
+TheQueue = Annotated[PushQueue, Depends(_queue)]
 Key = Annotated[
     str | None,
     Header(
@@ -66,19 +67,31 @@ def reply(value: Any, status: int = 200, headers: dict[str, str] | None = None) 
     return Response(encode(value).encode(), status, headers, "application/json")
 
 
-class Direct(APIRoute):
-    """A push of embeddings, without FastAPI's sorting of parameters, which would take as long as all else here."""
+class PushRoute:
+    """The way of a push of embeddings, past FastAPI's routing and sorting of parameters, which cost more than all else.
 
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """Read the parameters that the function documents from the request."""
+    FastAPI's own route of that path is what documents it.
+    """
 
-        async def handle(request: Request) -> Response:
-            key = header(request, "Idempotency-Key", KEY, "1 to 128 visible characters")
-            shape = header(request, "X-Shape", SHAPE, "rows and columns, such as 64,512")
-            response: Response = await self.endpoint(request, request.path_params["stream"], key, shape)
-            return response
+    path = re.compile(r"/streams/([^/]+)/embeddings")
 
-        return handle
+    def __init__(self, app: ASGIApp, service: Service, say: Callable[[Exception], Response]) -> None:
+        """Wrap an application; `say` makes the response for an error."""
+        self.app, self.service, self.say = app, service, say
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one request."""
+        found = self.path.fullmatch(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None
+        if found is None:
+            return await self.app(scope, receive, send)
+        request = Request(scope, receive)
+        try:
+            response = await push(self.service, request, found[1])
+        except (MoontideError, HTTPException) as error:
+            response = self.say(error)
+        except ClientDisconnect:
+            return None
+        await response(scope, receive, send)
 
 
 def header(request: Request, name: str, pattern: str, words: str) -> str | None:
@@ -91,12 +104,17 @@ def header(request: Request, name: str, pattern: str, words: str) -> str | None:
 
 async def push_embeddings(request: Request, stream: Name, key: Key = None, shape: Shape = None) -> Response:
     """Push embeddings as JSON or as raw float32, and get their predictions when they are safe in the journal."""
-    service: Service = request.app.state.service
-    line = service.line(stream)
-    kind = media_type(request)
+    return await push(request.app.state.service, request, stream)
+
+
+async def push(service: Service, request: Request, stream: str) -> Response:
+    """Answer a push of embeddings to a stream."""
+    key = header(request, "Idempotency-Key", KEY, "1 to 128 visible characters")
+    shape = header(request, "X-Shape", SHAPE, "rows and columns, such as 64,512")
+    queue, kind = service.queue(stream), media_type(request)
     if kind not in ("application/json", "application/octet-stream"):
         raise KindError(f"Embeddings must be application/json or application/octet-stream. Got {kind[:50]!r} instead.")
-    await admit(request, line, 1 if shape is None else int(shape.partition(",")[0]))
+    await admit(request, queue, 1 if shape is None else int(shape.partition(",")[0]))
     body, known = await request.body(), None
     if kind == "application/octet-stream":
         large = len(body) > INLINE
@@ -106,8 +124,8 @@ async def push_embeddings(request: Request, stream: Name, key: Key = None, shape
         if x is None:
             raise InputError("The body must be a JSON object with 'embeddings', one row per sample.")
         if rest.get("known") is not None:
-            known = check_known(rest["known"], line)
-    return answered(line, await service.push(line, x, key, known))
+            known = check_known(rest["known"], queue)
+    return answered(queue, await service.push(queue, x, key, known))
 
 
 def media_type(request: Request) -> str:
@@ -123,21 +141,21 @@ async def parsed(service: Service, body: bytes, field: str, others: tuple[str, .
         return await service.aside(lambda: parse(body, field, others))
 
 
-async def admit(request: Request, line: Line, samples: int) -> None:
-    """Hold back a push that the line has no room for; refuse it where there is none after that either."""
+async def admit(request: Request, queue: PushQueue, samples: int) -> None:
+    """Hold back a push that the queue has no room for; refuse it where there is none after that either."""
     try:
-        line.admit(samples)
+        queue.admit(samples)
     except BusyError as busy:
         await asyncio.sleep(min(HOLD_SECONDS, busy.retry_after))
         try:
-            line.admit(samples)
+            queue.admit(samples)
         except BusyError:
             async for _ in request.stream():  # so that the connection can be used again
                 pass
             raise
 
 
-def check_known(known: Any, line: Line) -> Labels:
+def check_known(known: Any, queue: PushQueue) -> Labels:
     """Check the list of known labels of a push."""
     known = [whole(label) for label in known] if isinstance(known, list) else known
     good = isinstance(known, list) and all(
@@ -145,13 +163,13 @@ def check_known(known: Any, line: Line) -> Labels:
     )
     if not good:
         raise InputError("'known' must be a list of class names, class numbers, or null where a label is not known.")
-    return class_numbers(known, line.stream.config.class_names, "known")
+    return class_numbers(known, queue.stream.config.class_names, "known")
 
 
 @router.post(
     "/streams/{stream}/known", response_model=Corrections, responses=status_words(404, 415), openapi_extra=KNOWN
 )
-async def correct(request: Request, service: TheService, line: TheLine, key: Key = None) -> Response:
+async def correct(request: Request, service: TheService, queue: TheQueue, key: Key = None) -> Response:
     """Tell the true labels of samples that were answered before; the next micro-batch makes use of them.
 
     Samples are numbered along the stream, and must be in the window; a label is a class name or number, or null to
@@ -167,10 +185,10 @@ async def correct(request: Request, service: TheService, line: TheLine, key: Key
     if max(samples) >= 2**53:
         raise GoneError("The stream has no sample of such a number.")
     labels = [whole(label) for label in labels]
-    check_known(labels, line)
-    done = await service.correct(line, samples, labels, key)
+    check_known(labels, queue)
+    done = await service.correct(queue, samples, labels, key)
     told = {"samples": done.samples.tolist(), "known": known_of(done.labels)}
-    names = line.stream.config.class_names
+    names = queue.stream.config.class_names
     told["class_names"] = [None if label is None else names[label] for label in told["known"]]
     return reply(told, headers={"Idempotency-Replayed": "true"} if done.repeated else None)
 
@@ -178,17 +196,17 @@ async def correct(request: Request, service: TheService, line: TheLine, key: Key
 @router.post(
     "/streams/{stream}/images", response_model=Predictions, responses=status_words(404, 415), openapi_extra=IMAGES
 )
-async def push_images(request: Request, service: TheService, line: TheLine, key: Key = None) -> Response:
+async def push_images(request: Request, service: TheService, queue: TheQueue, key: Key = None) -> Response:
     """Push JPEG, PNG or WebP images as the parts `images` of a form, where the server has an encoder."""
     if media_type(request) != "multipart/form-data":
         raise KindError("Images must be sent as multipart/form-data.")
-    await admit(request, line, 1)
+    await admit(request, queue, 1)
     async with request.form(max_files=MAX_IMAGES, max_fields=1) as form:
         parts = form.getlist("images")
         if set(form) - {"images"} or not all(isinstance(part, UploadFile) for part in parts):
             raise InputError("The form must have files as parts 'images' and nothing else.")
         files = [await part.read() for part in parts if isinstance(part, UploadFile)]
-    return answered(line, await service.push_images(line, files, key))
+    return answered(queue, await service.push_images(queue, files, key))
 
 
 router.add_api_route(
@@ -198,13 +216,12 @@ router.add_api_route(
     response_model=Predictions,
     responses=status_words(404, 415),
     openapi_extra=EMBEDDINGS,
-    route_class_override=Direct,
 )
 
 
-def answered(line: Line, answer: Answer) -> Response:
+def answered(queue: PushQueue, answer: Answer) -> Response:
     """Return the answer to a push."""
-    told = columns(answer.first, answer.rows, line.stream.config.class_names)
+    told = columns(answer.first, answer.rows, queue.stream.config.class_names)
     return reply(told, headers={"Idempotency-Replayed": "true"} if answer.repeated else None)
 
 

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 import moontide
 from moontide.errors import InputError
 from moontide.registry import method_type
-from moontide.serve.batching import Line, Listener
+from moontide.serve.batching import Listener, PushQueue
 from moontide.serve.encoding import encode_in_pieces
 from moontide.serve.images import MAX_IMAGES, KindError, sniff
 from moontide.serve.models import (
@@ -33,7 +33,7 @@ from moontide.serve.models import (
     in_words,
     status_words,
 )
-from moontide.serve.pushes import TheLine, TheService, media_type, parsed, reply, router
+from moontide.serve.pushes import TheQueue, TheService, media_type, parsed, reply, router
 from moontide.serve.records import columns, numbers
 from moontide.serve.service import sample_set, usable_methods
 from moontide.serve.state import GoneError
@@ -49,46 +49,46 @@ __all__ = ["router"]
 @router.get("/streams/{stream}/predictions", response_model=Predictions, responses=MISSING)
 async def predictions(
     service: TheService,
-    line: TheLine,
+    queue: TheQueue,
     first: Annotated[int, Query(ge=0, le=2**53, description="The number of the first sample.")] = 0,
     size: Annotated[int, Query(ge=1, le=MAX_PREDICTIONS)] = 1000,
 ) -> Response:
     """Return what was answered for samples by their numbers; those that are no longer kept are left out."""
 
     def told() -> Response:
-        return reply(columns(*line.stream.predictions(first, size), line.stream.config.class_names))
+        return reply(columns(*queue.stream.predictions(first, size), queue.stream.config.class_names))
 
     return await service.aside(told)
 
 
 @router.post("/streams/{stream}/revise", response_model=Revision, responses=status_words(404, 409))
-async def revise(service: TheService, line: TheLine) -> Response:
+async def revise(service: TheService, queue: TheQueue) -> Response:
     """Predict the window's samples again with the state as it is now; nothing is counted again, nothing changes."""
-    moment = await line.moment()
-    first, rows, beta = await service.aside(lambda: line.stream.revise(moment))
-    told = columns(first, rows, line.stream.config.class_names)
+    moment = await queue.moment()
+    first, rows, beta = await service.aside(lambda: queue.stream.revise(moment))
+    told = columns(first, rows, queue.stream.config.class_names)
     return reply({**told, "seen": moment.state.seen, "beta": numbers(beta)})
 
 
 @router.get("/streams/{stream}/map", response_model=FlatMap, responses=status_words(404, 409))
-async def flat_map(service: TheService, line: TheLine) -> Response:
+async def flat_map(service: TheService, queue: TheQueue) -> Response:
     """Return the window's samples in the plane in which they differ most, their first two principal components."""
-    first, places, rows = await service.flat_map(line)
+    first, places, rows = await service.flat_map(queue)
     x, y = places.T.round(5).tolist()
-    return reply({**columns(first, rows, line.stream.config.class_names), "x": x, "y": y})
+    return reply({**columns(first, rows, queue.stream.config.class_names), "x": x, "y": y})
 
 
 @router.get("/streams/{stream}/events", responses=MISSING, response_class=StreamingResponse)
-async def events(line: TheLine) -> StreamingResponse:
+async def events(queue: TheQueue) -> StreamingResponse:
     """Follow a stream by server-sent events, as JSON: `batch` with the predictions of each micro-batch, and `known`
     with the labels of each correction.
 
     A listener that falls too far behind is cut off; it gets what it missed from `predictions`, by numbers.
     """
-    return StreamingResponse(_events(line, line.listen()), media_type="text/event-stream")
+    return StreamingResponse(_events(queue, queue.listen()), media_type="text/event-stream")
 
 
-async def _events(line: Line, listener: Listener) -> AsyncIterator[bytes]:
+async def _events(queue: PushQueue, listener: Listener) -> AsyncIterator[bytes]:
     try:
         yield b": welcome\n\n"
         while True:
@@ -101,7 +101,7 @@ async def _events(line: Line, listener: Listener) -> AsyncIterator[bytes]:
                 return
             yield event
     finally:
-        line.listeners.discard(listener)
+        queue.listeners.discard(listener)
 
 
 # The server
@@ -154,11 +154,11 @@ async def streams(request: Request, service: TheService) -> list[Summary]:
     only = request.scope.get("moontide.stream")
     return [
         Summary(
-            name=name, method=line.stream.config.method, source=line.stream.config.source,
-            classes=len(line.stream.config.class_names), dim=line.stream.config.dim,
-            created=line.stream.config.created, seen=line.stream.moment.state.seen if line.stream.moment else None,
+            name=name, method=queue.stream.config.method, source=queue.stream.config.source,
+            classes=len(queue.stream.config.class_names), dim=queue.stream.config.dim,
+            created=queue.stream.config.created, seen=queue.stream.moment.state.seen if queue.stream.moment else None,
         )
-        for name, line in sorted(service.lines.items())
+        for name, queue in sorted(service.queues.items())
         if only in (None, name)
     ]  # fmt: skip
 
@@ -181,26 +181,26 @@ async def create(request: Request, service: TheService) -> Response:
     except ValidationError as error:
         raise InputError(in_words(error.errors(include_url=False, include_input=False))) from None
     values = new.model_dump(exclude={"method", "prototypes"})
-    line = await service.create(method_name=new.method, prototypes=prototypes, **values)
-    return await description(line, 201)
+    queue = await service.create(method_name=new.method, prototypes=prototypes, **values)
+    return await description(queue, 201)
 
 
 @router.get("/streams/{stream}", response_model=Description, responses=MISSING)
-async def describe(line: TheLine) -> Response:
+async def describe(queue: TheQueue) -> Response:
     """Describe a stream: what it was made with, and its statistics."""
-    return await description(line)
+    return await description(queue)
 
 
-async def description(line: Line, status: int = 200) -> Response:
+async def description(queue: PushQueue, status: int = 200) -> Response:
     """Return what is told of a stream."""
-    config, moment = line.stream.config, await line.moment()
+    config, moment = queue.stream.config, await queue.moment()
     told = ("method", "source", "dim", "logit_scale", "max_batch", "max_wait_ms", "window", "created")
     counts = moment.tally.counts.tolist()
     options = {key: "inf" if value == math.inf else value for key, value in config.options.items()}
     about = {
-        "name": line.stream.name, **{key: getattr(config, key) for key in told}, "options": options,
+        "name": queue.stream.name, **{key: getattr(config, key) for key in told}, "options": options,
         "class_names": list(config.class_names), "seen": moment.state.seen, "total": moment.total,
-        "kept": min(moment.kept, config.window), "waiting": line.samples, "batches": moment.seq,
+        "kept": min(moment.kept, config.window), "waiting": queue.samples, "batches": moment.seq,
         "changed": moment.tally.changed, "counts": counts[0], "zero_shot_counts": counts[1],
         "beta": numbers(moment.tally.beta),
     }  # fmt: skip
@@ -219,47 +219,47 @@ async def delete(service: TheService, stream: str) -> None:
 @router.get("/streams/{stream}/state", responses=MISSING, response_class=Response)
 async def state(
     service: TheService,
-    line: TheLine,
+    queue: TheQueue,
     snapshot: Annotated[int | None, Query(ge=0, le=2**53, description="A snapshot; else the state now.")] = None,
 ) -> Response:
     """Download a state as a .safetensors file that `moontide stream --resume` goes on from."""
-    stream, moment = line.stream, await line.moment()
+    stream, moment = queue.stream, await queue.moment()
     saved = await service.aside(lambda: stream.saved(moment) if snapshot is None else stream.snapshot(snapshot))
     headers = {"content-disposition": f'attachment; filename="{stream.name}.safetensors"'}
     return Response(saved.state, headers=headers, media_type="application/octet-stream")
 
 
 @router.get("/streams/{stream}/snapshots", responses=MISSING)
-async def snapshots(service: TheService, line: TheLine) -> list[SnapshotInfo]:
+async def snapshots(service: TheService, queue: TheQueue) -> list[SnapshotInfo]:
     """List the snapshots of a stream."""
-    found = await service.aside(lambda: service.store.snapshots(line.stream.name))
+    found = await service.aside(lambda: service.store.snapshots(queue.stream.name))
     return [SnapshotInfo(**each._asdict()) for each in found]
 
 
 @router.post("/streams/{stream}/snapshots", status_code=201, responses=MISSING)
-async def take_snapshot(service: TheService, line: TheLine) -> SnapshotInfo:
+async def take_snapshot(service: TheService, queue: TheQueue) -> SnapshotInfo:
     """Keep the state after all pushes that came before."""
-    return SnapshotInfo(**(await service.snapshot(line))._asdict())
+    return SnapshotInfo(**(await service.snapshot(queue))._asdict())
 
 
 @router.delete("/streams/{stream}/snapshots/{number}", status_code=204, responses=MISSING)
-async def delete_snapshot(line: TheLine, number: Annotated[int, Path(ge=1, le=2**53)]) -> None:
+async def delete_snapshot(queue: TheQueue, number: Annotated[int, Path(ge=1, le=2**53)]) -> None:
     """Delete a snapshot; number 0, the start, stays."""
-    await line.call(lambda: line.stream.delete_snapshot(number))
+    await queue.call(lambda: queue.stream.delete_snapshot(number))
 
 
 @router.post("/streams/{stream}/restore", response_model=Description, responses=MISSING)
-async def restore(line: TheLine, to: Restore) -> Response:
+async def restore(queue: TheQueue, to: Restore) -> Response:
     """Go back to a snapshot: its state and counts; the window is empty, and the numbers of samples go on."""
-    await line.call(lambda: line.stream.restore(to.snapshot))
-    return await description(line)
+    await queue.call(lambda: queue.stream.restore(to.snapshot))
+    return await description(queue)
 
 
 @router.post("/streams/{stream}/reset", response_model=Description, responses=MISSING)
-async def reset(line: TheLine) -> Response:
+async def reset(queue: TheQueue) -> Response:
     """Go back to the start, snapshot 0."""
-    await line.call(lambda: line.stream.restore(0))
-    return await description(line)
+    await queue.call(lambda: queue.stream.restore(0))
+    return await description(queue)
 
 
 # Health
@@ -286,11 +286,13 @@ async def ready(service: TheService) -> JSONResponse:
 @router.get("/metrics", response_class=Response)
 async def metrics(service: TheService) -> Response:
     """Return counters in Prometheus' text format."""
-    lines = service.lines.items()
+    queues = service.queues.items()
     gauges: dict[str, dict[str, float]] = {
-        "moontide_waiting_samples": {name: line.samples for name, line in lines},
-        "moontide_seen_samples": {name: line.stream.moment.state.seen for name, line in lines if line.stream.moment},
-        "moontide_listeners": {name: len(line.listeners) for name, line in lines},
-        "moontide_busy": {name: float(line.busy is not None) for name, line in lines},
+        "moontide_waiting_samples": {name: queue.samples for name, queue in queues},
+        "moontide_seen_samples": {
+            name: queue.stream.moment.state.seen for name, queue in queues if queue.stream.moment
+        },
+        "moontide_listeners": {name: len(queue.listeners) for name, queue in queues},
+        "moontide_busy": {name: float(queue.busy is not None) for name, queue in queues},
     }
     return Response(service.metrics.text(gauges), media_type="text/plain; version=0.0.4; charset=utf-8")

@@ -1,4 +1,4 @@
-"""The server without HTTP: the streams of a store, each behind its line, and what requests ask of them."""
+"""The server without HTTP: the streams of a store, each behind its queue, and what requests ask of them."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ from moontide.errors import InputError, OptionError, ResourceError, unknown_name
 from moontide.registry import method, method_names, method_type
 from moontide.serve import batching
 from moontide.serve.auth import Gate, Token
-from moontide.serve.batching import BusyError, Line
+from moontide.serve.batching import BusyError, PushQueue
 from moontide.serve.images import TooLargeError, embed
-from moontide.serve.journal import DamagedError, Snapshot, Store, StoreError
 from moontide.serve.metrics import Metrics
 from moontide.serve.models import DEFAULT_METHOD, MAX_CLASSES, MAX_PUSH
 from moontide.serve.parsing import check_rows
 from moontide.serve.records import Answer, Config, Corrected, Correction, Floats, Item, Labels, digest_of
-from moontide.serve.state import GoneError, Stream, TakenError
+from moontide.serve.state import GoneError, ServedStream, TakenError
+from moontide.serve.stream_store import DamagedError, Snapshot, StoreError, StreamStore
 from moontide.simulate import Simulated, simulate
 
 TICK = 1.0  # seconds between two syncs of the policy "interval", and two looks for changed tokens
 MAX_MAKING = 4  # streams that are being made at a time
 MAKE_SECONDS = 20.0  # for the first step of a new stream, which may have to compile its loops
-CLOSE_SECONDS = 30.0  # for the lines to finish when the server is stopped
+CLOSE_SECONDS = 30.0  # for the queues to finish when the server is stopped
 
 T = TypeVar("T")
 log = logging.getLogger("moontide.serve")
@@ -49,12 +49,12 @@ class Limits:
     """How much the server holds."""
 
     max_streams: int = 64
-    max_waiting: int = 16384  # samples in line before a stream
+    max_waiting: int = 16384  # samples that wait for a stream
     max_snapshots: int = 16  # of a stream
     keep: int = 100_000  # samples of a stream whose answers and idempotency keys are kept
 
 
-class Classes(NamedTuple):
+class StreamClasses(NamedTuple):
     """What a stream tells apart."""
 
     text: Floats  # (K, d)
@@ -83,7 +83,7 @@ class Service:
 
     def __init__(
         self,
-        store: Store,
+        store: StreamStore,
         *,
         gate: Gate | None = None,
         limits: Limits | None = None,
@@ -96,7 +96,7 @@ class Service:
         self.store, self.encoder, self.samples, self.device = store, encoder, samples, device
         self.classes = check_names(classes)
         self.gate, self.limits, self.metrics = gate or Gate(), limits or Limits(), Metrics()
-        self.lines: dict[str, Line] = {}
+        self.queues: dict[str, PushQueue] = {}
         self.failed: dict[str, str] = {}  # streams that cannot be read, and why
         self.trouble: str | None = None  # why the store cannot be written
         self.making: dict[str, ThreadPoolExecutor] = {}  # names of streams that are being made
@@ -106,7 +106,7 @@ class Service:
     # Life
 
     async def open(self) -> None:
-        """Start a line for every stream of the store; they are read in the background."""
+        """Start a queue for every stream of the store; they are read in the background."""
         self._encoding, self._mapping, self.parsing = asyncio.Lock(), asyncio.Lock(), asyncio.Semaphore(2)
         self._tasks: set[asyncio.Task[None]] = set()
         known = await self.aside(self.store.streams)
@@ -123,19 +123,19 @@ class Service:
                 raise text
             config = Config.read(text)
             solver = method(config.method, **config.options)
-            line = self._line(Stream(name, config, self.store, solver, self.device, self.limits.keep))
-            self.lines[name] = line
-            while line.stream.moment is None:
+            queue = self._queue(ServedStream(name, config, self.store, solver, self.device, self.limits.keep))
+            self.queues[name] = queue
+            while queue.stream.moment is None:
                 with contextlib.suppress(BusyError):  # many records take their time
-                    await line.moment()
-                await asyncio.sleep(0.1 if line.busy else 0)
+                    await queue.moment()
+                await asyncio.sleep(0.1 if queue.busy else 0)
         except Exception as error:
             if isinstance(error, StoreError) and not isinstance(error, DamagedError):
                 return  # it is read when the store is back
             self.failed[name] = str(error)
             log.error("stream %s: %s", name, error)
-            if name in self.lines:
-                await self.lines.pop(name).end(lambda: None, now=True)
+            if name in self.queues:
+                await self.queues.pop(name).end(lambda: None, now=True)
         finally:
             self.loading -= 1
 
@@ -174,9 +174,9 @@ class Service:
     def problems(self) -> dict[str, str]:
         """Return what is wrong with the server, or with a stream, in words."""
         found = {} if self.trouble is None else {"store": self.trouble}
-        for name, line in self.lines.items():
-            if line.busy is not None:
-                spent = time.monotonic() - line.busy + batching.STEP_SECONDS
+        for name, queue in self.queues.items():
+            if queue.busy is not None:
+                spent = time.monotonic() - queue.busy + batching.STEP_SECONDS
                 found[f"stream {name}"] = f"busy with one step for {spent:.0f} s"
         return found
 
@@ -189,15 +189,15 @@ class Service:
         """End the event streams and requests that are still coming in, which would hold up the end of the server."""
         self.closing = True
         self.gate.close()
-        for line in self.lines.values():
-            line.tell_end()
+        for queue in self.queues.values():
+            queue.tell_end()
 
     async def close(self) -> None:
-        """Finish what waits in every line, make checkpoints, and close the store."""
+        """Finish what waits in every queue, make checkpoints, and close the store."""
         self.hush()
         for task in self._tasks:
             task.cancel()
-        ends = [asyncio.ensure_future(line.end(line.stream.checkpoint)) for line in self.lines.values()]
+        ends = [asyncio.ensure_future(queue.end(queue.stream.checkpoint)) for queue in self.queues.values()]
         if ends:
             done, late = await asyncio.wait(ends, timeout=CLOSE_SECONDS)
             for end in done:
@@ -211,24 +211,24 @@ class Service:
     @property
     def stuck(self) -> bool:
         """Whether some thread does not end, so that the process must be ended with it."""
-        return bool(self.making) or any(line.busy is not None for line in self.lines.values())
+        return bool(self.making) or any(queue.busy is not None for queue in self.queues.values())
 
     async def aside(self, function: Callable[[], T]) -> T:
-        """Run a function on a thread, beside the lines."""
+        """Run a function on a thread, beside the queues."""
         return await asyncio.get_running_loop().run_in_executor(self.side, function)
 
     # Streams
 
-    def line(self, name: str) -> Line:
-        """Return the line of a stream."""
-        if name in self.lines:
-            return self.lines[name]
+    def queue(self, name: str) -> PushQueue:
+        """Return the queue of a stream."""
+        if name in self.queues:
+            return self.queues[name]
         if name in self.failed:
             raise DamagedError(f"The stream {name!r} cannot be read: {self.failed[name]}")
         raise GoneError(f"There is no stream {name!r}.")
 
-    def _line(self, stream: Stream, thread: ThreadPoolExecutor | None = None) -> Line:
-        return Line(stream, self.metrics, self.limits.max_waiting, thread, self.note_trouble)
+    def _queue(self, stream: ServedStream, thread: ThreadPoolExecutor | None = None) -> PushQueue:
+        return PushQueue(stream, self.metrics, self.limits.max_waiting, thread, self.note_trouble)
 
     async def create(
         self,
@@ -243,7 +243,7 @@ class Service:
         options: Mapping[str, Any] | None = None,
         logit_scale: float | None = None,
         **batching: Any,
-    ) -> Line:
+    ) -> PushQueue:
         """Make a stream from prototypes, from class names, or from the sample set."""
         presets = method_type(method_name).presets
         if preset is not None and preset not in presets:
@@ -251,20 +251,20 @@ class Service:
         given = {key: math.inf if value == "inf" else value for key, value in (options or {}).items()}
         solver = method(method_name, **{**(presets[preset] if preset else {}), **given})
         values = {key: getattr(solver, key) for key in solver.specs()}
-        if len(self.lines) + len(self.making) >= self.limits.max_streams:
-            raise BusyError(f"There are {len(self.lines)} streams, as many as may be; delete one first.", 60)
+        if len(self.queues) + len(self.making) >= self.limits.max_streams:
+            raise BusyError(f"There are {len(self.queues)} streams, as many as may be; delete one first.", 60)
         if len(self.making) >= MAX_MAKING:
             raise BusyError(f"{MAX_MAKING} streams are being made already; come again.", 5)
         stream = name or secrets.token_hex(6)
-        if stream in self.lines or stream in self.failed or stream in self.making:
+        if stream in self.queues or stream in self.failed or stream in self.making:
             raise TakenError(f"There is a stream {stream!r} already; choose another name, or delete it first.")
-        self.making[stream] = thread = ThreadPoolExecutor(1, f"line {stream}")
+        self.making[stream] = thread = ThreadPoolExecutor(1, f"stream {stream}")
         made = False
         try:
             text, names, scale, source = await self._classes(classes, prototypes, sample, template)
             scale = scale if logit_scale is None else logit_scale
             config = Config(method_name, values, names, text.shape[1], scale, source, created=time.time(), **batching)
-            new = Stream(stream, config, self.store, solver, self.device, self.limits.keep)
+            new = ServedStream(stream, config, self.store, solver, self.device, self.limits.keep)
             moment = await self._in_time(thread, lambda: new.prepare(text, self.device))
             await asyncio.get_running_loop().run_in_executor(thread, lambda: new.add(moment))
             made = True
@@ -275,8 +275,8 @@ class Service:
                     thread.submit(lambda: loop.call_soon_threadsafe(self.making.pop, stream, None))
                 thread.shutdown(wait=False)
         del self.making[stream]
-        self.lines[stream] = self._line(new, thread)
-        return self.lines[stream]
+        self.queues[stream] = self._queue(new, thread)
+        return self.queues[stream]
 
     async def _in_time(self, thread: ThreadPoolExecutor, function: Callable[[], T]) -> T:
         """Run a function on a thread, and wait for it no longer than it may take."""
@@ -291,12 +291,12 @@ class Service:
 
     async def _classes(
         self, names: Sequence[str] | None, prototypes: Any, sample: str | None, template: str | None
-    ) -> Classes:
+    ) -> StreamClasses:
         if sample is not None:
             if names is not None or prototypes is not None:
                 raise OptionError("'sample' has its own classes; leave out 'classes' and 'prototypes'.")
             data = await self.aside(sample_set)
-            return Classes(data.text, data.class_names, data.logit_scale, sample)
+            return StreamClasses(data.text, data.class_names, data.logit_scale, sample)
         if prototypes is not None:
             text = prototypes if isinstance(prototypes, np.ndarray) else check_rows(prototypes, "prototypes")
             if len(text) > MAX_CLASSES:
@@ -304,13 +304,13 @@ class Service:
             names = tuple(names or (f"class {k}" for k in range(len(text))))
             if len(names) != len(text):
                 raise InputError(f"'classes' must have one name for each of {len(text)} prototypes. Got {len(names)}.")
-            return Classes(text, check_names(names), 100.0, "prototypes")
+            return StreamClasses(text, check_names(names), 100.0, "prototypes")
         if names is None:
             raise InputError("A stream needs 'classes' or 'prototypes'; send one of them.")
         encoder, names = self._encoder(), check_names(names)
         async with self._encoding:
             made = await self.aside(lambda: embed_classes(encoder, names, () if template is None else (template,)))
-        return Classes(made.text, made.names, float(encoder.logit_scale), encoder.id)
+        return StreamClasses(made.text, made.names, float(encoder.logit_scale), encoder.id)
 
     def _encoder(self) -> Encoder:
         if self.encoder is None:
@@ -322,65 +322,67 @@ class Service:
 
     async def delete(self, name: str) -> None:
         """Delete a stream at once, with all that belongs to it."""
-        if name in self.failed and name not in self.lines:
+        if name in self.failed and name not in self.queues:
             await self.aside(lambda: self.store.delete(name))
         else:
-            await self.line(name).end(lambda: self.store.delete(name), now=True)
-        self.lines.pop(name, None)
+            await self.queue(name).end(lambda: self.store.delete(name), now=True)
+        self.queues.pop(name, None)
         self.failed.pop(name, None)
         self.metrics.forget(name)
 
     # Samples
 
     async def push(
-        self, line: Line, x: Floats, key: str | None, known: Labels | None = None, digest: bytes | None = None
+        self, queue: PushQueue, x: Floats, key: str | None, known: Labels | None = None, digest: bytes | None = None
     ) -> Answer:
         """Give checked embeddings (n, d) to a stream, and wait for the answer."""
-        dim = line.stream.config.dim
+        dim = queue.stream.config.dim
         if x.shape[1] != dim:
             raise InputError(f"Embeddings must have the dimension of the stream, {dim}. Got {x.shape[1]} instead.")
         if len(x) > MAX_PUSH:
             raise TooLargeError(f"A push may have {MAX_PUSH} samples. Got {len(x)} instead; send several.")
         if known is not None:
-            line.stream.online.require_accepted("known")
+            queue.stream.online.require_accepted("known")
             if len(known) != len(x):
                 raise InputError(f"'known' must have one entry for each of {len(x)} samples. Got {len(known)} instead.")
         if digest is None and key is not None:
             digest = digest_of(x, known)
-        return await line.push(Item(x, key, digest or b"", known))
+        return await queue.push(Item(x, key, digest or b"", known))
 
-    async def push_images(self, line: Line, files: Sequence[bytes], key: str | None) -> Answer:
+    async def push_images(self, queue: PushQueue, files: Sequence[bytes], key: str | None) -> Answer:
         """Embed images, and give them to a stream."""
         encoder = self._encoder()
         if not files:
             raise InputError("A push needs at least one image, as a part 'images' of multipart/form-data.")
-        if encoder.dim != line.stream.config.dim:
+        if encoder.dim != queue.stream.config.dim:
             raise InputError(f"The encoder {encoder.id} has not the dimension of the stream; send embeddings.")
         async with self._encoding:
             x = await self.aside(lambda: embed(files, encoder))
-        return await self.push(line, check_rows(x, "images"), key, digest=digest_of(*files))
+        return await self.push(queue, check_rows(x, "images"), key, digest=digest_of(*files))
 
-    async def correct(self, line: Line, samples: Sequence[int], labels: Sequence[Any], key: str | None) -> Corrected:
+    async def correct(
+        self, queue: PushQueue, samples: Sequence[int], labels: Sequence[Any], key: str | None
+    ) -> Corrected:
         """Take in the true labels, by number or name, of samples that were answered before, by number."""
         if len(samples) != len(labels):
             raise InputError(f"'labels' must have one entry for each of {len(samples)} samples. Got {len(labels)}.")
         if len(set(samples)) < len(samples):
             raise InputError("'samples' must be different numbers. Got one more than once.")
         numbers = np.asarray(samples, np.int64)
-        known = class_numbers(labels, line.stream.config.class_names, "labels")
-        return await line.correct(Correction(numbers, known, key, digest_of(numbers, known)))
+        known = class_numbers(labels, queue.stream.config.class_names, "labels")
+        return await queue.correct(Correction(numbers, known, key, digest_of(numbers, known)))
 
-    async def flat_map(self, line: Line) -> tuple[int, Any, Any]:
+    async def flat_map(self, queue: PushQueue) -> tuple[int, Any, Any]:
         """Return the map of a stream's window; one is made at a time, since they are large."""
-        moment = await line.moment()
+        moment = await queue.moment()
         async with self._mapping:
-            return await self.aside(lambda: line.stream.flat_map(moment))
+            return await self.aside(lambda: queue.stream.flat_map(moment))
 
-    async def snapshot(self, line: Line) -> Snapshot:
+    async def snapshot(self, queue: PushQueue) -> Snapshot:
         """Keep the state as it is now."""
-        if len(await self.aside(lambda: self.store.snapshots(line.stream.name))) > self.limits.max_snapshots:
+        if len(await self.aside(lambda: self.store.snapshots(queue.stream.name))) > self.limits.max_snapshots:
             raise BusyError(f"A stream may have {self.limits.max_snapshots} snapshots; delete one first.", 60)
-        return await line.call(line.stream.take_snapshot)
+        return await queue.call(queue.stream.take_snapshot)
 
 
 def class_numbers(labels: Sequence[Any], names: Sequence[str], field: str) -> Labels:

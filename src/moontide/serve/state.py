@@ -14,6 +14,7 @@ records after it, so on the same machine every array is the same to the last bit
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -26,7 +27,6 @@ from moontide.core.devices import to_device
 from moontide.core.memory import require_memory
 from moontide.errors import InputError, MissingInputError, MoontideError, ResourceError
 from moontide.protocols import Method, State, as_online
-from moontide.serve.journal import Answered, Record, Saved, Snapshot, Store, StoreError
 from moontide.serve.records import (
     ANSWER,
     PUSH,
@@ -45,11 +45,14 @@ from moontide.serve.records import (
     key_of,
     pushes_in,
 )
+from moontide.serve.stream_store import Answered, Record, Saved, Snapshot, StoreError, StreamStore
 from moontide.store.states import read_state, state_bytes, unpack_state
 from moontide.types import Task
 
 # a checkpoint is due after so many records, bytes of them, or seconds of steps, which reading them again takes too
-CHECKPOINT_RECORDS, CHECKPOINT_BYTES, CHECKPOINT_SECONDS = 1024, 2**26, 5.0
+CHECKPOINT_RECORDS, CHECKPOINT_BYTES, CHECKPOINT_SECONDS = 4096, 2**24, 5.0
+
+MAX_STATE = 2**28  # bytes of a state beside the embeddings of its classes
 
 
 class TakenError(MoontideError):
@@ -79,10 +82,26 @@ class Moment(NamedTuple):
         return sum(map(len, self.window))
 
 
-class Stream:
+def require_size(state: State, method: str) -> None:
+    """Refuse a state that is too large to be written again and again.
+
+    >>> import moontide
+    >>> tda = moontide.method("tda")
+    >>> require_size(tda.start(Task(np.eye(3), np.eye(3))), "tda")
+    """
+    size = sum(getattr(getattr(state, field.name), "nbytes", 0) for field in dataclasses.fields(state))
+    if size - state.text.nbytes > MAX_STATE:
+        raise ResourceError(
+            f"The state of {method} for {state.text.shape[0]} classes of {state.text.shape[1]} dimensions takes "
+            f"{size >> 20} MiB, which every checkpoint writes; a stream may have {MAX_STATE >> 20} MiB beside its "
+            "classes. Use another method or smaller options."
+        )
+
+
+class ServedStream:
     """A stream and its store. `load`, `process`, `checkpoint` and `restore` are called one after the other."""
 
-    def __init__(self, name: str, config: Config, store: Store, method: Method, device: str, keep: int) -> None:
+    def __init__(self, name: str, config: Config, store: StreamStore, method: Method, device: str, keep: int) -> None:
         """Name what is needed to `load` the stream; `keep`: samples whose answers and keys are kept."""
         self.name, self.config, self.store, self.keep = name, config, store, keep
         self.method, self.online = method, as_online(method)
@@ -95,8 +114,8 @@ class Stream:
 
     @classmethod
     def create(
-        cls, name: str, config: Config, text: Array, store: Store, method: Method, device: str, keep: int
-    ) -> Stream:
+        cls, name: str, config: Config, text: Array, store: StreamStore, method: Method, device: str, keep: int
+    ) -> ServedStream:
         """Make a stream at its start, and add it to the store."""
         stream = cls(name, config, store, method, device, keep)
         stream.add(stream.prepare(text, device))
@@ -116,7 +135,10 @@ class Stream:
         require_memory(method.peak_bytes(most, k, d, 4), f"{method.name} on {most} samples and {k} classes", text)
         try:
             state = self.online.start(Task(text[:1, :], text, config.logit_scale))
+            require_size(state, method.name)
             answers_of(self.online.step(state, text[:1, :])[1])
+        except ResourceError:
+            raise
         except MemoryError as error:
             raise ResourceError(f"{method.name} with these options needs more memory than there is.") from error
         return Moment(state, Tally(np.zeros((2, k), np.int64), 0, None), 0, 0, ())

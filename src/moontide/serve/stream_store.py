@@ -16,7 +16,7 @@ from __future__ import annotations
 import threading
 import time
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
@@ -81,6 +81,17 @@ class Snapshot(NamedTuple):
     created: float
 
 
+class Drop(NamedTuple):
+    """Records of a stream whose samples all come before a number."""
+
+    stream: str
+    before: int
+
+    def has(self, stream: str, record: Record) -> bool:
+        """Tell whether a record of a stream is one of them."""
+        return stream == self.stream and record.first + record.size <= self.before
+
+
 def seal(value: bytes, *place: object) -> bytes:
     """Append the checksum of a value and of the place it is for.
 
@@ -89,7 +100,7 @@ def seal(value: bytes, *place: object) -> bytes:
     >>> unseal(seal(b"abc", "record", 1), "record", 2)  # doctest: +ELLIPSIS
     Traceback (most recent call last):
         ...
-    moontide.serve.journal.DamagedError: The stored record 2 does not match its checksum; restore a backup, ...
+    moontide.serve.stream_store.DamagedError: The stored record 2 does not match its checksum; restore a backup, ...
     """
     return value + zlib.crc32(value, zlib.crc32(repr(place).encode())).to_bytes(4, "little")
 
@@ -108,7 +119,7 @@ def unseal(sealed: bytes | str, *place: object) -> bytes:
     return value
 
 
-class Store:
+class StreamStore:
     """The tables, whatever the database. Calls may come from any thread; they wait for each other."""
 
     failures: type[Exception] = Exception  # what the driver raises
@@ -140,8 +151,10 @@ class Store:
     def _run(self, sql: str, values: Sequence[Any] = ()) -> Any:
         return self._connection.execute(sql, values)
 
-    def _begin(self, write: bool) -> None:
+    def _begin(self, write: bool, pushes: bool, drop: Drop | None) -> bool:
+        """Begin a transaction; returns whether it writes."""
         self._run("BEGIN")
+        return write
 
     def _committed(self) -> None:
         """Note that a writing transaction is committed."""
@@ -165,12 +178,13 @@ class Store:
                 self._connection = None
 
     @contextmanager
-    def _transaction(self, write: bool = True) -> Iterator[None]:
+    def _transaction(self, write: bool = True, pushes: bool = False, drop: Drop | None = None) -> Iterator[None]:
+        """Run a block as one transaction, one that needs all `pushes` in the tables but for those that it will drop."""
         with self._mutex, self._failing():
             if self._connection is None:
                 self._connect()
-            self._begin(write)
             try:
+                write = self._begin(write, pushes, drop)
                 yield
                 self._run("COMMIT")
             except BaseException:
@@ -214,7 +228,7 @@ class Store:
 
     def delete(self, stream: str) -> None:
         """Drop a stream and all that belongs to it."""
-        with self._transaction():
+        with self._transaction(pushes=True):
             for table in ("streams", "journal", "states", "answers"):
                 self._run(f"DELETE FROM {table} WHERE stream = ?", (stream,))
 
@@ -222,19 +236,12 @@ class Store:
 
     def append(self, stream: str, record: Record, answered: Sequence[Answered]) -> None:
         """Add a record with its answers, or with those that it changes. When this returns, they are there for good."""
-        seq, first, size, data = record
-        sealed = seal(data, stream, "record", seq, first, size)
-        with self._transaction():
-            self._run("INSERT INTO journal VALUES (?, ?, ?, ?, ?)", (stream, seq, first, size, sealed))
-            for row in answered:
-                if not size:
-                    self._run("DELETE FROM answers WHERE stream = ? AND first = ?", (stream, row.first))
-                sealed = seal(row.data, stream, "answer", row.first, row.size)
-                self._run("INSERT INTO answers VALUES (?, ?, ?, ?)", (stream, row.first, row.size, sealed))
+        with self._transaction(pushes=True):
+            insert(self._run, stream, record, answered)
 
     def checkpoint(self, stream: str, saved: Saved, *, x_from: int, answers_from: int) -> None:
         """Make a state the one to go on from; drop records and answers whose samples all come before a number."""
-        with self._transaction():
+        with self._transaction(pushes=True, drop=Drop(stream, x_from)):
             self._put_state(stream, CHECKPOINT, saved)
             self._run("DELETE FROM journal WHERE stream = ? AND first + size <= ?", (stream, x_from))
             old = "DELETE FROM answers WHERE stream = ? AND first < ? AND first + size <= ?"
@@ -245,7 +252,7 @@ class Store:
 
         What is missing between two of them, or at the end, is an error.
         """
-        with self._transaction(write=False):
+        with self._transaction(write=False, pushes=True):
             saved = self._state(stream, CHECKPOINT)
             rows = self._run(
                 "SELECT seq, first, size, data FROM journal WHERE stream = ? ORDER BY seq", (stream,)
@@ -338,6 +345,21 @@ class Store:
             self._run("DELETE FROM tokens WHERE name = ?", (name,))
             if token is not None:
                 self._run("INSERT INTO tokens VALUES (?, ?)", (name, seal(token, name, "token")))
+
+
+def insert(
+    run: Callable[..., Any], stream: str, record: Record, answered: Sequence[Answered], keep: bool = True
+) -> None:
+    """Put a record with its answers into the tables, or without `keep` the answers alone."""
+    seq, first, size, data = record
+    if keep:
+        sealed = seal(data, stream, "record", seq, first, size)
+        run("INSERT INTO journal VALUES (?, ?, ?, ?, ?)", (stream, seq, first, size, sealed))
+    for row in answered:
+        if not size:
+            run("DELETE FROM answers WHERE stream = ? AND first = ?", (stream, row.first))
+        sealed = seal(row.data, stream, "answer", row.first, row.size)
+        run("INSERT INTO answers VALUES (?, ?, ?, ?)", (stream, row.first, row.size, sealed))
 
 
 def one_line(error: Exception) -> str:
