@@ -15,6 +15,8 @@ import io
 import os
 import signal
 import sys
+import threading
+import time
 import warnings
 from collections.abc import Sequence
 from contextlib import suppress
@@ -44,6 +46,7 @@ from moontide.cli.undo import undo
 from moontide.errors import MoontideError, shorten, without_credentials
 
 INTERRUPTED = 130  # the exit status after Ctrl-C
+SAME_PRESS = 1.0  # seconds within which another Ctrl-C is taken as the same one
 
 app = App(
     "moontide",
@@ -67,6 +70,8 @@ app.command(bench)
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command line (default: the program's own) and return the exit status."""
     _open_outputs()
+    if arguments is None:
+        _catch_interrupts()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         warnings.simplefilter("always", UserWarning)
@@ -133,11 +138,32 @@ def _drop_outputs(*outputs: TextIO) -> None:
     os.close(null)
 
 
+def _catch_interrupts() -> None:
+    """Let Ctrl-C raise KeyboardInterrupt, and a second one right after it not disturb what the first one cleans up.
+
+    Later ones count again, should the first have been lost in a place that ignores all exceptions, or take too long.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        return  # ignored in a background job, or somebody else's
+    last = -SAME_PRESS
+
+    def interrupt(number: int, frame: Any) -> None:
+        nonlocal last
+        now = time.monotonic()
+        if now - last >= SAME_PRESS:
+            last = now
+            raise KeyboardInterrupt
+
+    signal.signal(signal.SIGINT, interrupt)
+
+
 def _interrupted(leave: bool) -> int:
     """Say that the run was stopped, and leave the process at once where it is the program's own.
 
-    Compiled loops may still be at work in other threads. To take the interpreter apart under them can crash it, and a
-    second Ctrl-C would be met half-way: so what is registered for the exit is done, and no more.
+    Threads of libraries may still be at work. To take the interpreter apart under them can crash it: so what is
+    registered for the exit is done, and no more.
     """
     if not leave:
         return _fail("interrupted", INTERRUPTED)

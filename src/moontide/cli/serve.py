@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from moontide.cli.common import note
+from moontide.cli.common import CLASS_FILES, note
 from moontide.errors import MissingExtraError, OptionError, missing_extra
 
 
@@ -27,7 +27,7 @@ def serve(
     ] = None,
     classes: Annotated[
         str | None,
-        Parameter(help="Class names of the stream 'default': a comma-separated list, or a file with one name a line."),
+        Parameter(help=f"Class names of the stream 'default': {CLASS_FILES}."),
     ] = None,
     samples: Annotated[Path | None, Parameter(help="A folder of images that the page offers for a try-out.")] = None,
     device: Annotated[str, Parameter(help="Where to compute: cpu, cuda, cuda:1 or mps.")] = "cpu",
@@ -72,7 +72,7 @@ def serve(
     except ImportError as error:
         raise missing_extra(error.name or "fastapi", "serve", "The server") from None
     from moontide.encoders import encoder as make_encoder
-    from moontide.store.classes import read_class_names
+    from moontide.store.classes import read_classes
     from moontide.store.files import check_device
 
     if classes is not None and encoder is None:
@@ -113,7 +113,7 @@ def serve(
             store,
             gate=Gate({name: Token.read(kept) for name, kept in store.tokens().items()}),
             encoder=None if encoder is None else make_encoder(encoder, device),
-            classes=[] if classes is None else read_class_names(classes),
+            classes=() if classes is None else read_classes(classes),
             samples=[] if samples is None else list_images(samples),
             device=device,
         )

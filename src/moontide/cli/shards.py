@@ -84,7 +84,7 @@ def adapt_many(
 ) -> None:
     """Run a method over shards and print what changed."""
     from moontide.engine.run import adapt_shards
-    from moontide.store.classes import read_class_names
+    from moontide.store.classes import read_classes
     from moontide.store.features import FeatureStore
     from moontide.store.files import check_device, is_store, read_text
     from moontide.store.inputs import read_class_prior, read_negatives
@@ -105,8 +105,10 @@ def adapt_many(
     if store and anchors.origin is not None:
         FeatureStore.open(features).check_space(anchors.origin)
     scales = (source.logit_scale, anchors.logit_scale(), 100.0)
-    names = anchors.class_names() if source.classes is None else read_class_names(source.classes)
-    text = anchors.matrix("text_features")
+    names, text = anchors.class_names(), anchors.matrix("text_features")
+    if source.classes is not None:
+        classes = read_classes(source.classes)
+        names, text = classes.names, classes.means(text)
     prior = None if given.class_prior is None else read_class_prior(given.class_prior, names, len(text))
     start = time.perf_counter()
     with progress_bar(solver.name) as progress:
