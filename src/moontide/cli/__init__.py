@@ -16,7 +16,6 @@ import os
 import signal
 import sys
 import threading
-import time
 import warnings
 from collections.abc import Sequence
 from contextlib import suppress
@@ -46,7 +45,7 @@ from moontide.cli.undo import undo
 from moontide.errors import MoontideError, shorten, without_credentials
 
 INTERRUPTED = 130  # the exit status after Ctrl-C
-SAME_PRESS = 1.0  # seconds within which another Ctrl-C is taken as the same one
+AGAIN = 0.5  # seconds after which Ctrl-C is raised once more, until it has come through
 
 app = App(
     "moontide",
@@ -139,21 +138,20 @@ def _drop_outputs(*outputs: TextIO) -> None:
 
 
 def _catch_interrupts() -> None:
-    """Let Ctrl-C raise KeyboardInterrupt, and a second one right after it not disturb what the first one cleans up.
+    """Let Ctrl-C raise KeyboardInterrupt until it has come through, and never while it is being cleaned up after.
 
-    Later ones count again, should the first have been lost in a place that ignores all exceptions, or take too long.
+    An exception in a callback of a weak reference or in a finaliser is ignored by Python, and the run would go on.
     """
     if threading.current_thread() is not threading.main_thread():
         return
     if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         return  # ignored in a background job, or somebody else's
-    last = -SAME_PRESS
 
     def interrupt(number: int, frame: Any) -> None:
-        nonlocal last
-        now = time.monotonic()
-        if now - last >= SAME_PRESS:
-            last = now
+        if hasattr(signal, "setitimer"):
+            signal.signal(signal.SIGALRM, interrupt)
+            signal.setitimer(signal.ITIMER_REAL, AGAIN)
+        if not isinstance(sys.exc_info()[1], KeyboardInterrupt):
             raise KeyboardInterrupt
 
     signal.signal(signal.SIGINT, interrupt)
@@ -168,6 +166,8 @@ def _interrupted(leave: bool) -> int:
     if not leave:
         return _fail("interrupted", INTERRUPTED)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if hasattr(signal, "setitimer"):
+        signal.setitimer(signal.ITIMER_REAL, 0)
     _fail("interrupted", INTERRUPTED)
     with suppress(Exception):
         atexit._run_exitfuncs()
