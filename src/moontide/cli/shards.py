@@ -108,7 +108,7 @@ def adapt_many(
     names, text = anchors.class_names(), anchors.matrix("text_features")
     if source.classes is not None:
         classes = read_classes(source.classes)
-        names, text = classes.names, classes.means(text)
+        names, text = list(classes.names), classes.means(text)
     prior = None if given.class_prior is None else read_class_prior(given.class_prior, names, len(text))
     start = time.perf_counter()
     with progress_bar(solver.name) as progress:
