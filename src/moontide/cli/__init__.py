@@ -1,4 +1,4 @@
-"""The command line, one file a command. Bad input gives one sentence on stderr and the exit status 2.
+"""The command line, one file per command. Bad input gives one sentence on stderr and the exit status 2.
 
 The other statuses: 1 for a run that found nothing to do or did it in part, 130 after Ctrl-C, 141 where the reader of
 the output has gone, quietly, as other programs in a pipe do.

@@ -36,8 +36,8 @@ def run(
     dataset: Annotated[
         str | None,
         Parameter(
-            help="The dataset of the paper whose images lie in DATA, or 'folders' for one sub-folder a class: they are "
-            "encoded first, into a store in the results folder."
+            help="The dataset of the paper whose images lie in DATA, or 'folders' for one sub-folder per class; images "
+            "are encoded first, into a store in the results folder."
         ),
     ] = None,
     encoder: Annotated[
@@ -53,7 +53,7 @@ def run(
     jobs: Annotated[int, Parameter(help="Processes; with more than one, each computes on one thread.")] = 1,
     out: Annotated[Path, Parameter(help="The results folder; what it holds already is not run again.")] = RESULTS,
 ) -> int:
-    """Run a suite and write one line of JSON a run; the same command again goes on where it was stopped.
+    """Run a suite and write one line of JSON per run; the same command again goes on where it was stopped.
 
     Example:
 

@@ -35,7 +35,7 @@ class Cluster:
         Literal["local", "ray"] | None, Parameter(help="Work on shards in this process (else), or on Ray.")
     ] = None
     address: Address = None
-    workers: Annotated[int | None, Parameter(help="Workers on Ray (else one a CPU of the cluster, or a GPU).")] = None
+    workers: Annotated[int | None, Parameter(help="Workers on Ray (else one per CPU or GPU of the cluster).")] = None
     graph: Annotated[
         Literal["local", "global"], Parameter(help="Look for neighbours inside each shard, or across all of them.")
     ] = "local"
