@@ -289,7 +289,8 @@ class Client(_Settings):
     ) -> StreamInfo:
         """Make a stream of class embeddings (K, d), or of class names that the server embeds.
 
-        settings: further fields of the request, such as method, options, logit_scale, max_batch or window.
+        settings: further fields of the request, such as synonyms, method, options, logit_scale, max_batch
+        or window.
         """
         return StreamInfo.of(self._send(create_call(name, prototypes, classes, settings)))
 

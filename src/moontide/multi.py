@@ -1,20 +1,27 @@
 """Several classes in one image: for each class the probability that it is there, calibrated from the batch.
 
-The probabilities of a method sum to 1 over the classes: they say which one class an image is of. Here every class is a
-question of its own. A cosine of image i and class k, less the mean over the classes of that image, is taken as
+The probabilities q_ik of a method sum to 1 over the classes: they say which one class an image is of. Here every class
+is a question of its own. A cosine of image i and class k, less the mean over the classes of that image, is taken as
 
     r_ik ~ N(m_k + delta_k, s^2)  where class k is in image i,   N(m_k, s^2)  where it is not
 
-and class k is in a share pi_k of the images. These are means, shares and variance of the batch, weighted by the
-method's probabilities q_ik; delta_k is drawn towards the mean of all classes by `PRIOR` images. The answer is
+and class k is in a share pi_k of the images. These are means, shares and variance of the batch, weighted by q_ik;
+delta_k is drawn towards the mean of all classes by `PRIOR` images. That gives the log-odds
 
-    p_ik = sigmoid(a o_ik + b),   o_ik = log(pi_k / (1 - pi_k)) + delta_k (r_ik - m_k - delta_k / 2) / s^2,
+    o_ik = log(pi_k / (1 - pi_k)) + delta_k (r_ik - m_k - delta_k / 2) / s^2,
 
-with the a that makes p agree best with q, and the b with which images have `per_image` classes on average.
+which rank the classes of an image with several of them well, and the images of a class badly, since they do not know
+what else explains an image. So they are joined with the method's probabilities, flattened, as an image with two classes
+shares its probability between them:
+
+    u_ik = softmax_k(log(q_ik) / 2 + a o_ik / 4),   p_ik = sigmoid(c logit(u_ik) + b)
+
+with the a that makes sigmoid(a o + .) agree best with q, the c that makes p do so, and the b with which images have
+`per_image` classes on average.
 
 Limits: the batch does not say how many classes an image has on average, so that the user has to (else it is 1); it
 takes some hundred images to tell a class that is there from one that is not; a class that is in nearly all images looks
-like one that is in none; and an encoder of whole images sees small things badly.
+like one that is in none; and an encoder of whole images sees small things badly. `benchmarks/multi.py` measures it.
 """
 
 from __future__ import annotations
@@ -26,12 +33,13 @@ import numpy as np
 import numpy.typing as npt
 
 from moontide.core.arrays import to_numpy
+from moontide.core.simplex import softmax
 from moontide.errors import OptionError
 from moontide.types import Result, Task
 
 STEPS = 30
 PRIOR = 5.0  # images by which delta_k is drawn towards the mean of all classes, and pi_k towards the method's share
-LEAST = 1e-6
+LEAST, TINY = 1e-6, 1e-30
 THERE = 0.5  # the probability from which on a class is listed
 
 FloatArray = npt.NDArray[np.float64]
@@ -68,7 +76,9 @@ def multi_label(task: Task, result: Result, per_image: float = 1.0) -> FloatArra
     share = np.clip((inside + PRIOR / task.k) / (len(q) + PRIOR), LEAST, 1 - LEAST)  # pi_k
     odds = np.log(share / (1 - share)) + delta * (r - absent - delta / 2) / variance
     a, _ = calibrated(odds.ravel(), q.ravel())
-    return sigmoid(a * odds + shift(a * odds, per_image / task.k))
+    joined = logit(softmax(np.log(np.maximum(q, TINY)) / 2 + a * odds / 4))
+    c, _ = calibrated(joined.ravel(), q.ravel())
+    return sigmoid(c * joined + shift(c * joined, per_image / task.k))
 
 
 def calibrated(odds: FloatArray, target: FloatArray) -> tuple[float, float]:
@@ -110,6 +120,17 @@ def sigmoid(x: FloatArray) -> FloatArray:
     array([0.5])
     """
     found: FloatArray = 1 / (1 + np.exp(-np.clip(x, -50, 50)))
+    return found
+
+
+def logit(p: FloatArray) -> FloatArray:
+    """Return log(p / (1 - p)), kept finite.
+
+    >>> logit(np.asarray([0.5]))
+    array([0.])
+    """
+    inside = np.clip(p, TINY, 1 - LEAST)
+    found: FloatArray = np.log(inside) - np.log1p(-inside)
     return found
 
 

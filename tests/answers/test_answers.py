@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import runpy
 from pathlib import Path
 
 import numpy as np
@@ -135,6 +136,24 @@ def test_probabilities_of_several_classes_are_calibrated_and_find_both_of_two() 
     pairs = multi_label(mixed, moontide.TIDE().fit_predict(mixed), per_image=both.sum(axis=1).mean())
     assert both[pairs > 0.5].mean() > 0.8
     assert (pairs > 0.5)[both > 0].mean() > 0.6
+
+
+def test_several_classes_are_ranked_no_worse_than_by_the_method_and_listed_better() -> None:
+    measures = runpy.run_path(str(Path(__file__).parents[2] / "benchmarks" / "multi.py"))["measures"]
+    rng = np.random.default_rng(1)
+    data = simulate(800, 30, effective_classes=10, seed=3)
+    pairs = rng.integers(800, size=(400, 2))
+    there = np.unique(data.labels)
+    truth = np.eye(30, dtype=bool)[data.labels[pairs]].any(axis=1)
+    task = Task(data.features[pairs].sum(axis=1), data.text, data.logit_scale)
+    result = moontide.TIDE().fit_predict(task)
+    found = multi_label(task, result, per_image=truth.sum(axis=1).mean())
+    of_multi, of_tide = measures(found, truth), measures(np.asarray(result.probs, np.float64), truth)
+    assert len(there) == 10
+    assert of_multi[0] > of_tide[0] - 1  # by class
+    assert of_multi[1] > of_tide[1] - 1  # by image
+    assert of_multi[2] > of_tide[2] + 5  # F1
+    assert of_multi[3] < of_tide[3]  # calibration
 
 
 def images(folder: Path) -> list[Path]:

@@ -6,11 +6,14 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import numpy as np
 import pytest
+
+from moontide.core.threads import in_threads
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals of another kind")
@@ -43,3 +46,42 @@ def test_ctrl_c_ends_a_run_with_130_and_writes_nothing(tmp_path: Path, method: s
     assert err.splitlines()[-1] == "error: interrupted"
     assert "Traceback" not in err
     assert [path.name for path in tmp_path.iterdir()] == ["a.npz"]
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no timer that would raise it again")
+def test_a_ctrl_c_that_python_ignores_comes_again(tmp_path: Path) -> None:
+    """As in a callback of a weak reference: Python prints that it ignores the exception, and goes on."""
+    started = (
+        "import os, signal, sys, time, weakref; import moontide.cli as cli\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "class Held: pass\n"
+        "def run(*arguments, **options):\n"
+        "    held = Held()\n"
+        "    seen = weakref.ref(held, lambda _: os.kill(os.getpid(), signal.SIGINT))\n"
+        "    del held\n"
+        "    time.sleep(60)\n"
+        "    open('out', 'w').close()\n"
+        "cli.app = run\n"
+        "sys.exit(cli.main())"
+    )
+    done = subprocess.run([sys.executable, "-c", started], cwd=tmp_path, capture_output=True, text=True, timeout=50)
+    assert "Exception ignored" in done.stderr
+    assert (done.returncode, list(tmp_path.iterdir())) == (130, [])
+    assert done.stderr.splitlines()[-1] == "error: interrupted"
+
+
+def test_blocks_in_threads_are_done_when_an_error_comes_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    done, begun = [], threading.Event()
+
+    def block(i: int) -> None:
+        if i == 0:
+            begun.wait()
+            raise ValueError("first")
+        begun.set()
+        time.sleep(0.2)
+        done.append(i)
+
+    with pytest.raises(ValueError, match="first"):
+        in_threads(block, [0, 1])
+    assert done == [1]

@@ -9,6 +9,7 @@ from safetensors.numpy import load
 
 from moontide.errors import FileError
 from moontide.serve.images import list_images
+from moontide.store.classes import read_classes
 
 
 def picture(colour="red", kind="PNG", size=(8, 6), **options):
@@ -74,6 +75,20 @@ def test_the_default_stream_is_made_once(app, sqlite, colour):
     client = app(sqlite, encoder=colour, classes=["red", "green"])
     assert client.get("/streams/default").json()["class_names"] == ["red", "green"]
     assert [each["name"] for each in client.get("/streams").json()] == ["default"]
+
+
+def test_a_class_is_the_mean_of_its_synonyms(app, sqlite, colour, tmp_path):
+    (tmp_path / "names.json").write_text('{"warm": ["red", "green"], "cold": "blue"}')
+    client = app(sqlite, encoder=colour, classes=read_classes(str(tmp_path / "names.json")))
+    made = {"name": "a", "classes": ["warm", "cold"], "synonyms": {"warm": ["red", "green"], "cold": ["blue"]}}
+    assert client.post("/streams", json=made).status_code == 201
+    texts = [load(client.get(f"/streams/{name}/state").content)["text"] for name in ("default", "a")]
+    np.testing.assert_array_equal(*texts)
+    names = colour.encode_text(["warm", "red", "green"])
+    mean = names.mean(axis=0)
+    np.testing.assert_allclose(texts[0][0], mean / np.linalg.norm(mean), atol=1e-6)
+    for strange in ({**made, "synonyms": {"dog": []}}, {**made, "prototypes": [[1, 0], [0, 1]]}):
+        assert client.post("/streams", json={**strange, "name": "b"}).status_code == 422
 
 
 def test_an_encoder_of_another_dimension_takes_no_images(client, text):

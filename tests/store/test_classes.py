@@ -10,8 +10,9 @@ import pytest
 
 from moontide.encoders.base import Encoder
 from moontide.encoders.prompts import embed_classes
-from moontide.errors import FileError, MoontideError
+from moontide.errors import FileError, InputError, MoontideError
 from moontide.store.classes import ClassList, read_classes
+from moontide.store.files import read_task
 
 
 def write(folder: Path, name: str, text: str) -> str:
@@ -118,3 +119,27 @@ def test_the_vector_of_a_class_is_the_mean_of_the_vectors_of_its_prompts() -> No
     rows = Letters().encode_text(["cat", "kitty", "an animal"])
     mean = rows.mean(axis=0)
     np.testing.assert_allclose(found, mean / np.linalg.norm(mean), atol=1e-6)
+
+
+def test_embeddings_of_prompts_become_means_by_class(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    rows, images = rng.normal(size=(4, 8)), rng.normal(size=(6, 8))
+    names = write(tmp_path, "names.json", '{"cat": ["kitty", "an animal that purrs and sleeps"], "dog": []}')
+    np.savez(tmp_path / "a.npz", image_features=images, text_features=rows)
+    task = read_task(tmp_path / "a.npz", classes=names).task
+    unit = rows / np.linalg.norm(rows, axis=1, keepdims=True)
+    mean = unit[:3].mean(axis=0)
+    np.testing.assert_allclose(task.text, [mean / np.linalg.norm(mean), unit[3]], atol=1e-6)
+    assert task.class_names == ("cat", "dog")
+    np.savez(tmp_path / "b.npz", image_features=images, text_features=rows[:2])  # one row per class
+    np.testing.assert_allclose(read_task(tmp_path / "b.npz", classes=names).task.text, unit[:2], atol=1e-6)
+    np.savez(tmp_path / "c.npz", image_features=images, text_features=rows[:3])
+    with pytest.raises(InputError, match="2 classes, or for each of their 4 names, synonyms and descriptions"):
+        read_task(tmp_path / "c.npz", classes=names)
+
+
+def test_embeddings_of_the_lines_of_a_table_become_means_by_class(tmp_path: Path) -> None:
+    table = "name,prompt\ncat,a cat\ndog,a dog\ncat,a kitty\n"
+    classes = read_classes(write(tmp_path, "names.csv", table))
+    assert classes.lines == (0, 1, 0)
+    np.testing.assert_allclose(classes.means(np.eye(3)), [[0.5**0.5, 0, 0.5**0.5], [0, 1, 0]])

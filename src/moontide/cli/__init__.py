@@ -1,4 +1,4 @@
-"""The command line, one file a command. Bad input gives one sentence on stderr and the exit status 2.
+"""The command line, one file per command. Bad input gives one sentence on stderr and the exit status 2.
 
 The other statuses: 1 for a run that found nothing to do or did it in part, 130 after Ctrl-C, 141 where the reader of
 the output has gone, quietly, as other programs in a pipe do.
@@ -15,6 +15,7 @@ import io
 import os
 import signal
 import sys
+import threading
 import warnings
 from collections.abc import Sequence
 from contextlib import suppress
@@ -44,6 +45,7 @@ from moontide.cli.undo import undo
 from moontide.errors import MoontideError, shorten, without_credentials
 
 INTERRUPTED = 130  # the exit status after Ctrl-C
+AGAIN = 0.5  # seconds after which Ctrl-C is raised once more, until it has come through
 
 app = App(
     "moontide",
@@ -67,6 +69,8 @@ app.command(bench)
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command line (default: the program's own) and return the exit status."""
     _open_outputs()
+    if arguments is None:
+        _catch_interrupts()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         warnings.simplefilter("always", UserWarning)
@@ -133,15 +137,37 @@ def _drop_outputs(*outputs: TextIO) -> None:
     os.close(null)
 
 
+def _catch_interrupts() -> None:
+    """Let Ctrl-C raise KeyboardInterrupt until it has come through, and never while it is being cleaned up after.
+
+    An exception in a callback of a weak reference or in a finaliser is ignored by Python, and the run would go on.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        return  # ignored in a background job, or somebody else's
+
+    def interrupt(number: int, frame: Any) -> None:
+        if hasattr(signal, "setitimer"):
+            signal.signal(signal.SIGALRM, interrupt)
+            signal.setitimer(signal.ITIMER_REAL, AGAIN)
+        if not isinstance(sys.exc_info()[1], KeyboardInterrupt):
+            raise KeyboardInterrupt
+
+    signal.signal(signal.SIGINT, interrupt)
+
+
 def _interrupted(leave: bool) -> int:
     """Say that the run was stopped, and leave the process at once where it is the program's own.
 
-    Compiled loops may still be at work in other threads. To take the interpreter apart under them can crash it, and a
-    second Ctrl-C would be met half-way: so what is registered for the exit is done, and no more.
+    Threads of libraries may still be at work. To take the interpreter apart under them can crash it: so what is
+    registered for the exit is done, and no more.
     """
     if not leave:
         return _fail("interrupted", INTERRUPTED)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if hasattr(signal, "setitimer"):
+        signal.setitimer(signal.ITIMER_REAL, 0)
     _fail("interrupted", INTERRUPTED)
     with suppress(Exception):
         atexit._run_exitfuncs()

@@ -84,6 +84,32 @@ def adapt(
         moontide adapt features.npz --method moon --preset paper --set neighbours=5
         moontide adapt 'shards/*.parquet' --text classes.npy --engine ray --out predictions/
     """
+    answers.check()
+    solver = choice.make()
+    if not is_many(features, cluster):
+        order = seed() if shuffle else None
+        _adapt_file(Path(features), solver, out, answers, given, source, group_by, batch_size, order)
+        return
+    if batch_size is not None or shuffle or group_by is not None or answers != NO_ANSWER_CHOICE:
+        raise OptionError(
+            "All shards are one task: '--batch-size', '--shuffle', '--group-by', '--unknown', '--roll-up' and "
+            "'--multi' do not go with it."
+        )
+    adapt_many(features, solver, out, cluster, source, given)
+
+
+def _adapt_file(
+    features: Path,
+    solver: Method,
+    out: str | None,
+    answers: AnswerChoice,
+    given: GivenFiles,
+    source: Source,
+    group_by: str | None,
+    batch_size: int | None,
+    shuffle_seed: int | None,
+) -> None:
+    """Label one file or store, write the predictions and print the summary."""
     from moontide.evaluate import compare_groups, compare_predictions, scored_rows
     from moontide.plausible import ask
     from moontide.store.classes import read_classes
@@ -91,28 +117,16 @@ def adapt(
     from moontide.store.inputs import read_groups
     from moontide.store.predictions import more_columns, write_predictions
 
-    answers.check()
-    many = is_many(features, cluster)
-    solver = choice.make()
-    if many:
-        if batch_size is not None or shuffle or group_by is not None or answers != NO_ANSWER_CHOICE:
-            raise OptionError(
-                "All shards are one task: '--batch-size', '--shuffle', '--group-by', '--unknown', '--roll-up' and "
-                "'--multi' do not go with it."
-            )
-        adapt_many(features, solver, out, cluster, source, given)
-        return
     given.require(solver)
     if out is not None:
         check_output(out)
-        check_not_input(Path(out), Path(features), source.text, source.labels, *given.paths)
+        check_not_input(Path(out), features, source.text, source.labels, *given.paths)
     task, labels, ids = read_task(features, **asdict(source))
     ask(task)
     task = given.add(task, ids)
     groups = None if group_by is None else read_groups(features, group_by, ids, task.n)
-    result = _run(solver, task, groups, batch_size, seed() if shuffle else None)
-    classes = None if source.classes is None else read_classes(source.classes)
-    said, more = answers.make(task, result, classes)
+    result = _run(solver, task, groups, batch_size, shuffle_seed)
+    said, more = answers.make(task, result, None if source.classes is None else read_classes(source.classes))
     if out is not None:
         write_predictions(out, result, ids, task.class_names, more_columns(task, groups) | more, said)
         note(f"wrote {out}")

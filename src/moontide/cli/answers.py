@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -83,12 +84,27 @@ class AnswerChoice:
             answers = answer(
                 result, names, unknown=self.unknown, roll_up=self.roll_up, paths=paths, known=known, is_none=is_none
             )
+            self._question(result, answers)
             if self.roll_up is not None:
                 more["deepest"] = [names[k] for k in answers.classes]
         if self.multi:
             found = multi_label(task.rows(0, n), result, self.classes_per_image or 1.0)
             more["multi"] = listed_classes(found, names)
         return answers, more
+
+    def _question(self, result: Result, answers: Answers) -> None:
+        """Warn where a score marks all samples or none: its scale is not that of a probability."""
+        from moontide.core.arrays import to_numpy
+
+        if str(self.unknown).strip().startswith(">") and answers.none.all() | ~answers.none.any():
+            scores = to_numpy(result.unknown)
+            many = "all" if answers.none.all() else "none"
+            warnings.warn(
+                f"'--unknown {self.unknown}' marks {many} of the samples: the scores of the column unknown go from "
+                f"{scores.min():.4g} to {scores.max():.4g} here; choose one between them, or a share such as 0.1.",
+                UserWarning,
+                stacklevel=2,
+            )
 
 
 @Parameter(name="*", group=ANSWERS)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, Parameter
 
@@ -12,6 +12,7 @@ from moontide.cli.output import emit, everywhere
 from moontide.encoders.base import DEFAULT
 
 if TYPE_CHECKING:
+    from moontide.bench.runner import RunCounts
     from moontide.bench.suites import Suite
 
 RESULTS = Path("results")
@@ -35,15 +36,15 @@ def run(
     dataset: Annotated[
         str | None,
         Parameter(
-            help="The dataset of the paper whose images lie in DATA, or 'folders' for one sub-folder a class: they are "
-            "encoded first, into a store in the results folder."
+            help="The dataset of the paper whose images lie in DATA, or 'folders' for one sub-folder per class; images "
+            "are encoded first, into a store in the results folder."
         ),
     ] = None,
     encoder: Annotated[
         str | None,
         Parameter(help="What encodes them, as for 'moontide encode'; or what made a store, for methods that adapt it."),
     ] = None,
-    device: Annotated[Literal["cpu", "cuda"], Parameter(help="Where methods and encoder run.")] = "cpu",
+    device: Annotated[str, Parameter(help="Where methods and encoder run: cpu, cuda, cuda:1 or mps.")] = "cpu",
     methods: Annotated[
         str | None,
         Parameter(help="Names or labels separated by commas, or 'all' for every method there is; else the suite's."),
@@ -52,7 +53,7 @@ def run(
     jobs: Annotated[int, Parameter(help="Processes; with more than one, each computes on one thread.")] = 1,
     out: Annotated[Path, Parameter(help="The results folder; what it holds already is not run again.")] = RESULTS,
 ) -> int:
-    """Run a suite and write one line of JSON a run; the same command again goes on where it was stopped.
+    """Run a suite and write one line of JSON per run; the same command again goes on where it was stopped.
 
     Example:
 
@@ -73,6 +74,11 @@ def run(
         outcome = run_suite(
             chosen, data, out, jobs=jobs, progress=progress, device=device, encoder=_if_adapted(chosen, encoder)
         )
+    return _sum_up(outcome, out, chosen.name)
+
+
+def _sum_up(outcome: RunCounts, out: Path, suite: str) -> int:
+    """Say what was run and print the table; returns the exit status."""
     for reason in outcome.skipped:
         note(f"skipped: {reason}")
     for reason, count in outcome.failed.items():
@@ -80,13 +86,11 @@ def run(
     note(f"{outcome.written} runs done and {outcome.found} found in {out}")
     emit(written=outcome.written, found=outcome.found, skipped=outcome.skipped, failed=outcome.failed, results=out)
     if outcome.written + outcome.found:
-        _print(out, chosen.name)
+        _print(out, suite)
     return 1 if outcome.failed or not outcome.written + outcome.found else 0
 
 
-def _encoded(
-    data: Path, dataset: str, encoder: str, device: Literal["cpu", "cuda"], out: Path, views: int | None
-) -> Path:
+def _encoded(data: Path, dataset: str, encoder: str, device: str, out: Path, views: int | None) -> Path:
     """Encode the images of a dataset into a store in the results folder, or go on with it."""
     from moontide.cli.encode import EncoderChoice, PassChoice, encode
 

@@ -35,7 +35,7 @@ from moontide.cli.encode import (
     Root,
     Strict,
 )
-from moontide.cli.given import GIVEN, NOTHING_GIVEN, Given, GroupBy
+from moontide.cli.given import NO_NAMES_GIVEN, Given, GivenNames, GroupBy
 from moontide.cli.output import emit, output, say
 from moontide.errors import OptionError
 
@@ -75,15 +75,7 @@ def classify(
     batch_size: BatchSize = None,
     group_by: GroupBy = None,
     answers: AnswerChoice = NO_ANSWER_CHOICE,
-    given: Given = NOTHING_GIVEN,
-    negatives: Annotated[
-        str | None,
-        Parameter(
-            help="Names that none of the images has, which sharpen the column unknown: a comma-separated list, or a "
-            "text file with one name a line.",
-            group=GIVEN,
-        ),
-    ] = None,
+    given: GivenNames = NO_NAMES_GIVEN,
     root: Root = None,
     allow_urls: AllowUrls = False,
     frame_step: FrameStep = 1.0,
@@ -111,45 +103,50 @@ def classify(
         moontide classify photos/ --classes names.txt --unknown 0.1 --sort-into sorted/
         moontide classify store/ --method stata --out labels.parquet
     """
-    from moontide.classify import located
     from moontide.encoders.sources import list_images
-    from moontide.store.classes import read_class_names, read_classes
+    from moontide.store.classes import read_classes
     from moontide.store.features import MANIFEST, FeatureStore
-    from moontide.store.files import TABLES, check_output
 
-    solver = choice.make()
-    given.require(solver)
-    if negatives is not None:
-        solver.require_accepted("negatives")
-    answers.check()
-    sort.check()
-    if batch_size is not None and batch_size < 1:
-        raise OptionError(f"'--batch-size' must be at least 1. Got {batch_size} instead.")
-    for path, kinds in ((out, TABLES), (report, (".html",))):
-        if path is not None:
-            check_output(path, kinds)
-            check_not_input(path, given.known, given.class_prior)
+    _check(choice, given, answers, sort, batch_size, (out, report))
     names = None if classes is None else read_classes(classes)
-    words = None if negatives is None else read_class_names(negatives)
-    run = {"method": solver, "batch_size": batch_size, "device": encoder.device}
+    run = {"method": choice.make(), "batch_size": batch_size, "device": encoder.device}
     if any((Path(path) / MANIFEST).is_file() for path in paths):
         if len(paths) > 1 or root is not None:
             raise OptionError("A store must be the only path, without '--root'; classify stores and images one by one.")
-        store = FeatureStore.open(paths[0])
-        own = store.class_names if names is None else names.names
-        run |= _inputs(given, group_by, located(store.ids, store.origin.folder), own)
-        found = _from_store(store, names, words, prompts, encoder, run)
+        found = _from_store(FeatureStore.open(paths[0]), names, given, group_by, prompts, encoder, run)
     elif names is None:
         raise OptionError("'--classes' must say which names the images can get: a comma-separated list, or a file.")
     else:
         listing = list_images(paths, root, allow_urls=allow_urls, frame_step=frame_step)
         run |= _inputs(given, group_by, listing.images, names.names, paths, root)
-        found = _from_images(listing, names, words, prompts, encoder, run)
+        found = _from_images(listing, names, given.names(names.names), prompts, encoder, run)
     said, more = answers.make(found.task, found.result, names, _none(given, found, paths, root))
     found = replace(found, answers=said, more=more)
     _show(found, out, report)
     _sort(found, sort)
     return 1 if strict and found.skipped else 0
+
+
+def _check(
+    choice: Choice,
+    given: GivenNames,
+    answers: AnswerChoice,
+    sort: SortChoice,
+    batch_size: int | None,
+    outputs: tuple[Path | None, Path | None],
+) -> None:
+    """Refuse what cannot be, before anything is read."""
+    from moontide.store.files import TABLES, check_output
+
+    given.require(choice.make())
+    answers.check()
+    sort.check()
+    if batch_size is not None and batch_size < 1:
+        raise OptionError(f"'--batch-size' must be at least 1. Got {batch_size} instead.")
+    for path, kinds in zip(outputs, (TABLES, (".html",)), strict=True):
+        if path is not None:
+            check_output(path, kinds)
+            check_not_input(path, given.known, given.class_prior)
 
 
 def _none(given: Given, found: Classified, paths: Sequence[str], root: Path | None) -> list[bool] | None:
@@ -209,18 +206,6 @@ def _inputs(
     return found
 
 
-def _negatives(words: Sequence[str] | None, names: Sequence[str]) -> list[str] | None:
-    """Return the negative names that are no class, and say which are."""
-    from moontide.encoders.negatives import drop_classes
-
-    if words is None:
-        return None
-    kept, classes = drop_classes(words, names)
-    if classes:
-        note(f"negatives: left out what is a class: {', '.join(classes)}")
-    return kept
-
-
 def _from_images(
     listing: Listing,
     names: ClassList,
@@ -232,7 +217,6 @@ def _from_images(
     from moontide.classify import classify as classify_images
     from moontide.encoders.negatives import embed_negatives
 
-    words = _negatives(words, names.names)
     encoder = choice.make()
     text = prompts.embed(encoder, names)
     if words is not None:
@@ -253,19 +237,22 @@ def _from_images(
 def _from_store(
     store: FeatureStore,
     names: ClassList | None,
-    words: Sequence[str] | None,
+    given: GivenNames,
+    group_by: str | None,
     prompts: PromptChoice,
     choice: EncoderChoice,
     run: dict[str, Any],
 ) -> Classified:
-    from moontide.classify import check_maker, classify_store
+    from moontide.classify import check_maker, classify_store, located
     from moontide.core.devices import check_device
     from moontide.encoders.negatives import stored_negatives
 
     check_device(choice.device)
-    if names is None and (prompts != NO_PROMPT_CHOICE or (words is None and not _is_default(choice))):
+    if names is None and (prompts != NO_PROMPT_CHOICE or (given.negatives is None and not _is_default(choice))):
         raise OptionError("Options of prompts and encoder have no effect on a store without '--classes'; add it.")
-    words = _negatives(words, store.class_names if names is None else names.names)
+    own = store.class_names if names is None else names.names
+    words = given.names(own)
+    run |= _inputs(given, group_by, located(store.ids, store.origin.folder), own)
 
     @cache
     def encoder() -> Encoder:

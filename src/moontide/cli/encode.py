@@ -255,7 +255,7 @@ def encode(
         str | None,
         Parameter(
             help="Take the test images, classes and labels of a dataset of the paper that lies in PATHS, or with "
-            "'folders' of any folder that has one sub-folder a class."
+            "'folders' of any folder that has one sub-folder per class."
         ),
     ] = None,
     existing: StoreChoice = NO_STORE_CHOICE,

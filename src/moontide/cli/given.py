@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Group, Parameter
 
+from moontide.cli.common import note
+
 if TYPE_CHECKING:
     from moontide.protocols import Method
     from moontide.types import Task
@@ -54,6 +56,36 @@ class Given:
 
 @Parameter(name="*", group=GIVEN)
 @dataclass(frozen=True)
+class GivenNames(Given):
+    """The same for images, with negative names.
+
+    >>> GivenNames() == NO_NAMES_GIVEN
+    True
+    """
+
+    negatives: Annotated[
+        str | None,
+        Parameter(
+            help="Names that none of the images has, which sharpen the column unknown: a comma-separated list, or a "
+            "text file with one name per line."
+        ),
+    ] = None
+
+    def names(self, classes: Sequence[str]) -> list[str] | None:
+        """Return the negative names that are no class, and say which are."""
+        from moontide.encoders.negatives import drop_classes
+        from moontide.store.classes import read_class_names
+
+        if self.negatives is None:
+            return None
+        kept, dropped = drop_classes(read_class_names(self.negatives), classes)
+        if dropped:
+            note(f"negatives: left out what is a class: {', '.join(dropped)}")
+        return kept
+
+
+@Parameter(name="*", group=GIVEN)
+@dataclass(frozen=True)
 class GivenFiles(Given):
     """The same for embeddings, with embeddings of negative names.
 
@@ -88,4 +120,4 @@ class GivenFiles(Given):
         return replace(task, **found) if found else task
 
 
-NOTHING_GIVEN, NO_GIVEN = Given(), GivenFiles()  # nothing said on the command line
+NO_NAMES_GIVEN, NO_GIVEN = GivenNames(), GivenFiles()  # nothing said on the command line

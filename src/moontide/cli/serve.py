@@ -1,16 +1,118 @@
-"""`moontide serve`: streams over HTTP."""
+"""`moontide serve`: streams over HTTP, the tokens for them, and the upkeep of their data."""
 
 from __future__ import annotations
 
 import time
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from cyclopts import Parameter
+from cyclopts import Group, Parameter
 
-from moontide.cli.common import note
+from moontide.cli.common import CLASS_FILES, note
 from moontide.errors import MissingExtraError, OptionError, missing_extra
+
+if TYPE_CHECKING:
+    from moontide.serve.stream_store import StreamStore
+
+TOKENS, UPKEEP = Group("Tokens"), Group("Upkeep")
+
+
+@Parameter(name="*", group=TOKENS)
+@dataclass(frozen=True)
+class TokenChoice:
+    """The options that make and revoke tokens.
+
+    >>> TokenChoice(new_token="camera").asked
+    True
+    """
+
+    new_token: Annotated[
+        str | None, Parameter(help="Make a token of this name, print it once, and exit. With tokens all need one.")
+    ] = None
+    scope: Annotated[
+        Literal["read", "push", "admin"], Parameter(help="What the new token opens: reading, pushes too, or all.")
+    ] = "admin"
+    stream: Annotated[str | None, Parameter(help="The one stream that the new token is for.")] = None
+    expires: Annotated[str | None, Parameter(help="When the new token ends, such as 30d, 12h or 15m.")] = None
+    revoke_token: Annotated[str | None, Parameter(help="Drop the token of this name, and exit.")] = None
+
+    @property
+    def asked(self) -> bool:
+        """Whether tokens are all that the command is about."""
+        return self.new_token is not None or self.revoke_token is not None
+
+    def check(self) -> None:
+        """Refuse options of a new token without one."""
+        if self.new_token is None and (self.scope != "admin" or self.stream is not None or self.expires is not None):
+            raise OptionError("'--scope', '--stream' and '--expires' are for '--new-token'; add it, or leave them out.")
+
+    def apply(self, store: StreamStore) -> None:
+        """Make and revoke what is asked for."""
+        from moontide.serve.auth import new_token as draw_token
+        from moontide.serve.auth import seconds_of
+
+        new, old = self.new_token, self.revoke_token
+        if new is not None:
+            if not new.strip() or new in store.tokens():
+                raise OptionError(f"'--new-token' must be a name that is not there yet. Got {new!r} instead.")
+            ends = None if self.expires is None else time.time() + seconds_of(self.expires)
+            token, kept = draw_token(self.scope, self.stream, ends)
+            store.put_token(new, kept.write())
+            note(f"The token {new!r}, which is shown only now:")
+            print(token)
+        if old is not None:
+            if old not in store.tokens():
+                raise OptionError(f"There is no token {old!r}. Known: {', '.join(store.tokens()) or 'none'}.")
+            store.put_token(old, None)
+
+
+@Parameter(name="*", group=UPKEEP)
+@dataclass(frozen=True)
+class Upkeep:
+    """The options that look after the data of a server.
+
+    >>> Upkeep().asked
+    False
+    """
+
+    verify: Annotated[
+        str | None, Parameter(help="Look for damage in the data of this folder or URL, and exit: status 1 if there is.")
+    ] = None
+    backup: Annotated[
+        Path | None, Parameter(help="Copy the data into this new folder, also while a server is at work, and exit.")
+    ] = None
+    restore: Annotated[
+        Path | None, Parameter(help="Fill the folder of '--data' from this backup, or from what is left, and exit.")
+    ] = None
+
+    @property
+    def asked(self) -> bool:
+        """Whether upkeep is all that the command is about."""
+        return self != NO_UPKEEP
+
+    def apply(self, data: str) -> int:
+        """Do what is asked for and return the exit status."""
+        from moontide.serve import backup as copies
+
+        if self.verify is not None:
+            damage, streams = copies.verify(self.verify)
+            for sentence in damage:
+                print(sentence)
+            many = f"{len(damage) or 'no'} damage{'s' if len(damage) > 1 else ''}"
+            note(f"{self.verify}: {many} in {streams} stream{'' if streams == 1 else 's'}.")
+            return 1 if damage else 0
+        if self.backup is not None:
+            copies.backup(data, self.backup)
+            note(f"The data of {data} are in {self.backup}.")
+        elif self.restore is not None:
+            copies.restore(self.restore, data)
+            note(f"The data of {self.restore} are in {data}.")
+        return 0
+
+
+NO_TOKEN_CHOICE, NO_UPKEEP = TokenChoice(), Upkeep()  # nothing said on the command line
 
 
 def serve(
@@ -27,30 +129,14 @@ def serve(
     ] = None,
     classes: Annotated[
         str | None,
-        Parameter(help="Class names of the stream 'default': a comma-separated list, or a file with one name a line."),
+        Parameter(help=f"Class names of the stream 'default': {CLASS_FILES}."),
     ] = None,
     samples: Annotated[Path | None, Parameter(help="A folder of images that the page offers for a try-out.")] = None,
     device: Annotated[str, Parameter(help="Where to compute: cpu, cuda, cuda:1 or mps.")] = "cpu",
     log_format: Annotated[Literal["text", "json"], Parameter(help="Lines of the log: text, or JSON objects.")] = "text",
-    new_token: Annotated[
-        str | None, Parameter(help="Make a token of this name, print it once, and exit. With tokens all need one.")
-    ] = None,
-    scope: Annotated[
-        Literal["read", "push", "admin"], Parameter(help="What the new token opens: reading, pushes too, or all.")
-    ] = "admin",
-    stream: Annotated[str | None, Parameter(help="The one stream that the new token is for.")] = None,
-    expires: Annotated[str | None, Parameter(help="When the new token ends, such as 30d, 12h or 15m.")] = None,
-    revoke_token: Annotated[str | None, Parameter(help="Drop the token of this name, and exit.")] = None,
-    verify: Annotated[
-        str | None, Parameter(help="Look for damage in the data of this folder or URL, and exit: status 1 if there is.")
-    ] = None,
-    backup: Annotated[
-        Path | None, Parameter(help="Copy the data into this new folder, also while a server is at work, and exit.")
-    ] = None,
-    restore: Annotated[
-        Path | None, Parameter(help="Fill the folder of '--data' from this backup, or from what is left, and exit.")
-    ] = None,
-) -> int | None:
+    tokens: TokenChoice = NO_TOKEN_CHOICE,
+    upkeep: Upkeep = NO_UPKEEP,
+) -> int:
     """Serve streams over HTTP: push images or embeddings, get labels that adapt; nothing that was answered is lost.
 
     The page at / shows a stream live, /docs lists the requests. For example:
@@ -60,9 +146,7 @@ def serve(
         moontide serve --host 0.0.0.0 --data postgresql://moontide@db/streams
     """
     try:
-        from moontide.serve import backup as copies
-        from moontide.serve.auth import Gate, Token, seconds_of
-        from moontide.serve.auth import new_token as draw_token
+        from moontide.serve.auth import Gate, Token
         from moontide.serve.databases import open_store
         from moontide.serve.images import list_images
         from moontide.serve.server import check_port, run
@@ -73,59 +157,28 @@ def serve(
         raise missing_extra(error.name or "fastapi", "serve", "The server") from None
     from moontide.core.devices import check_device
     from moontide.encoders import encoder as make_encoder
-    from moontide.store.classes import read_class_names
+    from moontide.store.classes import read_classes
 
     if classes is not None and encoder is None:
         raise OptionError("'--classes' needs '--encoder', which embeds them; or create streams with prototypes.")
     if samples is not None and encoder is None:
         raise OptionError("'--samples' needs '--encoder', which embeds them; leave it out, or add one.")
-    if new_token is None and (scope != "admin" or stream is not None or expires is not None):
-        raise OptionError("'--scope', '--stream' and '--expires' are for '--new-token'; add it, or leave them out.")
+    tokens.check()
     check_port(port)
-    if verify is not None:
-        return _verify(verify)
-    if backup is not None:
-        copies.backup(data, backup)
-        note(f"The data of {data} are in {backup}.")
-        return None
-    if restore is not None:
-        copies.restore(restore, data)
-        note(f"The data of {restore} are in {data}.")
-        return None
+    if upkeep.asked:
+        return upkeep.apply(data)
     check_device(device)
-    only_tokens = new_token is not None or revoke_token is not None
-    with closing(open_store(data, fsync, lock=not only_tokens)) as store:
-        if new_token is not None:
-            if not new_token.strip() or new_token in store.tokens():
-                raise OptionError(f"'--new-token' must be a name that is not there yet. Got {new_token!r} instead.")
-            ends = None if expires is None else time.time() + seconds_of(expires)
-            token, kept = draw_token(scope, stream, ends)
-            store.put_token(new_token, kept.write())
-            note(f"The token {new_token!r}, which is shown only now:")
-            print(token)
-        if revoke_token is not None:
-            if revoke_token not in store.tokens():
-                raise OptionError(f"There is no token {revoke_token!r}. Known: {', '.join(store.tokens()) or 'none'}.")
-            store.put_token(revoke_token, None)
-        if only_tokens:
-            return None
+    with closing(open_store(data, fsync, lock=not tokens.asked)) as store:
+        if tokens.asked:
+            tokens.apply(store)
+            return 0
         service = Service(
             store,
             gate=Gate({name: Token.read(kept) for name, kept in store.tokens().items()}),
             encoder=None if encoder is None else make_encoder(encoder, device),
-            classes=[] if classes is None else read_class_names(classes),
+            classes=() if classes is None else read_classes(classes),
             samples=[] if samples is None else list_images(samples),
             device=device,
         )
         run(service, host, port, log_format)
-    return None
-
-
-def _verify(data: str) -> int:
-    from moontide.serve.backup import verify
-
-    damage, streams = verify(data)
-    for sentence in damage:
-        print(sentence)
-    note(f"{data}: {len(damage) or 'no'} damage{'s' if len(damage) > 1 else ''} in {streams} streams.")
-    return 1 if damage else 0
+    return 0

@@ -35,7 +35,7 @@ class Cluster:
         Literal["local", "ray"] | None, Parameter(help="Work on shards in this process (else), or on Ray.")
     ] = None
     address: Address = None
-    workers: Annotated[int | None, Parameter(help="Workers on Ray (else one a CPU of the cluster, or a GPU).")] = None
+    workers: Annotated[int | None, Parameter(help="Workers on Ray (else one per CPU or GPU of the cluster).")] = None
     graph: Annotated[
         Literal["local", "global"], Parameter(help="Look for neighbours inside each shard, or across all of them.")
     ] = "local"
@@ -85,7 +85,7 @@ def adapt_many(
     """Run a method over shards and print what changed."""
     from moontide.core.devices import check_device
     from moontide.engine.run import ShardTask, Workers, adapt_shards
-    from moontide.store.classes import read_class_names
+    from moontide.store.classes import read_classes
     from moontide.store.features import FeatureStore
     from moontide.store.files import is_store, read_text
     from moontide.store.inputs import read_class_prior, read_negatives
@@ -106,8 +106,10 @@ def adapt_many(
     if store and anchors.origin is not None:
         FeatureStore.open(features).check_space(anchors.origin)
     scales = (source.logit_scale, anchors.logit_scale(), 100.0)
-    names = anchors.class_names() if source.classes is None else read_class_names(source.classes)
-    text = anchors.matrix("text_features")
+    names, text = anchors.class_names(), anchors.matrix("text_features")
+    if source.classes is not None:
+        classes = read_classes(source.classes)
+        names, text = list(classes.names), classes.means(text)
     prior = None if given.class_prior is None else read_class_prior(given.class_prior, names, len(text))
     task = ShardTask(
         features,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
@@ -27,7 +27,9 @@ from moontide.cli.output import emit
 from moontide.errors import OptionError
 
 if TYPE_CHECKING:
+    from moontide.answers import Answers
     from moontide.protocols import Method
+    from moontide.types import Result, Task
 
 
 BATCH = 64  # samples in a batch where nothing says it
@@ -69,12 +71,10 @@ def stream(
         moontide stream tuesday.npz --resume tda.safetensors --out tuesday.csv
         moontide stream monday.npz --known labels.csv --class-prior shares.csv
     """
-    from moontide.evaluate import compare_predictions, scored_rows
     from moontide.plausible import ask
     from moontide.store.classes import read_classes
     from moontide.store.files import PREDICTIONS, check_output, read_task
     from moontide.store.predictions import more_columns, write_predictions
-    from moontide.streams import load_state, run_stream, saved_batch_size
     from moontide.streams import save_state as write_state
 
     answers.check()
@@ -82,35 +82,59 @@ def stream(
         if path is not None:
             check_output(path, kinds)
             check_not_input(path, features, source.text, source.labels, *given.paths)
-    task, labels, ids = read_task(features, **asdict(source))
-    ask(task)
-    solver, state = (choice.make(), None) if resume is None else load_state(resume, task.features)
-    if resume is not None:
-        check_same_method(choice, solver, resume)
-        if given.class_prior is not None or given.negatives is not None:
-            raise OptionError("'--class-prior' and '--negatives' are part of a state; leave them out with '--resume'.")
-        batch_size = saved_batch_size(resume) if batch_size is None else batch_size
-    batch_size = BATCH if batch_size is None else batch_size
-    given.require(solver)
-    task = given.add(task, ids)
-    start = time.perf_counter()
-    with progress_bar(solver.name) as progress:
-        state, result = run_stream(solver, task, batch_size, state=state, drop_last=drop_last, progress=progress)
+    data = read_task(features, **asdict(source))
+    ask(data.task)
+    solver, state, batch_size = _beginning(choice, given, data.task, resume, batch_size)
+    task = given.add(data.task, data.ids)
+    state, result = _run(solver, task, batch_size, state, drop_last)
     n = len(result.labels)
-    note(f"{solver.name}: {n} samples in {-(-n // batch_size)} batches, {time.perf_counter() - start:.2f} s")
-    classes = None if source.classes is None else read_classes(source.classes)
-    said, more = answers.make(task, result, classes)
+    said, more = answers.make(task, result, None if source.classes is None else read_classes(source.classes))
     if out is not None:
-        write_predictions(out, result, ids and ids[:n], task.class_names, more_columns(task, n=n) | more, said)
+        ids = data.ids and data.ids[:n]
+        write_predictions(out, result, ids, task.class_names, more_columns(task, n=n) | more, said)
         note(f"wrote {out}")
         emit(out=out)
     if save_state is not None:
         write_state(save_state, solver, state, batch_size)
         emit(state=save_state, seen=state.seen)
         note(f"wrote {save_state}, the state after {state.seen} samples")
+    _sum_up(data.labels, result, task, said)
+
+
+def _beginning(
+    choice: Choice, given: GivenFiles, task: Task, resume: Path | None, batch_size: int | None
+) -> tuple[Method, Any, int]:
+    """Return the method, the state it goes on from if any, and the batch size."""
+    from moontide.streams import load_state, saved_batch_size
+
+    solver, state = (choice.make(), None) if resume is None else load_state(resume, task.features)
+    if resume is not None:
+        check_same_method(choice, solver, resume)
+        if given.class_prior is not None or given.negatives is not None:
+            raise OptionError("'--class-prior' and '--negatives' are part of a state; leave them out with '--resume'.")
+        batch_size = saved_batch_size(resume) if batch_size is None else batch_size
+    given.require(solver)
+    return solver, state, BATCH if batch_size is None else batch_size
+
+
+def _run(solver: Method, task: Task, batch_size: int, state: Any, drop_last: bool) -> tuple[Any, Result]:
+    """Label the task and say how it went."""
+    from moontide.streams import run_stream
+
+    start = time.perf_counter()
+    with progress_bar(solver.name) as progress:
+        state, result = run_stream(solver, task, batch_size, state=state, drop_last=drop_last, progress=progress)
+    n = len(result.labels)
+    note(f"{solver.name}: {n} samples in {-(-n // batch_size)} batches, {time.perf_counter() - start:.2f} s")
+    return state, result
+
+
+def _sum_up(labels: Any, result: Result, task: Task, said: Answers | None) -> None:
+    from moontide.evaluate import compare_predictions, scored_rows
+
     if said is not None:
         print_answers(said)
-    print_summary(compare_predictions(labels, result, scored_rows(task, n)), result, task)
+    print_summary(compare_predictions(labels, result, scored_rows(task, len(result.labels))), result, task)
 
 
 def check_same_method(choice: Choice, saved: Method, path: Path) -> None:

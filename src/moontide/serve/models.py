@@ -10,6 +10,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 MAX_PUSH = 4096  # samples
 MAX_CLASSES = 100_000  # of a stream
+MAX_PROMPTS = 100  # of a class, besides its name
 DEFAULT_METHOD = "tide"
 Value = bool | int | float | str  # of an option
 
@@ -47,6 +48,11 @@ class NewStream(BaseModel):
 
     name: str | None = Field(None, pattern=r"^[a-z0-9][a-z0-9_-]{0,63}$", description="Else a random one.")
     classes: list[str] | None = Field(None, min_length=1, max_length=MAX_CLASSES, description="Class names.")
+    synonyms: dict[str, Annotated[list[str], Field(max_length=MAX_PROMPTS)]] | None = Field(
+        None,
+        max_length=MAX_CLASSES,
+        description="Synonyms and descriptions of classes, by name; a class is the mean of all its prompts.",
+    )
     prototypes: list[list[float]] | None = Field(None, description="Class embeddings, K rows of d numbers.")
     sample: Literal["simulated"] | None = Field(None, description="The classes of the simulated sample set.")
     template: Template | None = Field(

@@ -34,6 +34,7 @@ from moontide.serve.records import Answer, Config, Corrected, Correction, Floats
 from moontide.serve.state import GoneError, ServedStream, TakenError
 from moontide.serve.stream_store import DamagedError, Snapshot, StoreError, StreamStore
 from moontide.simulate import Simulated, simulate
+from moontide.store.classes import ClassList
 
 TICK = 1.0  # seconds between two syncs of the policy "interval", and two looks for changed tokens
 MAX_MAKING = 4  # streams that are being made at a time
@@ -88,13 +89,13 @@ class Service:
         gate: Gate | None = None,
         limits: Limits | None = None,
         encoder: Encoder | None = None,
-        classes: Sequence[str] = (),
+        classes: Sequence[str] | ClassList = (),
         samples: Sequence[Path] = (),
         device: str = "cpu",
     ) -> None:
         """Name the parts; `open` starts them. `classes` are those of the stream "default", made where it is missing."""
         self.store, self.encoder, self.samples, self.device = store, encoder, samples, device
-        self.classes = check_names(classes)
+        self.classes = check_classes(classes)
         self.gate, self.limits, self.metrics = gate or Gate(), limits or Limits(), Metrics()
         self.queues: dict[str, PushQueue] = {}
         self.failed: dict[str, str] = {}  # streams that cannot be read, and why
@@ -113,7 +114,7 @@ class Service:
         for name, config in known.items():
             self.loading += 1
             self._start(self._load(name, config))
-        if self.classes and "default" not in known:
+        if self.classes.names and "default" not in known:
             await self.create(name="default", classes=self.classes)
         self._start(self._tick())
 
@@ -234,7 +235,8 @@ class Service:
         self,
         *,
         name: str | None = None,
-        classes: Sequence[str] | None = None,
+        classes: Sequence[str] | ClassList | None = None,
+        synonyms: Mapping[str, Sequence[str]] | None = None,
         prototypes: Any = None,
         sample: str | None = None,
         template: str | None = None,
@@ -261,7 +263,10 @@ class Service:
         self.making[stream] = thread = ThreadPoolExecutor(1, f"stream {stream}")
         made = False
         try:
-            text, names, scale, source = await self._classes(classes, prototypes, sample, template)
+            if synonyms is not None and (classes is None or prototypes is not None):
+                raise OptionError("'synonyms' need 'classes' that the encoder embeds, without 'prototypes'.")
+            asked = None if classes is None else check_classes(classes, synonyms)
+            text, names, scale, source = await self._classes(asked, prototypes, sample, template)
             scale = scale if logit_scale is None else logit_scale
             config = Config(method_name, values, names, text.shape[1], scale, source, created=time.time(), **batching)
             new = ServedStream(stream, config, self.store, solver, self.device, self.limits.keep)
@@ -290,10 +295,10 @@ class Service:
         return work.result()
 
     async def _classes(
-        self, names: Sequence[str] | None, prototypes: Any, sample: str | None, template: str | None
+        self, classes: ClassList | None, prototypes: Any, sample: str | None, template: str | None
     ) -> StreamClasses:
         if sample is not None:
-            if names is not None or prototypes is not None:
+            if classes is not None or prototypes is not None:
                 raise OptionError("'sample' has its own classes; leave out 'classes' and 'prototypes'.")
             data = await self.aside(sample_set)
             return StreamClasses(data.text, data.class_names, data.logit_scale, sample)
@@ -301,15 +306,15 @@ class Service:
             text = prototypes if isinstance(prototypes, np.ndarray) else check_rows(prototypes, "prototypes")
             if len(text) > MAX_CLASSES:
                 raise TooLargeError(f"A stream may have {MAX_CLASSES} classes. Got {len(text)} instead.")
-            names = tuple(names or (f"class {k}" for k in range(len(text))))
+            names = tuple(f"class {k}" for k in range(len(text))) if classes is None else classes.names
             if len(names) != len(text):
                 raise InputError(f"'classes' must have one name for each of {len(text)} prototypes. Got {len(names)}.")
-            return StreamClasses(text, check_names(names), 100.0, "prototypes")
-        if names is None:
+            return StreamClasses(text, names, 100.0, "prototypes")
+        if classes is None:
             raise InputError("A stream needs 'classes' or 'prototypes'; send one of them.")
-        encoder, names = self._encoder(), check_names(names)
+        encoder = self._encoder()
         async with self._encoding:
-            made = await self.aside(lambda: embed_classes(encoder, names, () if template is None else (template,)))
+            made = await self.aside(lambda: embed_classes(encoder, classes, () if template is None else (template,)))
         return StreamClasses(made.text, made.names, float(encoder.logit_scale), encoder.id)
 
     def _encoder(self) -> Encoder:
@@ -410,18 +415,20 @@ def class_numbers(labels: Sequence[Any], names: Sequence[str], field: str) -> La
     return np.asarray(numbers, np.int64)
 
 
-def check_names(names: Sequence[str]) -> tuple[str, ...]:
-    """Refuse class names that are empty or come twice.
+def check_classes(classes: Sequence[str] | ClassList, synonyms: Mapping[str, Sequence[str]] | None = None) -> ClassList:
+    """Refuse class names that are empty or come twice, and synonyms of other names.
 
-    >>> check_names(["cat", "cat"])
+    >>> check_classes(["cat", "cat"])
     Traceback (most recent call last):
         ...
     moontide.errors.InputError: 'classes' must be different names. Got 'cat' more than once.
     """
+    found = classes if isinstance(classes, ClassList) else ClassList(tuple(classes))
+    names = found.names
     for name in names:
         if not name.strip() or len(name) > 200 or not name.isprintable():
             raise InputError(f"'classes' must be names of 1 to 200 printable characters. Got {name[:50]!r} instead.")
     (name, times), *_ = Counter(names).most_common(1) or [("", 0)]
     if times > 1:
         raise InputError(f"'classes' must be different names. Got {name!r} more than once.")
-    return tuple(names)
+    return found if synonyms is None else found.with_prompts(synonyms)

@@ -7,6 +7,7 @@
 
 A class with more than its name is embedded as the mean of all its prompts. A synonym takes the place of the name in the
 templates, a description is a prompt of its own; in a plain list, what has `SENTENCE` words or more is a description.
+Embeddings that were made elsewhere have one row per class, or one row per prompt (`ClassList.means`).
 
 Classes are a tree where names are paths, such as animal/dog/beagle, or where there is a column of parents.
 """
@@ -19,10 +20,14 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
+from moontide.core.arrays import unit_rows
 from moontide.errors import FileError, InputError, listed, shorten
 from moontide.store.disk import reading
 
@@ -33,6 +38,8 @@ TEXTS, KINDS = (".txt", ".names", ".lst", ".list", ""), (".txt", ".json", ".csv"
 SENTENCE = 5  # words of a description
 LARGEST = 64 * 2**20  # bytes of a file of names
 SEPARATOR = "/"
+
+AnyArray = npt.NDArray[Any]
 
 
 @dataclass(frozen=True)
@@ -48,6 +55,7 @@ class ClassList:
     synonyms: Mapping[str, Sequence[str]] = field(default_factory=dict)
     descriptions: Mapping[str, Sequence[str]] = field(default_factory=dict)
     paths: tuple[tuple[str, ...], ...] | None = None  # from the root of the tree to each class
+    lines: tuple[int, ...] | None = None  # the class of each line of a table that has several per class
 
     @classmethod
     def of(cls, names: Iterable[str], **more: Any) -> ClassList:
@@ -62,13 +70,59 @@ class ClassList:
         count = Counter(last)
         own = [one[-1] if count[one[-1]] == 1 else SEPARATOR.join(one) for one in parts]
         renamed = dict(zip(names, own, strict=True))
-        more = {key: {renamed[name]: value for name, value in held.items()} for key, held in more.items()}
+        for key in {"synonyms", "descriptions"} & more.keys():
+            more[key] = {renamed[name]: value for name, value in more[key].items()}
         return cls(tuple(own), paths=tuple(parts), **more)
+
+    def with_prompts(self, more: Mapping[str, Sequence[str]]) -> ClassList:
+        """Return the list with synonyms and descriptions of some classes, told apart by their length.
+
+        >>> ClassList(("cat", "dog")).with_prompts({"cat": ["kitty", "a small animal with soft fur"]}).synonyms
+        {'cat': ['kitty']}
+        """
+        strange = [name for name in more if name not in self.names]
+        if strange:
+            raise InputError(f"'synonyms' must be of classes, and {shorten(strange[0], 60)!r} is none of them.")
+        told = {name: _told_apart(name, texts) for name, texts in more.items()}
+        return replace(self, **_some(*({name: two[i] for name, two in told.items()} for i in (0, 1))))
 
     def phrases(self, name: str) -> list[str]:
         """Return what takes the place of the name of a class in templates: the name, then its synonyms."""
         last = name if self.paths is None else self.paths[self.names.index(name)][-1]
         return [last, *self.synonyms.get(name, ())]
+
+    def prompts(self) -> list[int]:
+        """Return the class of each prompt: of every class its name, then its synonyms, then its descriptions.
+
+        >>> ClassList(("cat", "dog"), synonyms={"cat": ["kitty"]}).prompts()
+        [0, 0, 1]
+        """
+        counts = [1 + len(self.synonyms.get(name, ())) + len(self.descriptions.get(name, ())) for name in self.names]
+        return [k for k, count in enumerate(counts) for _ in range(count)]
+
+    def means(self, text: AnyArray) -> AnyArray:
+        """Return one embedding per class: the mean of the unit vectors of its prompts, scaled to length 1 again.
+
+        text: (K, d), which is returned as it is, or one row per prompt (`prompts`), or per line of the file.
+
+        >>> ClassList(("cat", "dog"), synonyms={"cat": ["kitty"]}).means(np.eye(3)).round(2)
+        array([[0.71, 0.71, 0.  ],
+               [0.  , 0.  , 1.  ]])
+        """
+        if text.ndim != 2 or len(text) == len(self.names):
+            return text
+        for owners in (self.lines, self.prompts()):
+            if owners is not None and len(owners) == len(text):
+                rows = unit_rows(np.asarray(text), "text_features")
+                sums = np.zeros((len(self.names), text.shape[1]), rows.dtype)
+                np.add.at(sums, list(owners), rows)
+                return np.asarray(unit_rows(sums, "text_features"))
+        if len(self.prompts()) == len(self.names):
+            return text  # a task says what is wrong
+        raise InputError(
+            f"'text_features' must have one row for each of the {len(self.names)} classes, or for each of their "
+            f"{len(self.prompts())} names, synonyms and descriptions in the order of the file. It has {len(text)}."
+        )
 
     def doubts(self) -> list[str]:
         """Say which synonyms stand for more than one class."""
@@ -174,9 +228,13 @@ def _more(path: Path, name: str, value: Any) -> tuple[list[str], list[str]]:
         if not keys.keys() <= {*SYNONYMS, *DESCRIPTIONS}:
             raise FileError(f"{path} must have 'synonyms' and 'descriptions' for {name!r}. Got {listed(keys)} instead.")
         return _texts(path, name, keys, SYNONYMS), _texts(path, name, keys, DESCRIPTIONS)
-    found = _texts(path, name, {SYNONYMS[0]: value}, SYNONYMS)
-    sentences = [one for one in found if len(one.split()) >= SENTENCE]
-    return [one for one in found if one not in sentences and one != name], sentences
+    return _told_apart(name, _texts(path, name, {SYNONYMS[0]: value}, SYNONYMS))
+
+
+def _told_apart(name: str, texts: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return what are synonyms of a name, and what are descriptions."""
+    sentences = [one for one in texts if len(one.split()) >= SENTENCE]
+    return [one for one in texts if one not in sentences and one != name], sentences
 
 
 def _texts(path: Path, name: str, held: Mapping[str, Any], keys: Sequence[str]) -> list[str]:
@@ -210,6 +268,7 @@ def _from_rows(path: Path, rows: Sequence[Mapping[str, Any]], header: Sequence[s
     descriptions: dict[str, list[str]] = {}
     parents: dict[str, str] = {}
     names: list[str] = []
+    lines: list[str] = []
     merges = any(key in header for key in (*SYNONYMS, *DESCRIPTIONS))
     for row in rows:
         name = str(row.get(column) or "").strip()
@@ -217,11 +276,15 @@ def _from_rows(path: Path, rows: Sequence[Mapping[str, Any]], header: Sequence[s
             continue
         if name not in synonyms or not merges:
             names.append(name)
+        lines.append(name)
         cells = {key: re.split("[;|]", value) if isinstance(value, str) else value for key, value in row.items()}
         synonyms.setdefault(name, []).extend(_texts(path, name, cells, SYNONYMS))
         descriptions.setdefault(name, []).extend(_texts(path, name, row, DESCRIPTIONS))
         parents[name] = str(row.get(PARENT) or "").strip()
     more = _some(synonyms, descriptions)
+    if len(lines) > len(names):
+        number = {name: k for k, name in enumerate(names)}
+        more["lines"] = tuple(number[name] for name in lines)
     if not any(parents.values()):
         return ClassList.of(names, **more)
     return ClassList(tuple(names), paths=tuple(_path_to(path, name, parents) for name in names), **more)

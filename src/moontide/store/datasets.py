@@ -1,4 +1,4 @@
-"""Image datasets on disk: the paper's eleven in the layout of CoOp, and any folder with one sub-folder a class.
+"""Image datasets on disk: the paper's eleven in the layout of CoOp, and any folder with one sub-folder per class.
 
 What is known of each of the eleven is data, `bench/datasets/*.toml`: prompt template, number of classes and samples,
 folder, images and the files that name the test images. `layout` says how these are read:

@@ -70,8 +70,9 @@ def read_task(
     """Read a task; what is passed here goes before what the files hold.
 
     With `text`, class embeddings and class names come from that file. `classes` is a comma-separated list or a file as
-    in `store.classes`; `labels` is a .npy or a text file with one number or class name per line. On the device "cpu"
-    the arrays are numpy's, on others torch's. The logit scale is 100 where nothing says it.
+    in `store.classes`; class embeddings may then have one row per prompt instead of one per class. `labels` is a .npy
+    or a text file with one number or class name per line. On the device "cpu" the arrays are numpy's, on others
+    torch's. The logit scale is 100 where nothing says it.
 
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     path = Path(folder) / "features.npz"
@@ -80,7 +81,7 @@ def read_task(
     >>> task.n, task.class_names, round(task.logit_scale), labels, ids
     (3, ('cat', 'dog'), 50, array([0, 1, 1]), None)
     """
-    from moontide.store.classes import read_class_names
+    from moontide.store.classes import read_classes
 
     check_device(device)
     images = read_arrays(features)
@@ -89,11 +90,13 @@ def read_task(
     image = to_device(as_matrix(images.matrix("image_features"), "image_features"), dtype, device)
     views = images.arrays.get("view_features")
     scales = (logit_scale, anchors.logit_scale(), images.logit_scale(), 100.0)
+    listed = None if classes is None else read_classes(classes)
+    rows = anchors.matrix("text_features", named=text is None)
     task = Task(
         image,
-        anchors.matrix("text_features", named=text is None),
+        rows if listed is None else listed.means(rows),
         next(scale for scale in scales if scale is not None),
-        anchors.class_names() if classes is None else read_class_names(classes),
+        anchors.class_names() if listed is None else listed.names,
         extras={} if views is None else {"views": like(as_matrix(views, "view_features", 3), image)},
     )
     found = images.arrays.get("labels") if labels is None else read_labels(labels)
