@@ -1,11 +1,13 @@
 """All suites by one command: what it runs, what it finds again, how it estimates, and what it writes into a page."""
 
 import sys
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from moontide.bench import runner
 from moontide.bench.records import read_records
 from moontide.bench.suites import load_suite, suite_names
 from moontide.registry import method_names, method_type
@@ -41,6 +43,30 @@ def test_it_estimates_runs_and_goes_on_and_writes_its_page(features, tmp_path, c
     assert page.read_text() == written
 
 
+def test_what_suites_share_is_run_once(features, tmp_path, monkeypatch):
+    calls = []
+    score = runner.score
+    monkeypatch.setattr(runner, "score", lambda method, *rest: calls.append(method.name) or score(method, *rest))
+    monkeypatch.setattr(runner, "find_spec", lambda name: None)  # no run to warm up
+    given = ("--data", features, "--out", tmp_path, "--jobs", 1, "--methods", "zero_shot,moon", "--runs", 1)
+    assert paper.main([*map(str, given), "--suites", "batch-64", "beta"]) is None
+    assert sorted(calls) == ["moon"] * (3 + 10 + 7) + ["zero_shot"] * 10  # beta has all scenarios of batch-64, and soft
+    same = [{tuple(r["seed"]): r["accuracy"] for r in read_records(tmp_path / suite) if not r["options"]}
+            for suite in ("batch-64", "beta")]  # fmt: skip
+    assert all(same[1][seed] == accuracy for seed, accuracy in same[0].items())
+
+
+def test_it_takes_the_runs_that_fit_into_the_time():
+    suite = load_suite("beta").choose(["moon"])
+    scenario = suite.scenarios[0]
+    fast, slow = paper.cells_of(suite, "f", scenario)
+    known = paper.Known({}, {fast: 0.001, slow: 0.01}, Counter({fast: 1, slow: 1}))
+    assert sum(paper.left([suite], known, None).values()) == pytest.approx(999 * 0.011)
+    seconds = paper.seconds_for([suite], known, 1.1)
+    assert sum(paper.left([suite], known, seconds).values()) == pytest.approx(1.1, abs=0.012)
+    assert paper.seconds_for([suite], known, 1e6) > 1000 * 0.01
+
+
 def test_a_limit_of_seconds_holds_for_all_entries_of_a_method_alike(features, tmp_path):
     run(features, tmp_path / "out", "--seconds", 1e-9)
     runs = {}
@@ -48,9 +74,8 @@ def test_a_limit_of_seconds_holds_for_all_entries_of_a_method_alike(features, tm
         runs.setdefault((record["method"], str(record["options"]), record["scenario"]["id"]), []).append(record["run"])
     assert set(map(tuple, runs.values())) == {(0,)}
     suite = load_suite("convergence")
-    times = {("convergence", 2, "f", "moon", "batch-64-very_low", "{'iterations': 1}"): 0.01,
-             ("convergence", 2, "f", "moon", "batch-64-very_low", "{'iterations': 10}"): 0.1}  # fmt: skip
-    limit = paper.limit_by(times, suite, 5.0)
+    cells = paper.cells_of(suite, "f", suite.scenarios[0], "moon")
+    limit = paper.limit_by({cells[0]: 0.01, cells[-1]: 0.1}, suite, 5.0)
 
     class Features:
         hash = "f"
