@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import sys
 import time
@@ -137,7 +138,11 @@ def limit_by(times: Mapping[Cell, float], suite: Suite, seconds: float | None) -
 
 
 def most_runs(runs: int, found: Sequence[float], seconds: float | None) -> int:
-    return runs if seconds is None or not found else min(runs, max(LEAST, int(seconds / max(*found, 1e-6))))
+    """Return how many of the runs fit into the seconds, rounded so that cells differ in few numbers: 10, 13, 16, 20."""
+    if seconds is None or not found:
+        return runs
+    fit = max(LEAST, int(seconds / max(*found, 1e-6)))
+    return min(runs, fit if fit < 10 else round(10 ** (math.floor(10 * math.log10(fit) + 1e-9) / 10)))
 
 
 def left(suites: Sequence[Suite], known: Known, seconds: float | None) -> dict[Cell, float]:

@@ -232,7 +232,6 @@ class Worker:
     def __init__(self, suite: Suite, out: Path, about: Record, source: Source | None = None) -> None:
         self.suite, self.out, self.about, self.source = suite, out, about, source or Source()
         self.log = Log(out, suite.name)
-        self.warm: set[tuple[Any, ...]] = set()
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Go to another process as a worker that has done nothing yet."""
@@ -262,13 +261,18 @@ class Worker:
         return len(job.entries) - len(failed), failed
 
     def _score(self, entry: Entry, pack: Pack, scenario: Scenario, batches: Sequence[IntArray]) -> Record:
-        """Run a method, once more at the start: what imports and compiles, for every shape, is in no time of a run."""
-        method, whole = entry.build(), self.suite.timing or pack.device != "cpu"
-        first = (entry.key, pack.hash, scenario.id)
-        if first not in self.warm and (whole or find_spec("numba")):
-            score(method, pack, batches if whole else batches[:1], scenario.setting)
-            self.warm.add(first)
+        """Run a method, once more at the start: what imports and compiles is in no time of a run."""
+        method, compiled = entry.build(), find_spec("numba") is not None
+        whole = self.suite.timing or pack.device != "cpu"  # a GPU compiles for every shape
+        first = (entry.key, pack.hash, scenario.id) if whole or compiled else (entry.name, scenario.setting)
+        if first not in _warm:
+            some = batches if whole else batches[:1] if compiled else [batches[0][:8]]
+            score(method, pack, some, scenario.setting)
+            _warm.add(first)
         return score(method, pack, batches, scenario.setting)
+
+
+_warm: set[tuple[Any, ...]] = set()  # what this process has run before
 
 
 def forward_seconds(pack: Pack, batches: Sequence[IntArray]) -> Record:
