@@ -83,7 +83,7 @@ def test_a_limit_of_seconds_holds_for_all_entries_of_a_method_alike(features, tm
         hash = "f"
 
     moons = [entry for entry in suite.entries if entry.name == "moon"]
-    assert {limit(Features, suite.scenarios[0], entry) for entry in moons} == {50}
+    assert {limit(Features, suite.scenarios[0], entry) for entry in moons} == {40}
     assert limit(Features, suite.scenarios[1], moons[0]) == 1000  # nothing is known of it
 
 
