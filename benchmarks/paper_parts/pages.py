@@ -21,6 +21,27 @@ BY_DATASET = (
 )  # fmt: skip
 BY_SCENARIO = ("text-versus-released", "ablation", "lambda-design", "beta", "variants")
 SWEEPS = ("sensitivity", "convergence")
+ITEMS = (  # the paper's tables and figures, and the suites that fill them
+    ("Fig. 1a; Tab. 1, batches of 64", "batch-64"),
+    ("Fig. 1a; Tab. 1, batches of 1000", "batch-1000"),
+    ("Fig. 1b; Tab. 2, streams", "online-128"),
+    ("Fig. 2a, StatA's alpha; Fig. 4, T and m", "sensitivity"),
+    ("Fig. 2b, accuracy and time; Tab. 3, runtime", "runtime"),
+    ("Fig. 3, convergence", "convergence"),
+    ("Tab. 4 and Fig. 5, ablation", "ablation"),
+    ("Tab. 5, alpha_k", "alpha-design"),
+    ("Tab. 6, lambda_k", "lambda-design"),
+    ("Tab. 7, variants", "variants"),
+    ("Tab. 8, sample-wise", "sample-wise"),
+    ("Tab. 9 and 13-18, other models", "backbones"),
+    ("Tab. 11, batch sizes", "batch-sizes"),
+    ("Tab. 19, all classes", "all-classes"),
+    ("Tab. 20, random classes", "random-classes"),
+    ("Tab. 21, beta_k", "beta"),
+    ("not in it: text and program", "text-versus-released"),
+    ("not in it: its authors' later protocol", "ttabc"),
+    ("not in it: long tails", "long-tailed"),
+)
 CELL = ("suite", "version", "backbone", "setting", "batch_size", "scenario", "dataset", "method", "options", "vary")
 SPACES = ("clip_",)  # backbones whose packs are averaged together
 
@@ -49,16 +70,18 @@ def pages(rows: Sequence[Row]) -> dict[str, str]:
 
 
 def checklist(rows: Sequence[Row]) -> str:
-    """Return MOON's mean over scenarios and data sets for every suite, and the paper's over the same."""
+    """Return every table and figure with its command, and MOON's mean over scenarios and data sets."""
     lines = []
-    for suite in dict.fromkeys(row["suite"] for row in rows):
-        own = [r for r in rows if (r["suite"], r["method"], r["options"], r["vary"]) == (suite, "moon", "{}", "")]
+    for item, suite in ITEMS:
+        own = [r for r in rows if r["suite"] == suite and r["method"] == "moon" and (r["options"] == "{}" or r["vary"])]
         known = [row for row in own if row["dataset"] in DATASETS and row["paper"]]
+        numbers: list[float | int | str | None] = [len(known), None, None, None, None]
         if known:
             ours, theirs = (float(np.mean([float(row[name]) for row in known])) for name in ("accuracy", "paper"))
             plain = float(np.mean([float(row["gain"]) for row in known]))
-            lines.append([f"`{suite}`", len(known), theirs, ours, f"{ours - theirs:+.1f}", f"{plain:+.1f}"])
-    heads = ["suite", "cells", "the paper's MOON", "ours", "apart", "ours above zero-shot on the same batches"]
+            numbers = [len(known), theirs, ours, f"{ours - theirs:+.1f}", f"{plain:+.1f}"]
+        lines.append([item, f"`moontide bench run {suite} --data FEATURES`", *numbers])
+    heads = ["in the paper", "command", "cells", "the paper's MOON", "ours", "apart", "ours above zero-shot"]
     return table(heads, lines)
 
 
