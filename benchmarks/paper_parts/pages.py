@@ -66,6 +66,8 @@ def pages(rows: Sequence[Row]) -> dict[str, str]:
         make = by_dataset if suite in BY_DATASET else by_scenario if suite in BY_SCENARIO else by_value
         if suite in (*BY_DATASET, *BY_SCENARIO, *SWEEPS):
             found[suite] = f"{make(own)}\n\n{counts(own)}"
+        if suite == "runtime":
+            found[suite] = runtime(own)
     return {"checklist": checklist(rows), **found}
 
 
@@ -178,6 +180,22 @@ def by_scenario(rows: Sequence[Row]) -> str:
         if any(value is not None for value in theirs):
             lines.append(["– the paper, its eleven sets, B/16", *theirs])
     return table(["method", *(f"{words(where)} ({packs[where]} packs)" for where in places)], lines)
+
+
+def runtime(rows: Sequence[Row]) -> str:
+    """Return one line per method, median milliseconds of a batch on ImageNet by its size, and the paper's."""
+    own = [row for row in rows if row["dataset"] == "imagenet"] or list(rows)
+    sizes = sorted({int(row["batch_size"]) for row in own})
+    lines = []
+    for method in dict.fromkeys(row["method"] for row in own):
+        cells: list[float | None] = []
+        for size in sizes:
+            found = [row for row in own if (row["method"], int(row["batch_size"])) == (method, size)]
+            theirs = paper().seconds.get((size, method))
+            cells += [1e3 * float(found[0]["median_seconds"]) if found else None, theirs and 1e3 * theirs]
+        lines.append([TITLES.get(method, method), *cells])
+    heads = [words for size in sizes for words in (f"N = {size:,}, ms", "the paper, ms")]
+    return table(["method", *heads], lines)
 
 
 def by_value(rows: Sequence[Row]) -> str:
