@@ -104,7 +104,7 @@ def test_the_papers_numbers_stand_beside_ours_over_the_same_data_sets():
     found = pages.pages(rows)
     (line,) = [line for line in found["batch-64"].splitlines() if "MOON" in line]
     assert line == "| batches of 64, low | MOON | 70.0 | 50.0 | 90.0 | 60.0 | 63.8 (B/32) | -3.8 |"
-    assert "| `batch-64` | 2 | 63.8 | 60.0 | -3.8 | +1.0 |" in found["checklist"]
+    assert "| `moontide bench run batch-64 --data FEATURES` | 2 | 63.8 | 60.0 | -3.8 | +1.0 |" in found["checklist"]
 
 
 def test_the_table_of_all_methods_has_every_method_that_features_are_enough_for():
@@ -139,3 +139,18 @@ def test_the_table_of_all_methods_has_few_all_a_stream_and_harm(packs, tmp_path,
     assert grid.main(command) is None
     assert log.stat().st_size == size
     assert np.isfinite(float(line.split("|")[2]))
+
+
+def test_the_gate_keeps_rivals_out_where_classes_are_few(packs, monkeypatch):
+    import leads
+
+    monkeypatch.setattr(leads, "RIVALS", ("sinkhorn",))
+    trial = leads.Trial(tuple(packs))
+    jobs = leads.jobs_of([leads.read_pack(path) for path in packs], 1)
+    answers = [trial(job) for job in jobs]
+    assert {job.kind for job, _, _ in answers} == set(report_all.KINDS)
+    few = [(w, found) for job, w, found in answers if job.kind == "few of 64"]
+    dense = [w for job, w, _ in answers if job.kind != "few of 64"]
+    assert max(w for w, _ in few) < min(dense)
+    assert all(found["sinkhorn mean"] > found["sinkhorn"] for _, found in few)
+    assert "| Sinkhorn, times |" in leads.report(answers)
