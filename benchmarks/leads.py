@@ -69,9 +69,20 @@ class Trial:
             other = run(name)
             p = to_numpy(other.probs).astype(np.float64)
             found[name] = right(other.labels)
-            found[f"{name} times"] = right((_log(z) + w * (_log(p) - _log(y))).argmax(axis=1))
-            found[f"{name} mean"] = right(((1 - w / 2) * z + w / 2 * p).argmax(axis=1))
+            found |= {f"{name} {way}": right(both.argmax(axis=1)) for way, both in joined(z, p, y, w).items()}
         return job, w, found
+
+
+def joined(z: Any, p: Any, y: Any, w: float) -> dict[str, Any]:
+    """Return TIDE's z joined with the p of another method in both ways, (N, K) each: scores whose order counts.
+
+    >>> z, p, y = (np.asarray([x]) for x in ([0.6, 0.4], [0.1, 0.9], [0.5, 0.5]))
+    >>> {way: int(both.argmax()) for way, both in joined(z, p, y, 0.0).items()}
+    {'times': 0, 'mean': 0}
+    >>> {way: int(both.argmax()) for way, both in joined(z, p, y, 1.0).items()}
+    {'times': 1, 'mean': 1}
+    """
+    return {"times": _log(z) + w * (_log(p) - _log(y)), "mean": (1 - w / 2) * z + w / 2 * p}
 
 
 def _log(p: Any) -> Any:

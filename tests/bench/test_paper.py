@@ -141,16 +141,16 @@ def test_the_table_of_all_methods_has_few_all_a_stream_and_harm(packs, tmp_path,
     assert np.isfinite(float(line.split("|")[2]))
 
 
-def test_the_gate_keeps_rivals_out_where_classes_are_few(packs, monkeypatch):
+@pytest.mark.filterwarnings("ignore::moontide.errors.ImplausibleWarning")
+def test_the_table_of_rivals_behind_the_gate(packs, monkeypatch):
     import leads
 
+    z, p, y = np.random.default_rng(0).dirichlet(np.ones(4), size=(3, 50))
+    assert all((both.argmax(axis=1) == z.argmax(axis=1)).all() for both in leads.joined(z, p, y, 0.0).values())
     monkeypatch.setattr(leads, "RIVALS", ("sinkhorn",))
-    trial = leads.Trial(tuple(packs))
     jobs = leads.jobs_of([leads.read_pack(path) for path in packs], 1)
-    answers = [trial(job) for job in jobs]
-    assert {job.kind for job, _, _ in answers} == set(report_all.KINDS)
-    few = [(w, found) for job, w, found in answers if job.kind == "few of 64"]
-    dense = [w for job, w, _ in answers if job.kind != "few of 64"]
-    assert max(w for w, _ in few) < min(dense)
-    assert all(found["sinkhorn mean"] > found["sinkhorn"] for _, found in few)
-    assert "| Sinkhorn, times |" in leads.report(answers)
+    answers = list(map(leads.Trial(tuple(packs)), jobs))
+    assert all(0 < w < 1 and set(found) >= {"tide", "sinkhorn", "sinkhorn times"} for _, w, found in answers)
+    text = leads.report(answers)
+    assert "| Sinkhorn, times |" in text
+    assert len([line for line in text.splitlines() if line.startswith("| Sinkhorn")]) == 2 * 3  # alone, times, mean
