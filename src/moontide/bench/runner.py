@@ -187,7 +187,7 @@ def plan(
                 continue
             most = {n: limit(pack, scenario, suite.entries[n]) if limit else scenario.runs for n in able}
             keys = {n: key(_facts(suite, pack, scenario, 0, suite.entries[n])) for n in able}
-            for run in range(max(most.values(), default=0)):
+            for run in range(min(scenario.runs, max(most.values(), default=0))):
                 wanted = [n for n in able if run < most[n]]
                 left = tuple(n for n in wanted if key_of_run(keys[n], run) not in done)
                 outcome.found += len(wanted) - len(left)
