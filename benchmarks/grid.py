@@ -114,12 +114,10 @@ def all_jobs(s: Settings) -> list[Job]:
         job
         for kind in report_all.KINDS
         for cell in report_all.cells_of(s.packs, kind)
-        for job in accuracy_jobs(
-            [cell], s.runs, report_all.titles_for(cell, s.packs), runs=report_all.runs_of(cell, kind, s.runs)
-        )
+        for job in accuracy_jobs([cell], s.runs, report_all.titles(), runs=report_all.runs_of(cell, kind, s.runs))
     ]
     streams = [StreamCell(pack.name, *report_all.STREAM) for pack in s.packs]
-    return [*batches, *(Job("stream", cell, 0, report_all.on_streams(cell.pack, s.packs)) for cell in streams)]
+    return [*batches, *(Job("stream", cell, 0, report_all.on_streams()) for cell in streams)]
 
 
 PARTS = {
@@ -171,6 +169,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--packs", type=Path, nargs="+", help=f"feature packs with labels; default: {FOLDER}/*.npz")
     parser.add_argument("--methods", nargs="+", default=[], help="further methods, in the grid and on streams; or all")
     parser.add_argument("--runs", type=int, default=100, help="batches of 64 in a cell; a fifth of it of larger ones")
+    parser.add_argument("--minutes", type=float, help="stop after so many, with what is there; 0: nothing is run")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes of one thread each")
     parser.add_argument("--out", type=Path, default=Path("results/grid.jsonl"), help="the log, read and continued")
     parser.add_argument("--write", type=Path, help="a page whose marked parts are replaced")
@@ -197,7 +196,7 @@ def run(args: argparse.Namespace) -> dict[str, str]:
             raise SystemExit(f"--packs must have different names before the first '_'. Got {', '.join(names)}.")
         bench = Bench((*paths, *([own] if own else [])))
         jobs = merged(job for name in chosen for job in PARTS[name].jobs(settings))
-        results = measure(bench, jobs, args.out, args.jobs)
+        results = measure(bench, jobs, args.out, args.jobs, args.minutes)
         for name in chosen:
             found |= {report: write(results, settings) for report, write in PARTS[name].reports.items()}
     if args.cost:

@@ -2,6 +2,7 @@
 
     scripts/bench paper                              # every suite with the paper's number of runs, overnight
     scripts/bench paper --seconds 5                  # at most 5 seconds of computing for each method on each scenario
+    scripts/bench paper --minutes 60                 # as many runs as an hour allows, the same seconds for each
     scripts/bench paper --estimate                   # the first run of everything, and how long the others would take
     scripts/bench paper --suites batch-64 ablation   # some of the suites
     scripts/bench paper --write docs/paper.md        # the tables into the marked parts of the page, too
@@ -14,13 +15,17 @@ the same command goes on from there. Records are in `--out`, one line a run; `de
 from __future__ import annotations
 
 import argparse
+import json
+import math
 import os
 import sys
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parent))  # where `python -m benchmarks.paper` does not look
 
@@ -29,7 +34,7 @@ from paper_parts.pages import pages, read_details
 
 from moontide.bench.data import Pack, find_data
 from moontide.bench.processes import in_processes
-from moontide.bench.records import Record, environment, key, read_records
+from moontide.bench.records import Key, Record, environment, key, read_records
 from moontide.bench.runner import Job, Limit, RunCounts, Source, Worker, plan, run_suite
 from moontide.bench.suites import Entry, Scenario, Suite, load_suite
 from moontide.errors import MoontideError
@@ -46,6 +51,8 @@ SUITES = (
     "convergence",
 )  # fmt: skip
 LEAST = 1  # runs of a method that takes too long
+ALONE = 0.2  # seconds from which a method is a task by itself, so that all cores end together
+USED = 0.9  # share of the cores' time that computing is expected to get
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
@@ -55,6 +62,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--methods", help="names separated by commas; default: those of the suites")
     parser.add_argument("--runs", type=int, help="the most runs of a scenario; default: the paper's")
     parser.add_argument("--seconds", type=float, help="of computing for each method on each scenario and pack")
+    parser.add_argument("--minutes", type=float, help="as many runs as fit into so many minutes; then it stops")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes of one thread each")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="where methods run; cuda: one job")
     parser.add_argument("--out", type=Path, default=Path("results/paper"), help="records, read and continued")
@@ -66,17 +74,43 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def first_times(out: Path) -> dict[tuple[Any, ...], float]:
-    """Return the seconds of one run of each method by scenario and features, the median of what is there."""
-    found: dict[tuple[Any, ...], list[float]] = defaultdict(list)
-    for record in read_records(out):
-        found[_cell(record)].append(record["seconds"])
-    return {cell: sorted(times)[len(times) // 2] for cell, times in found.items()}
+class Cell(NamedTuple):
+    """A method on the batches of a scenario of some features: its runs are the same in every suite that has it."""
+
+    features: str
+    suite: str  # that declares the scenario
+    scenario: str
+    method: str
+    options: str
+
+    @staticmethod
+    def of(record: Record) -> Cell:
+        options = json.dumps(json_safe(record["options"]), sort_keys=True)
+        return Cell(record["features"], record["seed"][0], record["seed"][2], record["method"], options)
 
 
-def _cell(record: Record) -> tuple[Any, ...]:
-    words = (record[name] for name in ("suite", "version", "features", "method"))
-    return (*words, record["scenario"]["id"], str(json_safe(record["options"])))
+@dataclass
+class Known:
+    """The runs that are there: their keys by suite, how long one takes, and how many runs a cell has."""
+
+    done: dict[str, set[Key]]
+    times: dict[Cell, float]
+    counts: Counter[Cell]
+
+
+def read_known(suites: Sequence[Suite], out: Path) -> Known:
+    """Read the records of some suites."""
+    known, seconds = Known({suite.name: set() for suite in suites}, {}, Counter()), defaultdict(list)
+    for suite in suites:
+        seen: Counter[Cell] = Counter()
+        for record in read_records(folder_of(out, suite)):
+            known.done[suite.name].add(key(record))
+            cell = Cell.of(record)
+            seen[cell] += 1
+            seconds[cell].append(record["seconds"])
+        known.counts |= seen  # the most of any suite
+    known.times = {cell: sorted(found)[len(found) // 2] for cell, found in seconds.items()}
+    return known
 
 
 def folder_of(out: Path, suite: Suite) -> Path:
@@ -84,39 +118,65 @@ def folder_of(out: Path, suite: Suite) -> Path:
     return out / suite.name
 
 
-def limit_by(times: dict[tuple[Any, ...], float], suite: Suite, seconds: float | None) -> Limit:
+def cells_of(suite: Suite, features: str, scenario: Scenario, method: str | None = None) -> list[Cell]:
+    """Return the cells of a suite, of one method or of all."""
+    entries = [entry for entry in suite.entries if method in (None, entry.name)]
+    return [Cell(features, scenario.suite, scenario.id, *entry.key) for entry in entries]
+
+
+def limit_by(times: Mapping[Cell, float], suite: Suite, seconds: float | None) -> Limit:
     """Return how many runs a method does so that it computes no longer than `seconds`; None: all of them.
 
     All entries of one method do as many as the slowest, so that they are compared on the same batches.
     """
 
     def limit(pack: Pack, scenario: Scenario, entry: Entry) -> int:
-        known = (suite.name, suite.version, pack.hash, entry.name, scenario.id)
-        found = [time_of for cell, time_of in times.items() if cell[:5] == known]
-        if seconds is None or not found:
-            return scenario.runs
-        return min(scenario.runs, max(LEAST, int(seconds / max(*found, 1e-6))))
+        found = [times[cell] for cell in cells_of(suite, pack.hash, scenario, entry.name) if cell in times]
+        return most_runs(scenario.runs, found, seconds)
 
     return limit
 
 
-def estimate(suites: Iterable[Suite], out: Path, seconds: float | None, jobs: int) -> str:
-    """Return how long what is left will take, by the times of the runs that are there."""
-    lines, total = [], 0.0
+def most_runs(runs: int, found: Sequence[float], seconds: float | None) -> int:
+    """Return how many of the runs fit into the seconds, rounded so that cells differ in few numbers: 10, 13, 16, 20."""
+    if seconds is None or not found:
+        return runs
+    fit = max(LEAST, int(seconds / max(*found, 1e-6)))
+    return min(runs, fit if fit < 10 else round(10 ** (math.floor(10 * math.log10(fit) + 1e-9) / 10)))
+
+
+def left(suites: Sequence[Suite], known: Known, seconds: float | None) -> dict[Cell, float]:
+    """Return the seconds that what is left of each cell will take, by the times of the runs that are there."""
+    wanted: Counter[Cell] = Counter()
     for suite in suites:
-        times, done = first_times(folder_of(out, suite)), defaultdict(int)
-        for record in read_records(folder_of(out, suite)):
-            done[_cell(record)] += 1
-        runs = {scenario.id: scenario.runs for scenario in suite.scenarios}
-        left = 0.0
-        for cell, time_of in times.items():
-            if cell[4] in runs:
-                slowest = max(x for other, x in times.items() if other[:5] == cell[:5])
-                most = runs[cell[4]] if seconds is None else max(LEAST, int(seconds / max(slowest, 1e-6)))
-                left += time_of * max(0, min(runs[cell[4]], most) - done[cell])
-        lines.append(f"{suite.name}: {left / 60:.1f} core-minutes left")
-        total += left
-    lines.append(f"together {total / 60:.0f} core-minutes, about {total / 60 / jobs:.0f} minutes on {jobs} cores")
+        for features in {cell.features for cell in known.times}:
+            for scenario in suite.scenarios:
+                for method in {entry.name for entry in suite.entries}:
+                    cells = [cell for cell in cells_of(suite, features, scenario, method) if cell in known.times]
+                    most = most_runs(scenario.runs, [known.times[cell] for cell in cells], seconds)
+                    wanted |= Counter(dict.fromkeys(cells, most))
+    return {cell: max(0, most - known.counts[cell]) * known.times[cell] for cell, most in wanted.items()}
+
+
+def seconds_for(suites: Sequence[Suite], known: Known, total: float) -> float:
+    """Return the most seconds for each method on each scenario and pack with which all takes no longer than `total`."""
+    low, high = 0.0, 1e5
+    for _ in range(30):
+        middle = (low + high) / 2
+        low, high = (middle, high) if sum(left(suites, known, middle).values()) <= total else (low, middle)
+    return low
+
+
+def estimate(suites: Sequence[Suite], known: Known, seconds: float | None, jobs: int) -> str:
+    """Return how long what is left will take, by method and together."""
+    by_method: Counter[str] = Counter()
+    for cell, time_of in left(suites, known, seconds).items():
+        by_method[cell.method] += time_of
+    lines = [f"{method}: {time_of / 60:.1f} core-minutes left" for method, time_of in by_method.most_common()]
+    total = sum(by_method.values()) / 60
+    lines.append(f"together {total:.0f} core-minutes, about {total / jobs:.1f} minutes on {jobs} cores")
+    if seconds is not None:
+        lines.append(f"at most {seconds:.3g} seconds for each method on each scenario and pack")
     return "\n".join(lines)
 
 
@@ -131,42 +191,86 @@ def progress(name: str) -> Any:
     return show
 
 
+Task = tuple[tuple[str, Job], ...]  # jobs of some suites on one draw
+
+
 class Pool:
-    """The workers of all suites, for processes that take jobs of any of them."""
+    """The workers of all suites, for processes that take tasks of any of them; what two suites share is run once."""
 
     def __init__(self, workers: dict[str, Worker]) -> None:
         self.workers = workers
 
-    def __call__(self, job: tuple[str, Job]) -> tuple[str, tuple[int, list[str]]]:
-        return job[0], self.workers[job[0]](job[1])
+    def __call__(self, task: Task) -> list[str]:
+        known: dict[tuple[str, str], Record] = {}
+        return [f"{name}: {reason}" for name, job in task for reason in self.workers[name](job, known)[1]]
 
 
-def work(args: argparse.Namespace, suites: Sequence[Suite], limit: Callable[[Suite], Limit] | None = None) -> None:
+def tasks_of(jobs: Iterable[tuple[Suite, Job]], times: Mapping[tuple[Any, ...], float]) -> list[Task]:
+    """Put the jobs on one draw together, what takes long by itself; low runs first, of these what takes long.
+
+    `times` are by file, suite and id of the scenario, and what an entry is known by. What has none may take long.
+    """
+    draws: dict[Any, dict[Any, list[tuple[str, Job, int]]]] = defaultdict(lambda: defaultdict(list))
+    for suite, job in jobs:
+        place = (job.path, job.scenario.suite, job.scenario.id)
+        for number in job.entries:
+            draws[place, job.run][suite.entries[number].key].append((suite.name, job, number))
+    found = []
+    for (place, run), entries in draws.items():
+        cost = {entry: times.get((*place, *entry), ALONE) for entry in entries}
+        alone = [[entry] for entry in entries if cost[entry] >= ALONE]
+        together = [entry for entry in entries if cost[entry] < ALONE]
+        for part in [*alone, *([together] if together else [])]:
+            numbers: dict[str, tuple[Job, list[int]]] = {}
+            for name, job, number in (item for entry in part for item in entries[entry]):
+                numbers.setdefault(name, (job, []))[1].append(number)
+            task = tuple((name, replace(job, entries=tuple(sorted(n)))) for name, (job, n) in numbers.items())
+            found.append(((run, -sum(cost[entry] for entry in part), -weight(place, part)), task))
+    return [task for _, task in sorted(found, key=lambda pair: pair[0])]
+
+
+def weight(place: tuple[Path, str, str], part: Sequence[tuple[str, str]]) -> float:
+    """Return about how long something takes whose time is not known, in no unit."""
+    size = {"all": 1e4}.get(place[2].split("-")[1]) or float(place[2].split("-")[1])
+    return place[0].stat().st_size * (1e4 if place[2].startswith("online") else size) * (
+        20 if part[0][0] == "em_dirichlet" else 1
+    )  # fmt: skip
+
+
+def work(
+    args: argparse.Namespace, suites: Sequence[Suite], known: Known, seconds: float | None, until: float | None = None
+) -> None:
     """Do the runs that are missing, those with low numbers first: whenever it is stopped, all suites are as far."""
-    source, about, jobs, workers = Source(args.device), environment(), [], {}
+    source, about, workers = Source(args.device), environment(), {}
+    jobs: list[tuple[Suite, Job]] = []
     for suite in suites:
         folder, outcome = folder_of(args.out, suite), RunCounts()
         folder.mkdir(parents=True, exist_ok=True)
-        done = {key(record) for record in read_records(folder)}
-        todo = plan(suite, find_data(args.data), done, outcome, limit and limit(suite), source)
+        limit = limit_by(known.times, suite, seconds)
+        todo = plan(suite, find_data(args.data), known.done[suite.name], outcome, limit, source)
         if not suite.timing:
-            jobs += [(suite.name, job) for job in todo]
+            jobs += [(suite, job) for job in todo]
             workers[suite.name] = Worker(suite, folder, about, source)
         elif todo:  # nothing may run beside it
             run_suite(suite, args.data, folder, device=args.device, progress=progress(suite.name))
-        if limit is None:
+        if not known.times:
             print("".join(f"{suite.name}: {line}\n" for line in outcome.skipped), end="", file=sys.stderr)
-    jobs.sort(key=lambda pair: pair[1].run)
+    paths = {source.read(path).hash: path for path in {job.path for _, job in jobs}}
+    tasks = tasks_of(jobs, {(paths.get(c.features), *c[1:]): time_of for c, time_of in known.times.items()})
     processes, pool, shown, failures = (
         1 if args.device != "cpu" else args.jobs,
         Pool(workers),
         progress("all"),
         Counter(),
     )
-    answers: Any = map(pool, jobs) if processes == 1 else in_processes(pool, jobs, processes)
-    for number, (name, (_, failed)) in enumerate(answers, 1):
-        failures.update(f"{name}: {reason}" for reason in failed)
-        shown(number, len(jobs))
+    answers = (pool(task) for task in tasks) if processes == 1 else in_processes(pool, tasks, processes)
+    with closing(answers):
+        for number, failed in enumerate(answers, 1):
+            failures.update(failed)
+            shown(number, len(tasks))
+            if until is not None and time.monotonic() > until:
+                print("The time is over; what is finished is kept.", file=sys.stderr)
+                break
     for reason, count in failures.items():
         print(f"failed {count} times: {reason}", file=sys.stderr)
 
@@ -175,12 +279,15 @@ def run(args: argparse.Namespace) -> Path:
     """Run what is asked for and is not there yet, and return the file that sums it up, also after an interrupt."""
     names = None if args.methods is None else args.methods.split(",")
     suites = [load_suite(name).choose(names).shorten(args.runs) for name in args.suites]
+    until = None if args.minutes is None else time.monotonic() + 60 * args.minutes
     try:
-        work(args, [suite.shorten(1) for suite in suites])
-        print(estimate(suites, args.out, args.seconds, args.jobs), file=sys.stderr, flush=True)
+        work(args, [suite.shorten(1) for suite in suites], read_known(suites, args.out), None, until)
+        known, seconds = read_known(suites, args.out), args.seconds
+        if until is not None and seconds is None:
+            seconds = seconds_for(suites, known, USED * args.jobs * max(0.0, until - time.monotonic()))
+        print(estimate(suites, known, seconds, args.jobs), file=sys.stderr, flush=True)
         if not args.estimate:
-            times = {suite.name: first_times(folder_of(args.out, suite)) for suite in suites}
-            work(args, suites, lambda suite: limit_by(times[suite.name], suite, args.seconds))
+            work(args, suites, known, seconds, until)
     finally:
         path: Path = args.out / "details.csv"
         folders = sorted(folder for folder in args.out.iterdir() if any(folder.glob("*.jsonl")))

@@ -8,7 +8,7 @@ import numpy as np
 
 from grid_parts.cells import Cell, cells
 from grid_parts.packs import Pack
-from grid_parts.tables import mean, table
+from grid_parts.tables import table
 from grid_parts.work import Results
 from moontide.protocols import OnlineMethod
 from moontide.registry import method_names, method_type
@@ -16,10 +16,6 @@ from moontide.report.results import TITLES
 
 MARGIN = 0.5  # points below zero-shot from where a method does harm
 STREAM = ("dirichlet 0.1", 16)  # order and batch size
-
-# Methods that take minutes for a batch of all classes, or a stream, where there are so many: 2000 gradient steps
-# of N K d, and K matrices of d x d that change with every sample.
-SLOW, MANY = ("inmap", "frolic", "dota"), 500
 
 # What a column is about: the title, and which cells of a pack it takes.
 KINDS: dict[str, Callable[[Cell], bool]] = {
@@ -36,21 +32,9 @@ def titles() -> tuple[str, ...]:
     return tuple(sorted(names, key=lambda name: order.index(name) if name in order else -1))
 
 
-def titles_for(cell: Cell, packs: Iterable[Pack]) -> tuple[str, ...]:
-    """Return the methods that are measured in a cell: all but those that would take too long."""
-    large = cell.samples > 64 and _classes(cell.pack, packs) >= MANY
-    return tuple(title for title in titles() if not (large and title in SLOW))
-
-
-def _classes(name: str, packs: Iterable[Pack]) -> int:
-    return next(len(pack.text) for pack in packs if pack.name == name)
-
-
-def on_streams(name: str, packs: Iterable[Pack]) -> tuple[str, ...]:
-    """Return those that remember, and zero-shot and MOON, to see by how much that helps; on a pack."""
-    large = _classes(name, packs) >= MANY
-    remembering = [t for t in titles() if issubclass(method_type(t), OnlineMethod) or t in ("zero_shot", "moon")]
-    return tuple(title for title in remembering if not (large and title in SLOW))
+def on_streams() -> tuple[str, ...]:
+    """Return those that remember, and zero-shot and MOON, to see by how much that helps."""
+    return tuple(t for t in titles() if issubclass(method_type(t), OnlineMethod) or t in ("zero_shot", "moon"))
 
 
 def cells_of(packs: Iterable[Pack], kind: str) -> list[Cell]:
@@ -68,7 +52,7 @@ def runs_of(cell: Cell, kind: str, runs: int) -> int:
     """Return how many batches are drawn where `runs` of a cell of the grid are."""
     if kind != "all of 1000":
         return max(1, runs // 4)
-    return 1 if cell.size is None else max(1, runs // 100)  # of all samples at once there is one batch only
+    return 1 if cell.size is None else max(1, runs // 40)  # of all samples at once there is one batch only
 
 
 def report(results: Results, packs: Sequence[Pack]) -> str:
@@ -82,22 +66,28 @@ def report(results: Results, packs: Sequence[Pack]) -> str:
         gaps = {cell: gap for cell, gap in gaps.items() if not np.isnan(gap)}
         worst = min(gaps, key=lambda cell: gaps[cell])
         below = sum(gap < -MARGIN for gap in gaps.values())
-        every = all(title in on_streams(cell.pack, packs) for cell in streams)
-        on = [float(np.mean(results.runs("stream", cell, title))) for cell in streams] if every else []
+        on = [results.runs("stream", cell, title) for cell in streams if title in on_streams()]
+        streamed = float(np.mean([np.mean(runs) for runs in on])) if on and all(on) else None
         means = [float(np.mean([_average(results, cell, title) for cell in group])) for group in groups.values()]
         where = "–" if title == "zero_shot" else f"{gaps[worst]:+.1f} ({worst.pack}, {_kind(groups, worst)})"
-        rows.append([TITLES.get(title, title), *means, mean(on), where, f"{below} of {len(gaps)}"])
+        rows.append([TITLES.get(title, title), *means, streamed, where, f"{below} of {len(gaps)}"])
     heads = ["method", *KINDS, "a stream", "worst cell against zero-shot", "cells with harm"]
     parts = [table(heads, rows)]
     for kind, group in groups.items():
         own = [[TITLES.get(t, t), *(_average(results, cell, t) for cell in group)] for t in titles()]
         parts.append(f"**{kind}**\n\n" + table(["method", *(_head(cell) for cell in group)], own))
-    names = ", ".join(TITLES[title] for title in SLOW)
-    parts.append(
-        f"–: {names} are not measured with all of {MANY} classes or more, where one batch takes them minutes, and so "
-        "have no mean there; in the column of streams, methods without a memory."
-    )
+    parts.append(f"{counted(results, groups)} –: methods without a memory have no stream of their own.")
     return "\n\n".join(parts)
+
+
+def counted(results: Results, groups: dict[str, list[Cell]]) -> str:
+    """Say how many batches the means are of."""
+    words = []
+    for kind, group in groups.items():
+        runs = [len(results.runs("accuracy", cell, title)) for cell in group for title in titles()]
+        least, most = min(runs), max(runs)
+        words.append(f"{kind}: {least if least == most else f'{least} to {most}'}")
+    return f"Batches in a cell: {', '.join(words)}; one stream."
 
 
 def _kind(groups: dict[str, list[Cell]], cell: Cell) -> str:

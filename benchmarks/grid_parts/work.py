@@ -19,6 +19,7 @@ from grid_parts.variants import fingerprint
 from moontide.bench.processes import in_processes
 
 Record = dict[str, Any]
+SLOW = {"frolic": 1000, "inmap": 500, "dota": 100, "dpe": 20, "ecalp": 20, "em_dirichlet": 20}  # times the others
 
 
 class Job(NamedTuple):
@@ -53,7 +54,8 @@ class Bench:
     def weight(self, job: Job) -> float:
         """Return about how long a job takes, in no unit: to do the longest first and to tell the time left."""
         calls = job.cell.samples / job.cell.size if job.measure == "stream" else 1
-        return float(len(job.titles) * (job.cell.samples * len(self.packs[job.cell.pack].text) + 30_000 * calls))
+        times = sum(SLOW.get(title, 1) for title in job.titles)
+        return float(times * (job.cell.samples * len(self.packs[job.cell.pack].text) + 30_000 * calls))
 
 
 def merged(jobs: Iterable[Job]) -> list[Job]:
@@ -84,7 +86,8 @@ class Results:
         self._found: dict[tuple[str, Any, str], list[Record]] = defaultdict(list)
         for job in sorted(jobs, key=lambda job: job.run):
             for title in job.titles:
-                self._found[job.measure, job.cell, title].append(log[bench.key(job, title)])
+                if (key := bench.key(job, title)) in log:  # else the time was over before
+                    self._found[job.measure, job.cell, title].append(log[key])
 
     def cells(self, measure: str) -> list[Any]:
         """Return the cells, those of one pack together."""
@@ -99,12 +102,16 @@ class Results:
         return [record[name] for record in self._found[measure, cell, title]]
 
 
-def measure(bench: Bench, jobs: list[Job], path: Path, processes: int) -> Results:
-    """Do what of the jobs is not in the log yet, write a line for each result, and return all results."""
-    log = read_log(path)
+def measure(bench: Bench, jobs: list[Job], path: Path, processes: int, minutes: float | None = None) -> Results:
+    """Do what of the jobs is not in the log yet, write a line for each result, and return all results.
+
+    With `minutes`, what is not finished by then is left out, and low runs go first, so that cells have about as many.
+    """
+    log, until = read_log(path), None if minutes is None else time.monotonic() + 60 * minutes
     apart = [job._replace(titles=(title,)) for job in jobs for title in job.titles]  # one slow method holds up no other
-    left = sorted((job for job in apart if bench.key(job, job.titles[0]) not in log), key=bench.weight, reverse=True)
-    if left:
+    missing = (job for job in apart if bench.key(job, job.titles[0]) not in log)
+    left = sorted(missing, key=lambda job: (0 if until is None else job.run, -bench.weight(job)))
+    if left and minutes != 0:
         path.parent.mkdir(parents=True, exist_ok=True)
         torn = path.exists() and not path.read_bytes().endswith(b"\n")
         answered: Any = in_processes(bench, left, min(processes, len(left)))
@@ -116,7 +123,10 @@ def measure(bench: Bench, jobs: list[Job], path: Path, processes: int) -> Result
                     log[key] = dict(zip(("measure", "cell", "run", "method", "hash"), key, strict=True)) | numbers
                     handle.write(json.dumps(log[key], allow_nan=False).encode() + b"\n")
                 handle.flush()
-    print(f"{sum(len(job.titles) for job in left)} results were missing and are now in {path}.", file=sys.stderr)
+                if until is not None and time.monotonic() > until:
+                    break
+    found = sum(bench.key(job, job.titles[0]) in log for job in left)
+    print(f"{len(left)} results were missing; {found} of them are now in {path}.", file=sys.stderr)
     return Results(bench, jobs, log)
 
 

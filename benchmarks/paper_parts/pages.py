@@ -21,6 +21,27 @@ BY_DATASET = (
 )  # fmt: skip
 BY_SCENARIO = ("text-versus-released", "ablation", "lambda-design", "beta", "variants")
 SWEEPS = ("sensitivity", "convergence")
+ITEMS = (  # the paper's tables and figures, and the suites that fill them
+    ("Fig. 1a; Tab. 1, batches of 64", "batch-64"),
+    ("Fig. 1a; Tab. 1, batches of 1000", "batch-1000"),
+    ("Fig. 1b; Tab. 2, streams", "online-128"),
+    ("Fig. 2a, StatA's alpha; Fig. 4, T and m", "sensitivity"),
+    ("Fig. 2b, accuracy and time; Tab. 3, runtime", "runtime"),
+    ("Fig. 3, convergence", "convergence"),
+    ("Tab. 4 and Fig. 5, ablation", "ablation"),
+    ("Tab. 5, alpha_k", "alpha-design"),
+    ("Tab. 6, lambda_k", "lambda-design"),
+    ("Tab. 7, variants", "variants"),
+    ("Tab. 8, sample-wise", "sample-wise"),
+    ("Tab. 9 and 13-18, other models", "backbones"),
+    ("Tab. 11, batch sizes", "batch-sizes"),
+    ("Tab. 19, all classes", "all-classes"),
+    ("Tab. 20, random classes", "random-classes"),
+    ("Tab. 21, beta_k", "beta"),
+    ("not in it: text and program", "text-versus-released"),
+    ("not in it: its authors' later protocol", "ttabc"),
+    ("not in it: long tails", "long-tailed"),
+)
 CELL = ("suite", "version", "backbone", "setting", "batch_size", "scenario", "dataset", "method", "options", "vary")
 SPACES = ("clip_",)  # backbones whose packs are averaged together
 
@@ -45,20 +66,24 @@ def pages(rows: Sequence[Row]) -> dict[str, str]:
         make = by_dataset if suite in BY_DATASET else by_scenario if suite in BY_SCENARIO else by_value
         if suite in (*BY_DATASET, *BY_SCENARIO, *SWEEPS):
             found[suite] = f"{make(own)}\n\n{counts(own)}"
+        if suite == "runtime":
+            found[suite] = runtime(own)
     return {"checklist": checklist(rows), **found}
 
 
 def checklist(rows: Sequence[Row]) -> str:
-    """Return MOON's mean over scenarios and data sets for every suite, and the paper's over the same."""
+    """Return every table and figure with its command, and MOON's mean over scenarios and data sets."""
     lines = []
-    for suite in dict.fromkeys(row["suite"] for row in rows):
-        own = [r for r in rows if (r["suite"], r["method"], r["options"], r["vary"]) == (suite, "moon", "{}", "")]
+    for item, suite in ITEMS:
+        own = [r for r in rows if r["suite"] == suite and r["method"] == "moon" and (r["options"] == "{}" or r["vary"])]
         known = [row for row in own if row["dataset"] in DATASETS and row["paper"]]
+        numbers: list[float | int | str | None] = [len(known), None, None, None, None]
         if known:
             ours, theirs = (float(np.mean([float(row[name]) for row in known])) for name in ("accuracy", "paper"))
             plain = float(np.mean([float(row["gain"]) for row in known]))
-            lines.append([f"`{suite}`", len(known), theirs, ours, f"{ours - theirs:+.1f}", f"{plain:+.1f}"])
-    heads = ["suite", "cells", "the paper's MOON", "ours", "apart", "ours above zero-shot on the same batches"]
+            numbers = [len(known), theirs, ours, f"{ours - theirs:+.1f}", f"{plain:+.1f}"]
+        lines.append([item, f"`moontide bench run {suite} --data FEATURES`", *numbers])
+    heads = ["in the paper", "command", "cells", "the paper's MOON", "ours", "apart", "ours above zero-shot"]
     return table(heads, lines)
 
 
@@ -155,6 +180,22 @@ def by_scenario(rows: Sequence[Row]) -> str:
         if any(value is not None for value in theirs):
             lines.append(["– the paper, its eleven sets, B/16", *theirs])
     return table(["method", *(f"{words(where)} ({packs[where]} packs)" for where in places)], lines)
+
+
+def runtime(rows: Sequence[Row]) -> str:
+    """Return one line per method, median milliseconds of a batch on ImageNet by its size, and the paper's."""
+    own = [row for row in rows if row["dataset"] == "imagenet"] or list(rows)
+    sizes = sorted({int(row["batch_size"]) for row in own})
+    lines = []
+    for method in dict.fromkeys(row["method"] for row in own):
+        cells: list[float | None] = []
+        for size in sizes:
+            found = [row for row in own if (row["method"], int(row["batch_size"])) == (method, size)]
+            theirs = paper().seconds.get((size, method))
+            cells += [1e3 * float(found[0]["median_seconds"]) if found else None, theirs and 1e3 * theirs]
+        lines.append([TITLES.get(method, method), *cells])
+    heads = [words for size in sizes for words in (f"N = {size:,}, ms", "the paper, ms")]
+    return table(["method", *heads], lines)
 
 
 def by_value(rows: Sequence[Row]) -> str:

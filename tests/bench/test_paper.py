@@ -1,11 +1,13 @@
 """All suites by one command: what it runs, what it finds again, how it estimates, and what it writes into a page."""
 
 import sys
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from moontide.bench import runner
 from moontide.bench.records import read_records
 from moontide.bench.suites import load_suite, suite_names
 from moontide.registry import method_names, method_type
@@ -41,6 +43,32 @@ def test_it_estimates_runs_and_goes_on_and_writes_its_page(features, tmp_path, c
     assert page.read_text() == written
 
 
+def test_what_suites_share_is_run_once(features, tmp_path, monkeypatch):
+    calls = []
+    score = runner.score
+    monkeypatch.setattr(runner, "score", lambda method, *rest: calls.append(method.name) or score(method, *rest))
+    monkeypatch.setattr(runner, "find_spec", lambda name: None)  # nothing compiles, and all have been run before
+    monkeypatch.setattr(runner, "_warm", {(m, s) for m in ("zero_shot", "moon") for s in ("batch", "online")})
+    given = ("--data", features, "--out", tmp_path, "--jobs", 1, "--methods", "zero_shot,moon", "--runs", 1)
+    assert paper.main([*map(str, given), "--suites", "batch-64", "beta"]) is None
+    assert sorted(calls) == ["moon"] * (3 + 10 + 7) + ["zero_shot"] * 10  # beta has all scenarios of batch-64, and soft
+    same = [{tuple(r["seed"]): r["accuracy"] for r in read_records(tmp_path / suite) if not r["options"]}
+            for suite in ("batch-64", "beta")]  # fmt: skip
+    assert all(same[1][seed] == accuracy for seed, accuracy in same[0].items())
+
+
+def test_it_takes_the_runs_that_fit_into_the_time():
+    suite = load_suite("beta").choose(["moon"])
+    scenario = suite.scenarios[0]
+    fast, slow = paper.cells_of(suite, "f", scenario)
+    known = paper.Known({}, {fast: 0.001, slow: 0.01}, Counter({fast: 1, slow: 1}))
+    assert sum(paper.left([suite], known, None).values()) == pytest.approx(999 * 0.011)
+    seconds = paper.seconds_for([suite], known, 1.1)
+    assert sum(paper.left([suite], known, seconds).values()) == pytest.approx(1.1, abs=0.25)
+    assert paper.seconds_for([suite], known, 1e6) > 1000 * 0.01
+    assert [paper.most_runs(1000, [0.01], s) for s in (0.001, 0.07, 0.1, 0.19, 10, 99)] == [1, 7, 10, 16, 1000, 1000]
+
+
 def test_a_limit_of_seconds_holds_for_all_entries_of_a_method_alike(features, tmp_path):
     run(features, tmp_path / "out", "--seconds", 1e-9)
     runs = {}
@@ -48,15 +76,14 @@ def test_a_limit_of_seconds_holds_for_all_entries_of_a_method_alike(features, tm
         runs.setdefault((record["method"], str(record["options"]), record["scenario"]["id"]), []).append(record["run"])
     assert set(map(tuple, runs.values())) == {(0,)}
     suite = load_suite("convergence")
-    times = {("convergence", 2, "f", "moon", "batch-64-very_low", "{'iterations': 1}"): 0.01,
-             ("convergence", 2, "f", "moon", "batch-64-very_low", "{'iterations': 10}"): 0.1}  # fmt: skip
-    limit = paper.limit_by(times, suite, 5.0)
+    cells = paper.cells_of(suite, "f", suite.scenarios[0], "moon")
+    limit = paper.limit_by({cells[0]: 0.01, cells[-1]: 0.1}, suite, 5.0)
 
     class Features:
         hash = "f"
 
     moons = [entry for entry in suite.entries if entry.name == "moon"]
-    assert {limit(Features, suite.scenarios[0], entry) for entry in moons} == {50}
+    assert {limit(Features, suite.scenarios[0], entry) for entry in moons} == {40}
     assert limit(Features, suite.scenarios[1], moons[0]) == 1000  # nothing is known of it
 
 
@@ -77,18 +104,13 @@ def test_the_papers_numbers_stand_beside_ours_over_the_same_data_sets():
     found = pages.pages(rows)
     (line,) = [line for line in found["batch-64"].splitlines() if "MOON" in line]
     assert line == "| batches of 64, low | MOON | 70.0 | 50.0 | 90.0 | 60.0 | 63.8 (B/32) | -3.8 |"
-    assert "| `batch-64` | 2 | 63.8 | 60.0 | -3.8 | +1.0 |" in found["checklist"]
+    assert "| `moontide bench run batch-64 --data FEATURES` | 2 | 63.8 | 60.0 | -3.8 | +1.0 |" in found["checklist"]
 
 
 def test_the_table_of_all_methods_has_every_method_that_features_are_enough_for():
     assert set(report_all.titles()) == {name for name in method_names() if not method_type(name).needs}
     assert report_all.titles()[0] == "zero_shot"
-
-    class Large:
-        name, text = "large", np.zeros((1000, 2))
-
-    assert "dota" not in report_all.on_streams("large", [Large])
-    assert {"tide", "moon", "zero_shot"} <= set(report_all.on_streams("large", [Large])) <= set(report_all.titles())
+    assert {"tide", "dota", "moon", "zero_shot"} <= set(report_all.on_streams()) <= set(report_all.titles())
 
 
 @pytest.fixture
@@ -117,3 +139,18 @@ def test_the_table_of_all_methods_has_few_all_a_stream_and_harm(packs, tmp_path,
     assert grid.main(command) is None
     assert log.stat().st_size == size
     assert np.isfinite(float(line.split("|")[2]))
+
+
+@pytest.mark.filterwarnings("ignore::moontide.errors.ImplausibleWarning")
+def test_the_table_of_rivals_behind_the_gate(packs, monkeypatch):
+    import leads
+
+    z, p, y = np.random.default_rng(0).dirichlet(np.ones(4), size=(3, 50))
+    assert all((both.argmax(axis=1) == z.argmax(axis=1)).all() for both in leads.joined(z, p, y, 0.0).values())
+    monkeypatch.setattr(leads, "RIVALS", ("sinkhorn",))
+    jobs = leads.jobs_of([leads.read_pack(path) for path in packs], 1)
+    answers = list(map(leads.Trial(tuple(packs)), jobs))
+    assert all(0 < w < 1 and set(found) >= {"tide", "sinkhorn", "sinkhorn times"} for _, w, found in answers)
+    text = leads.report(answers)
+    assert "| Sinkhorn, times |" in text
+    assert len([line for line in text.splitlines() if line.startswith("| Sinkhorn")]) == 2 * 3  # alone, times, mean

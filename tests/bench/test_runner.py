@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from moontide.bench import runner
 from moontide.bench.data import read_pack
 from moontide.bench.records import key, read_records
 from moontide.bench.runner import run_suite, score
@@ -146,6 +147,18 @@ def test_workers_compute_on_one_thread_and_the_caller_is_left_as_it_was(features
     assert set(seen) == {"1"}
     assert os.environ["OMP_NUM_THREADS"] == "3"
     assert "OPENBLAS_NUM_THREADS" not in os.environ
+
+
+@pytest.mark.parametrize(("compiles", "before"), [(True, 3 * 2), (False, 2)])
+def test_no_time_has_compilation_or_imports_in_it(features, tmp_path, monkeypatch, compiles, before):
+    """Compiled loops are warmed up for each scenario, as they compile for shapes; else once for each method."""
+    calls = []
+    monkeypatch.setattr(runner, "score", lambda *given: calls.append(given) or score(*given))
+    monkeypatch.setattr(runner, "find_spec", lambda name: compiles or None)
+    monkeypatch.setattr(runner, "_warm", set())
+    outcome = run(features, tmp_path, methods=["zero_shot", "moon"], runs=2)
+    assert outcome.written == 3 * 2 * 2
+    assert len(calls) == outcome.written + before
 
 
 @pytest.mark.parametrize("name", ["moon", "tda"])

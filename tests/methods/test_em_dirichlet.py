@@ -11,7 +11,15 @@ from scipy.special import gammaln, psi
 
 from moontide.checks.tasks import embeddings
 from moontide.core.simplex import softmax
-from moontide.methods.em_dirichlet import EMDirichlet, dirichlet_estimate, log_likelihood, match_clusters, mm_step
+from moontide.methods import em_dirichlet
+from moontide.methods.em_dirichlet import (
+    EMDirichlet,
+    dirichlet_estimate,
+    log_normaliser,
+    match_clusters,
+    mm_step,
+    newton_estimate,
+)
 from moontide.types import Task
 
 
@@ -61,6 +69,10 @@ def test_presets_are_the_published_settings() -> None:
     assert EMDirichlet.from_preset("soft").iterations == 20
 
 
+def log_likelihood(a: np.ndarray, log_p: np.ndarray) -> np.ndarray:
+    return log_p @ (a - 1).T + log_normaliser(a)
+
+
 laws = st.lists(st.floats(0.05, 50), min_size=2, max_size=6)
 
 
@@ -88,6 +100,19 @@ def test_classes_do_not_disturb_each_other() -> None:
     alone = dirichlet_estimate(np.ones((1, 3)), y[:1])
     np.testing.assert_allclose(together[:1], alone, rtol=1e-12)
     np.testing.assert_allclose(psi(together) - psi(together.sum(axis=1, keepdims=True)), y, atol=1e-2)
+
+
+@pytest.mark.parametrize("estimate", [dirichlet_estimate, newton_estimate])
+@pytest.mark.parametrize("samples", [1, 3, 40])
+def test_many_classes_are_solved_as_if_one_by_one(estimate, samples: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The curve through the mean log-probabilities stands for all classes: the steps are those of every class."""
+    rng = np.random.default_rng(samples)
+    logits = 30 * rng.normal(0.2, 0.04, size=(3, samples, 400))
+    y = np.log(softmax(logits.reshape(-1, 400)) + 1e-15).reshape(3, samples, 400).mean(axis=1)
+    start = np.exp(rng.normal(size=y.shape)) * 20
+    found = estimate(start, y)
+    monkeypatch.setattr(em_dirichlet, "CURVE_POINTS", 10**9)
+    np.testing.assert_allclose(found, estimate(start, y), rtol=1e-6)
 
 
 @given(laws, st.integers(0, 1000))

@@ -1,7 +1,8 @@
 """One line of JSON a run: written so that nothing is lost but the run in flight, read so that a torn line does no harm.
 
-Every process writes a file of its own, `<suite>.<number>.jsonl`, and every line is on the disk before the next run. An
-infinite option is the text "inf", which JSON has no number for.
+Every process writes a file of its own, `<suite>.<number>.jsonl`. A line is handed to the system before the next run, so
+that a killed process loses nothing but the run in flight; the disk has it about a second later. An infinite option is
+the text "inf", which JSON has no number for.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import os
 import platform
 import re
 import subprocess
+import time
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -22,6 +24,7 @@ from moontide.options import json_safe
 
 Record = dict[str, Any]
 Key = tuple[Any, ...]
+SYNC_SECONDS = 1.0
 
 
 class Log:
@@ -37,16 +40,19 @@ class Log:
     def __init__(self, folder: str | Path, suite: str) -> None:
         self.folder, self.suite = Path(folder), suite
         self._path: Path | None = None
+        self._synced = 0.0
 
     def write(self, record: Record) -> None:
-        """Append a line; it is on the disk when this returns."""
+        """Append a line: the system has it when this returns; once a second it is also forced to the disk."""
         line = json.dumps(json_safe(record), ensure_ascii=False, allow_nan=False).encode() + b"\n"
         try:
             self._path = self._path or self._claim()
             with open(self._path, "ab") as handle:
                 handle.write(line)
                 handle.flush()
-                os.fsync(handle.fileno())
+                if time.monotonic() - self._synced > SYNC_SECONDS:
+                    os.fsync(handle.fileno())
+                    self._synced = time.monotonic()
         except OSError as error:
             raise FileError(f"No record can be written to {self.folder}: {error.strerror}.") from error
 
@@ -90,6 +96,15 @@ def key(record: Record) -> Key:
     options = json.dumps(json_safe(record["options"]), sort_keys=True)
     words = (record[name] for name in ("suite", "version", "dataset", "features"))
     return (*words, record["scenario"]["id"], record["run"], record["method"], options)
+
+
+def key_of_run(found: Key, run: int) -> Key:
+    """Return the key of another run of the same method.
+
+    >>> key_of_run(("s", 1, "d", "f", "x", 0, "moon", "{}"), 7)
+    ('s', 1, 'd', 'f', 'x', 7, 'moon', '{}')
+    """
+    return (*found[:5], run, *found[6:])
 
 
 def environment() -> Record:

@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, cached_property
+from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ import numpy as np
 
 from moontide.bench.data import Pack, find_data, read_pack
 from moontide.bench.processes import in_processes
-from moontide.bench.records import Log, Record, environment, key, read_records
+from moontide.bench.records import Log, Record, environment, key, key_of_run, read_records
 from moontide.bench.suites import Entry, Scenario, Suite
 from moontide.core.arrays import to_numpy
 from moontide.errors import FileError, MoontideError, OptionError
@@ -121,10 +121,13 @@ class Source:
 
     device: str = "cpu"
     encoder: str | None = None
+    _packs: dict[str | Path, Pack] = field(default_factory=dict, init=False, repr=False)
 
     def read(self, path: str | Path) -> Pack:
-        """Read a pack."""
-        return read_pack(path, self.made, self.device)
+        """Read a pack, the first time; then it is there."""
+        if path not in self._packs:
+            self._packs[path] = read_pack(path, self.made, self.device)
+        return self._packs[path]
 
     @cached_property
     def made(self) -> Any:
@@ -136,7 +139,7 @@ class Source:
         return encoder(self.encoder, self.device)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Go to another process without the encoder."""
+        """Go to another process without the encoder and the packs."""
         return Source, (self.device, self.encoder)
 
 
@@ -183,11 +186,11 @@ def plan(
                 outcome.skipped.append(f"{scenario.id} on {pack.dataset}: {error}")
                 continue
             most = {n: limit(pack, scenario, suite.entries[n]) if limit else scenario.runs for n in able}
-            for run in range(scenario.runs):
+            keys = {n: key(_facts(suite, pack, scenario, 0, suite.entries[n])) for n in able}
+            for run in range(min(scenario.runs, max(most.values(), default=0))):
                 wanted = [n for n in able if run < most[n]]
-                known = {n: key(_facts(suite, pack, scenario, run, suite.entries[n])) in done for n in wanted}
-                outcome.found += sum(known.values())
-                left = tuple(n for n in wanted if not known[n])
+                left = tuple(n for n in wanted if key_of_run(keys[n], run) not in done)
+                outcome.found += len(wanted) - len(left)
                 if left:
                     jobs.append(Job(path, scenario, run, left))
     return jobs
@@ -229,37 +232,47 @@ class Worker:
     def __init__(self, suite: Suite, out: Path, about: Record, source: Source | None = None) -> None:
         self.suite, self.out, self.about, self.source = suite, out, about, source or Source()
         self.log = Log(out, suite.name)
-        self.pack = cache(self.source.read)
-        self.warm: set[tuple[Any, ...]] = set()
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Go to another process as a worker that has done nothing yet."""
         return Worker, (self.suite, self.out, self.about, self.source)
 
-    def __call__(self, job: Job) -> tuple[int, list[str]]:
-        """Run every method of a job on the same batches; return how many records were written, and what failed."""
-        pack, scenario = replace(self.pack(job.path), confident_views=self.suite.confident_views), job.scenario
+    def __call__(self, job: Job, known: dict[tuple[str, str], Record] | None = None) -> tuple[int, list[str]]:
+        """Run every method of a job on the same batches; return how many records were written, and what failed.
+
+        `known` has the scores of methods that were run on these batches already, by name and options, and takes more.
+        """
+        known = {} if known is None else known
+        pack, scenario = replace(self.source.read(job.path), confident_views=self.suite.confident_views), job.scenario
         batches = scenario.batches(pack.dataset, pack.labels, job.run)
         failed = []
         forward = forward_seconds(pack, batches) if self.suite.timing and "encoder" in pack.extras else {}
         for number in job.entries:
             entry = self.suite.entries[number]
             try:
-                method = entry.build()
-                # The first call of a process imports and compiles: no time of a run has that in it.
-                whole = self.suite.timing or pack.device != "cpu"  # a GPU does so for every shape
-                first = (number, scenario.setting, *((pack.hash, scenario.id) if whole else ()))
-                if first not in self.warm and (whole or find_spec("numba")):
-                    score(method, pack, batches if whole else batches[:1], scenario.setting)
-                    self.warm.add(first)
-                scores = score(method, pack, batches, scenario.setting)
+                if entry.key not in known:
+                    known[entry.key] = self._score(entry, pack, scenario, batches)
             except Exception as error:  # a method that fails does not stop the others
                 failed.append(f"{entry.name} on {pack.dataset}, {scenario.id}: {error!r}")
                 continue
             facts = _facts(self.suite, pack, scenario, job.run, entry)
             seed = list(scenario.seed(pack.dataset, job.run))
-            self.log.write({**facts, **scores, **forward, "seed": seed, "environment": self.about})
+            self.log.write({**facts, **known[entry.key], **forward, "seed": seed, "environment": self.about})
         return len(job.entries) - len(failed), failed
+
+    def _score(self, entry: Entry, pack: Pack, scenario: Scenario, batches: Sequence[IntArray]) -> Record:
+        """Run a method, once more at the start: what imports and compiles is in no time of a run."""
+        method, compiled = entry.build(), find_spec("numba") is not None
+        whole = self.suite.timing or pack.device != "cpu"  # a GPU compiles for every shape
+        first = (entry.key, pack.hash, scenario.id) if whole or compiled else (entry.name, scenario.setting)
+        if first not in _warm:
+            some = batches if whole else batches[:1] if compiled else [batches[0][:8]]
+            score(method, pack, some, scenario.setting)
+            _warm.add(first)
+        return score(method, pack, batches, scenario.setting)
+
+
+_warm: set[tuple[Any, ...]] = set()  # what this process has run before
 
 
 def forward_seconds(pack: Pack, batches: Sequence[IntArray]) -> Record:

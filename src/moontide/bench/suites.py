@@ -32,6 +32,7 @@ that include it draw the same batches. A change of what results mean raises the 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -41,6 +42,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from moontide.errors import FileError, OptionError, unknown_name
+from moontide.options import json_safe
 from moontide.protocols import Method
 from moontide.registry import method, method_names, method_type
 from moontide.samplers import BatchSampler, StreamSampler, rng_for
@@ -113,6 +115,11 @@ class Entry:
         """Check the options and leave out those at their defaults, but for the one that varies."""
         specs = method(name, **options).specs()
         return Entry(name, {k: v for k, v in options.items() if k == vary or v != specs[k].default}, label, vary)
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """What its results depend on: the method and its options, as JSON."""
+        return self.name, json.dumps(json_safe(dict(self.options)), sort_keys=True)
 
     def build(self) -> Method:
         """Make the method."""

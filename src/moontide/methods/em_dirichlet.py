@@ -14,14 +14,16 @@ normaliser of one class. `match` re-assigns clusters to classes, as the original
 Everything is matrix products of log_p with K x K parameters, in float64, as the estimates of small clusters diverge.
 The first estimate, of all classes from all samples, is solved by Newton's method in a few steps, where the original
 takes about 150 and stops at 1e-4 of the maximum. A hard cluster of few samples has none: its parameters grow without
-end, and what the original has after 1000 steps is repeated step by step, which is what the time goes into. The inner
-solver works on classes that have samples, and leaves those at rest: what it skips would not change. `scores`
-are one-hot rows, as the original's; `probs` are the assignments before they are made hard.
+end, and what the original has after 1000 steps is repeated step by step, which is what the time goes into; where K is
+large, at some points of a curve instead of K (`dirichlet_estimate`). The inner solver works on classes that have
+samples, and leaves those at rest: what it skips would not change. `scores` are one-hot rows, as the original's; `probs`
+are the assignments before they are made hard.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -34,6 +36,7 @@ from moontide.types import Result, Task
 EPS = 1e-15
 MAX_STEPS = 1000  # of the inner solver
 CHECK_EVERY = 50  # steps
+CURVE_POINTS, CURVE_PER_NAT = 20, 6  # of a curve: so many, and so many more for each unit that it is long
 TOLERANCE = 1e-11  # squared relative change of all parameters at which the inner solver stops
 NEWTON_STEPS, MM_FIRST = 40, 3  # of the first estimate, and steps of the inner solver before them
 ENDLESS = 1e6  # sum of the parameters of a class from where they are taken to grow without end
@@ -78,6 +81,7 @@ class EMDirichlet(Method):
         p = softmax(self.relative_temperature * task.logit_scale * xp.astype(cosine, xp.float64))  # (N, K)
         log_p = xp.log(p + EPS)  # (N, K)
         a = xp.ones((task.k, task.k), dtype=xp.float64, device=device(p))
+        constant = log_normaliser(a)  # (K,)
         u, labels = p, xp.argmax(p, axis=1)
         for it in range(self.iterations):
             s = xp.sum(u, axis=0)  # (K,)
@@ -88,7 +92,8 @@ class EMDirichlet(Method):
                 start = mm_step(start, y, xp.ones_like(y[:, :1]))
             a[live] = (dirichlet_estimate if it else newton_estimate)(start, y)
             v = xp.log(s / task.n + EPS) + 1  # (K,)
-            probs = softmax(log_likelihood(a, log_p) + weight * v)  # (N, K)
+            constant[live] = log_normaliser(a[live])
+            probs = softmax(log_p @ (a - 1).T + constant + weight * v)  # (N, K)
             before, labels = labels, xp.argmax(probs, axis=1)
             u = one_hot(labels, task.k, p) if self.variant == "hard" else probs
         same = bool(xp.all(labels == before))
@@ -103,7 +108,9 @@ class EMDirichlet(Method):
 def dirichlet_estimate(a: Array, y: Array) -> Array:
     """Maximise the likelihood of each row's Dirichlet law, whose samples have mean log-probabilities y, from a; (C, K).
 
-    Stops where ||a_new - a||^2 < TOLERANCE ||a||^2 over all rows, looked at every 50 steps.
+    Stops where ||a_new - a||^2 < TOLERANCE ||a||^2 over all rows, looked at every 50 steps. A step at least halves what
+    a coordinate remembers of its start, so after 50 of them a_kj is a smooth function of y_kj alone: where there are
+    many classes, the further steps are made at the points of a `Curve` only.
 
     >>> import numpy as np
     >>> y = special(np.ones(1))[1](np.asarray([[2.0, 3.0]])) - special(np.ones(1))[1](np.asarray([[5.0]]))
@@ -111,19 +118,91 @@ def dirichlet_estimate(a: Array, y: Array) -> Array:
     array([[2., 3.]])
     """
     xp = namespace(a)
-    out = xp.asarray(a, copy=True)
+    k, curve = a.shape[1], Curve.through(y)
+    w = xp.ones_like(a)  # how often a column counts in a sum over all K
+    if curve is not None:  # its points take part from the start
+        blank = xp.ones_like(curve.points)
+        a, y, w = (xp.concat(pair, axis=1) for pair in ((a, blank), (y, curve.points), (w, 0 * blank)))
+    out, size = xp.asarray(a[:, :k], copy=True), xp.zeros_like(a[:, 0])  # (C, K) results, (C,) their squared lengths
     rows = xp.arange(a.shape[0], device=device(a))  # those not at rest
     for step in range(MAX_STEPS):
-        before, a = a, mm_step(a, y, xp.sum(a, axis=1, keepdims=True))
+        before, a = a, mm_step(a, y, xp.sum(a * w, axis=1, keepdims=True))
         if step and step % CHECK_EVERY == 0:
-            out[rows] = a
-            change = xp.sum((a - before) ** 2, axis=1)  # (C,)
-            if bool(xp.sum(change) < TOLERANCE * xp.sum(out * out)):
+            change, size[rows] = xp.sum((a - before) ** 2 * w, axis=1), xp.sum(a * a * w, axis=1)  # (C,)
+            if bool(xp.sum(change) < TOLERANCE * xp.sum(size)):
                 break
-            moves = change > REST * xp.sum(a * a, axis=1)
-            rows, a, y = rows[moves], a[moves], y[moves]
-    out[rows] = a
+            moves = change > REST * size[rows]
+            if not bool(xp.all(moves)):
+                out[rows[~moves]] = spread(curve, a[~moves], rows[~moves], k)
+                rows, a, y, w = rows[moves], a[moves], y[moves], w[moves]
+            if curve is not None and step == CHECK_EVERY:
+                a, y, w = a[:, k:], curve.points[rows], curve.weights[rows]
+    out[rows] = spread(curve, a, rows, k)
     return out
+
+
+def spread(curve: Curve | None, a: Array, rows: Array, k: int) -> Array:
+    """Return the parameters of all K classes in some rows: as they are, or from the points of the curve, (c, K)."""
+    return a[:, :k] if curve is None or a.shape[1] > k else curve.values(a, rows)
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Chebyshev points between the least and the greatest y of a row, and sums and values of all K from them.
+
+    >>> import numpy as np
+    >>> y = np.linspace(-9.0, -1.0, 500)[None, :]
+    >>> curve = Curve.through(y)
+    >>> curve.points.shape, float(((np.exp(curve.points) * curve.weights).sum() - np.exp(y).sum()).round(9))
+    ((1, 68), 0.0)
+    >>> float(np.abs(curve.values(np.exp(curve.points), np.asarray([0])) / np.exp(y) - 1).max().round(9))
+    0.0
+    """
+
+    points: Array  # (C, M) values of y
+    weights: Array  # (C, M) sum_j f(y_j) = sum_m weights_m f(points_m)
+    x: Array  # (C, K) y as numbers from -1 to 1
+    basis: Array  # (M, M) the n-th Chebyshev polynomial at the m-th point, scaled so that it gives coefficients
+
+    @staticmethod
+    def through(y: Array) -> Curve | None:
+        """Make the curves of all rows, or None where the points are no fewer than half of the classes."""
+        xp = namespace(y)
+        low, high = xp.min(y, axis=1, keepdims=True), xp.max(y, axis=1, keepdims=True)
+        half = xp.clip((high - low) / 2, min=1e-9)  # (C, 1)
+        if (
+            y.shape[0] == 0
+            or (m := CURVE_POINTS + CURVE_PER_NAT * math.ceil(float(xp.max(high - low)))) > y.shape[1] / 2
+        ):
+            return None
+        angle = (xp.arange(m, dtype=y.dtype, device=device(y)) + 0.5) * (math.pi / m)
+        orders = xp.arange(m, dtype=y.dtype, device=device(y))[:, None]
+        basis = xp.cos(orders * angle[None, :]) * xp.where(orders > 0, 2 / m, 1 / m)  # (M, M)
+        x = xp.clip((y - low) / half - 1, min=-1, max=1)
+        sums = [xp.sum(part, axis=1) for part in polynomials(x, m)]
+        return Curve(low + half * (1 + xp.cos(angle)), xp.stack(sums, axis=1) @ basis, x, basis)
+
+    def values(self, a: Array, rows: Array) -> Array:
+        """Return what a positive function with the values a at the points is at y, in some rows, (c, K)."""
+        xp = namespace(a)
+        factors = xp.log(a) @ self.basis.T  # (c, M)
+        total = xp.zeros_like(self.x[rows])
+        for n, part in enumerate(polynomials(self.x[rows], self.basis.shape[0])):
+            total = total + factors[:, n : n + 1] * part
+        return xp.exp(total)
+
+
+def polynomials(x: Array, m: int) -> Iterator[Array]:
+    """Yield the first m Chebyshev polynomials at x.
+
+    >>> import numpy as np
+    >>> [float(part) for part in polynomials(np.asarray(0.5), 4)]
+    [1.0, 0.5, -0.5, -1.0]
+    """
+    before, part = x, namespace(x).ones_like(x)
+    for _ in range(m):
+        yield part
+        before, part = part, 2 * x * part - before
 
 
 def newton_estimate(a: Array, y: Array) -> Array:
@@ -144,24 +223,30 @@ def newton_estimate(a: Array, y: Array) -> Array:
     rows = max(1, NEWTON_BLOCK // a.shape[1])
     for start in range(0, a.shape[0], rows):
         part, done = slice(start, start + rows), False
-        b, target = a[part], y[part]
+        b, target, curve = a[part], y[part], Curve.through(y[part])
+        w = xp.ones_like(b)
+        if curve is not None:  # the maximum is a function of y, whatever the start
+            b, target, w = xp.ones_like(curve.points), curve.points, curve.weights
         for _ in range(MM_FIRST):
-            b = mm_step(b, target, xp.sum(b, axis=1, keepdims=True))
+            b = mm_step(b, target, xp.sum(b * w, axis=1, keepdims=True))
         for _ in range(NEWTON_STEPS):
-            total = xp.sum(b, axis=1, keepdims=True)  # (c, 1)
+            total = xp.sum(b * w, axis=1, keepdims=True)  # (c, 1)
             if float(xp.max(total)) > ENDLESS:
                 break
-            slope, curve = psi_and_derivative(b)  # (c, K), (c, K)
-            total_slope, total_curve = psi_and_derivative(total)  # (c, 1), (c, 1)
+            slope, curvature = psi_and_derivative(b)  # (c, K), (c, K)
+            total_slope, total_curvature = psi_and_derivative(total)  # (c, 1), (c, 1)
             gradient = total_slope - slope + target  # (c, K)
-            shared = xp.sum(gradient / curve, axis=1, keepdims=True) / (
-                xp.sum(1 / curve, axis=1, keepdims=True) - 1 / total_curve
+            shared = xp.sum(w * gradient / curvature, axis=1, keepdims=True) / (
+                xp.sum(w / curvature, axis=1, keepdims=True) - 1 / total_curvature
             )
-            before, b = b, xp.maximum(b + (gradient - shared) / curve, b / 4)
+            before, b = b, xp.maximum(b + (gradient - shared) / curvature, b / 4)
             settled = xp.sum((b - before) ** 2, axis=1) <= REST * xp.sum(b * b, axis=1)  # (c,)
             if done := bool(xp.all(settled)):
                 break
-        out[part] = b if done else dirichlet_estimate(a[part], target)
+        if done:
+            out[part] = b if curve is None else curve.values(b, xp.arange(b.shape[0], device=device(b)))
+        else:
+            out[part] = dirichlet_estimate(a[part], y[part])
     return out
 
 
@@ -201,16 +286,16 @@ def mm_step(a: Array, y: Array, total: Array) -> Array:
     return ((half_b * half_b + 2 * half_q) ** 0.5 - half_b) / (2 * half_q)
 
 
-def log_likelihood(a: Array, log_p: Array) -> Array:
-    """ln Dir(p_i; a_k) = lnGamma(sum_j a_kj) - sum_j lnGamma(a_kj) + sum_j (a_kj - 1) ln p_ij, (N, K).
+def log_normaliser(a: Array) -> Array:
+    """lnGamma(sum_j a_kj) - sum_j lnGamma(a_kj), (K,): with sum_j (a_kj - 1) ln p_ij it makes ln Dir(p_i; a_k).
 
     >>> import numpy as np
-    >>> log_likelihood(np.ones((1, 2)), np.log(np.asarray([[0.3, 0.7]])))
-    array([[0.]])
+    >>> log_normaliser(np.asarray([[1.0, 1.0], [2.0, 1.0]])).round(6)
+    array([0.      , 0.693147])
     """
     xp = namespace(a)
     log_gamma, _ = special(a)
-    return log_p @ (a - 1).T + log_gamma(xp.sum(a, axis=1)) - xp.sum(log_gamma(a), axis=1)
+    return log_gamma(xp.sum(a, axis=1)) - xp.sum(log_gamma(a), axis=1)
 
 
 def match_clusters(p: Array, labels: Array) -> Array:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cache
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +13,7 @@ BOOTSTRAP, FLIPS, SEED = 2000, 10_000, 0
 _BLOCK = 2**24  # signs held at once
 
 
-@cache
+@lru_cache(maxsize=16)
 def resamples(n: int) -> Floats:
     """Return the weights of n runs in each bootstrap draw, (BOOTSTRAP, n): one set of draws for all methods, so paired.
 
