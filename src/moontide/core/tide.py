@@ -558,7 +558,7 @@ def calibration(target: float, means_at: Callable[[float], tuple[float, float]])
     for _ in range(NEWTON):
         confidence, rise = means_at(power)
         gap = target - confidence
-        if isinstance(gap, float) and (abs(gap) < 1e-4 or high - low < 1e-3 * low):
+        if isinstance(gap, float) and (abs(gap) < 1e-5 or high - low < 1e-3 * low):
             break
         low, high = either(gap > 0, power, low), either(gap > 0, high, power)
         step = power * math.e ** held(gap / held(rise, 1e-6, math.inf), -1.0, 1.0)
