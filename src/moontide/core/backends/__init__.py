@@ -6,7 +6,8 @@
 - `kernels`  Triton on a GPU, float32: fused kernels, and a run that repeats is replayed as one CUDA graph.
 
 Each is a module with `Rows`, the samples of a von Mises-Fisher mixture (`first`, `step`, `finish`), with `m_step` and
-with `run`. `tests/core/test_backends.py` holds all of them against `benchmarks/reference.py`.
+with `run`. `tests/core/test_backends.py` holds all of them against `benchmarks/reference.py`. The samples of TIDE are
+likewise in `tide_plain`, `tide_loops` and `tide_kernels`.
 """
 
 from __future__ import annotations
