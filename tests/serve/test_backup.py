@@ -41,7 +41,7 @@ def test_a_backup_of_a_server_at_work_is_whole_and_can_be_restored(serve, sqlite
         stop.set()
         thread.join()
     assert main(["serve", "--verify", str(tmp_path / "copy")]) == 0
-    assert "no damage in 1 streams" in capfd.readouterr().err
+    assert "no damage in 1 stream" in capfd.readouterr().err
     restored = str(tmp_path / "restored")
     assert main(["serve", "--data", restored, "--restore", str(tmp_path / "copy")]) == 0
     again = serve(restored)
@@ -74,7 +74,7 @@ def test_a_look_for_damage_changes_nothing_and_finds_nothing_where_there_is_none
     data, _ = killed
     before = {path.name: path.read_bytes() for path in Path(data).iterdir() if path.name in backup.FILES}
     assert main(["serve", "--verify", data]) == 0
-    assert "no damage in 1 streams" in capfd.readouterr().err
+    assert "no damage in 1 stream" in capfd.readouterr().err
     assert {name: Path(data, name).read_bytes() for name in before} == before
 
 
@@ -109,7 +109,7 @@ def test_edits_are_named(killed, capfd, change):
     assert main(["serve", "--verify", data]) == 1
     told = capfd.readouterr()
     assert "The stream 'a': The stored a" in told.out
-    assert "1 damage in 1 streams" in told.err
+    assert "1 damage in 1 stream" in told.err
 
 
 def test_postgresql_is_looked_at_too_and_copied_by_its_own_tools(postgres, text, capfd):

@@ -89,7 +89,7 @@ def test_a_stream_is_the_method_run_along_it(store, text, samples):
 def test_a_stream_of_torch_arrays_comes_back_too(store, text, samples, monkeypatch):
     """What runs on a GPU, on torch's CPU."""
     torch = pytest.importorskip("torch")
-    monkeypatch.setattr(module, "place", lambda x, *_: torch.tensor(x))
+    monkeypatch.setattr(module, "to_device", lambda x, *_: torch.tensor(x))
     solver = moontide.method("tda")
     config = Config("tda", {}, tuple("abcde"), D, 100.0)
     stream = ServedStream.create("a", config, text, store, solver, "cuda", 100)

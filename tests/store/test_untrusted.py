@@ -16,7 +16,7 @@ import pytest
 import moontide
 from moontide.classify import Classified
 from moontide.encoders.sources import ImageFile, list_images
-from moontide.engine.run import adapt_shards
+from moontide.engine.run import ShardTask, adapt_shards
 from moontide.errors import FileError, MissingExtraError, MoontideError, OptionError, ResourceError
 from moontide.report.grids import Grid, Line, Number
 from moontide.report.render import csv_text, latex, latex_text
@@ -85,7 +85,7 @@ def test_a_list_of_images_far_larger_than_its_file_is_not_read(tmp_path):
 def test_shards_far_larger_than_their_files_are_not_read(tmp_path):
     bomb(tmp_path / "f.parquet", "embedding")
     with pytest.raises(MoontideError, match=r"would take 512\.0 MiB"):
-        adapt_shards(f"{tmp_path}/*.parquet", np.eye(1024), moontide.method("zero_shot"), f"{tmp_path}/out")
+        adapt_shards(ShardTask(f"{tmp_path}/*.parquet", np.eye(1024)), moontide.method("zero_shot"), f"{tmp_path}/out")
 
 
 def test_no_table_has_a_cell_that_a_spreadsheet_computes(tmp_path):
@@ -181,12 +181,15 @@ def npy(x):
     return buffer.getvalue()
 
 
+def adapt(shards, out, allow_remote):
+    task = ShardTask(shards, np.eye(3), allow_remote=[allow_remote])
+    return adapt_shards(task, moontide.method("zero_shot"), str(out))
+
+
 def test_a_host_that_fails_for_a_while_is_asked_again(host, tmp_path):
     url, files, asked = host
     files["/a.npy"] = [503, 503], npy(np.eye(3))
-    found = adapt_shards(
-        [f"{url}/a.npy"], np.eye(3), moontide.method("zero_shot"), f"{tmp_path}/out", allow_remote=["http"]
-    )
+    found = adapt([f"{url}/a.npy"], tmp_path / "out", "http")
     assert found.counts.tolist() == [1, 1, 1]
     assert asked["/a.npy"] > 2
 
@@ -195,14 +198,20 @@ def test_a_host_that_fails_for_ever_is_named_in_a_sentence(host, tmp_path):
     url, files, asked = host
     files["/a.npy"] = [503] * 99, b""
     with pytest.raises(FileError, match=r"http://127.0.0.1:\d+/a.npy cannot be reached .503.* check its name"):
-        adapt_shards([f"{url}/a.npy"], np.eye(3), moontide.method("zero_shot"), f"{tmp_path}/o", allow_remote=["http"])
+        adapt_shards(
+            ShardTask([f"{url}/a.npy"], np.eye(3), allow_remote=["http"]), moontide.method("zero_shot"), f"{tmp_path}/o"
+        )
     assert 4 <= asked["/a.npy"] <= 12
 
 
 def test_a_file_that_is_not_there_is_not_asked_for_again(host, tmp_path):
     url, _, asked = host
     with pytest.raises(FileError, match="There is no file"):
-        adapt_shards([f"{url}/no.npy"], np.eye(3), moontide.method("zero_shot"), f"{tmp_path}/o", allow_remote=["http"])
+        adapt_shards(
+            ShardTask([f"{url}/no.npy"], np.eye(3), allow_remote=["http"]),
+            moontide.method("zero_shot"),
+            f"{tmp_path}/o",
+        )
     assert asked["/no.npy"] <= 2
 
 
@@ -211,7 +220,9 @@ def test_no_request_is_made_by_a_protocol_that_was_not_named(host, tmp_path):
     files["/a.npy"] = [], npy(np.eye(3))
     for shards in ([f"{url}/a.npy"], f"{url}/a.npy", f"simplecache::{url}/a.npy"):
         with pytest.raises(OptionError, match="--allow-remote"):
-            adapt_shards(shards, np.eye(3), moontide.method("zero_shot"), f"{tmp_path}/o", allow_remote=["https"])
+            adapt_shards(
+                ShardTask(shards, np.eye(3), allow_remote=["https"]), moontide.method("zero_shot"), f"{tmp_path}/o"
+            )
     assert not asked
 
 
@@ -243,5 +254,7 @@ def test_a_host_that_never_answers_is_given_up(host, monkeypatch, tmp_path):
         url = f"http://127.0.0.1:{silent.getsockname()[1]}/a.npy"
         start = time.perf_counter()
         with pytest.raises(FileError, match="cannot be reached"):
-            adapt_shards([url], np.eye(3), moontide.method("zero_shot"), f"{tmp_path}/o", allow_remote=["http"])
+            adapt_shards(
+                ShardTask([url], np.eye(3), allow_remote=["http"]), moontide.method("zero_shot"), f"{tmp_path}/o"
+            )
         assert time.perf_counter() - start < 10

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -45,7 +46,8 @@ def number(x: Array) -> Any:
     >>> number(np.float32(0.5))
     0.5
     """
-    return x if is_torch_array(x) else float(x)
+    on_gpu = is_torch_array(x) and (x.device.type != "cpu" or os.environ.get("TRITON_INTERPRET") == "1")
+    return x if on_gpu else float(x)
 
 
 def held(x: Any, low: float, high: float) -> Any:
@@ -554,6 +556,7 @@ def calibration(target: float, means_at: Callable[[float], tuple[float, float]])
     >>> round(calibration(0.2, lambda power: (power / 10, power / 10)), 3)
     2.0
     """
+    target = number(target)
     low, high, power = COLDEST, WARMEST, 1.0 + 0 * target
     for _ in range(NEWTON):
         confidence, rise = means_at(power)

@@ -22,6 +22,7 @@ from moontide.core.bessel import bessel, widen
 def log_normaliser(d: int, kappa: Any) -> Array:
     """Log C_d(kappa) = nu log kappa - d/2 log(2 pi) - log I_nu(kappa), nu = d/2 - 1; at 0, minus log the sphere's area.
 
+    >>> import numpy as np
     >>> np.exp(-log_normaliser(3, np.asarray([0.0, 1.0]))) / math.pi  # 4 and 4 sinh(1)
     array([4.        , 4.70080477])
     """
@@ -35,6 +36,7 @@ def kl(d: int, mu_p: Array, kappa_p: Any, mu_q: Array, kappa_q: Any) -> Array:
     The paper's log(C_d(kappa_p) / C_d(kappa_q)) + kappa_p A_d(kappa_p) - kappa_q A_d(kappa_p) mu_q . mu_p, as a sum
     of two parts that are never negative: one is 0 for equal kappa, one for equal mu, and neither subtracts large terms.
 
+    >>> import numpy as np
     >>> mu = np.eye(3)[:2]
     >>> kl(3, mu, [10.0, 10.0], mu[:1], [10.0, 10.0]).round(6)
     array([0., 9.])

@@ -271,6 +271,11 @@ class Solution(NamedTuple):
     sharpness: float
     crowd: eq.Crowd
 
+    @property
+    def converged(self) -> bool:
+        """Whether the last E-step changed no label."""
+        return int(self.changed) == 0
+
 
 def remember(state: TIDEState, f: Array, known: Array, count: int = 1) -> TIDEState:
     """Return the state with the labelled ones of some samples added to the class sums, (n, d) and (n,).

@@ -247,7 +247,7 @@ class TIDERows(Rows):
         sums, soft = weighted_sums(columns(z, some), gamma * self.trusted[rows], f)  # (H, d), (H,)
         return Assigned(
             sums, soft, hard[some], z.sum(0), like(class_counts(own, k), gamma), _total(right * free), known_not,
-            eq.number(xp.sum(own != before[rows])), math.inf if is_torch_array(moved) else float(xp.max(moved)), some,
+            int((own != before[rows]).sum()), eq.number(xp.max(moved)), some,
         )  # fmt: skip
 
     reliable = 1.0  # what a label of the model counts, against a known one
