@@ -91,7 +91,7 @@ def alone(*given: Any) -> Any:
     return _original["Fixed"](*given)._replace(vote_weight=0.0)
 
 
-def plain(features: Any, k: int, known: bool) -> Any:
+def plain(features: Any, k: int, known: bool, shares: bool) -> Any:
     """The compiled E-step has all of its parts: what replaces one is called by the plain one."""
     return tide_plain
 

@@ -122,6 +122,10 @@ for n, k in ((1, 1), (2, 3), (60, 20)):
     assert np.abs(fused.probs.numpy() - wanted.probs).max() < 1e-4
     assert np.abs(fused.beta.numpy() - wanted.beta).max() < 1e-5
     assert np.abs(fused.unknown.numpy() - wanted.unknown).max() < 1e-5
+    shares = np.arange(1.0, k + 1) / np.arange(1.0, k + 1).sum()
+    fused = TIDE().fit_predict(*map(torch.from_numpy, (data.features, data.text)), class_prior=shares)
+    wanted = TIDE().fit_predict(*exact, class_prior=shares)
+    assert np.abs(fused.probs.numpy() - wanted.probs).max() < 1e-4
 print("ok")
 """
 

@@ -143,7 +143,7 @@ class TIDE(OnlineMethod):
         elif n * k > LARGE:
             require_memory(12 * n * k * f.dtype.itemsize, f"{self.name} on {n} x {k} at once", f)
         shares, negatives = given_shares(state.class_prior), state.negatives
-        backend: Any = tide_plain if large else choose_tide(f, k, labels is not NO_LABELS)
+        backend: Any = tide_plain if large else choose_tide(f, k, labels is not NO_LABELS, shares is not None)
 
         def together(f: Array, text: Array) -> tuple[Any, ...]:
             rows = backend.TIDERows(self, f, text, state.logit_scale, graph, half=large, alone=not large, known=labels)

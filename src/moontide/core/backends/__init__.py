@@ -44,15 +44,15 @@ def choose(features: Array, k: int) -> ModuleType:
     return plain
 
 
-def choose_tide(features: Array, k: int, known: bool) -> ModuleType:
+def choose_tide(features: Array, k: int, known: bool, shares: bool = False) -> ModuleType:
     """Return the module with the samples of TIDE, `TIDERows`, for features (N, d) and k classes in memory.
 
-    Where labels are `known`, the equations are computed as they stand.
+    Where labels are `known`, the equations are computed as they stand, and on a GPU where class `shares` are, too.
 
     >>> choose_tide(np.zeros((1, 2)), 3, False).__name__
     'moontide.core.backends.tide_plain'
     """
-    if fused(features) and k <= MAX_CLASSES and not known:
+    if fused(features) and k <= MAX_CLASSES and not (known or shares):
         from moontide.core.backends import tide_kernels
 
         return tide_kernels
