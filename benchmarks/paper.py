@@ -11,8 +11,8 @@
 The first run of every method is done first and kept: its time tells how long the rest will take. Stopped at any moment,
 the same command goes on from there. Records are in `--out`, one line a run; `details.csv` there sums them up.
 
-With `--minutes`, a method whose run takes t seconds does as many as c / sqrt(t), the c with which all fits: of all ways to
-spend the time, the one with the least sum of squared standard errors where runs of all methods scatter as much.
+With `--minutes`, a method whose run takes t seconds does as many as c / sqrt(t), with the c that makes all fit: of all
+ways to spend the time, the one with the least sum of squared standard errors where all methods scatter alike.
 """
 
 from __future__ import annotations
