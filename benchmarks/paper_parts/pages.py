@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 from grid_parts.tables import table
@@ -58,8 +59,8 @@ def read_details(paths: Iterable[Path]) -> list[Row]:
     return list(found.values())
 
 
-def pages(rows: Sequence[Row]) -> dict[str, str]:
-    """Return a table for every suite in the rows, by the suite's name."""
+def pages(rows: Sequence[Row], forward: Mapping[int, float] = MappingProxyType({})) -> dict[str, str]:
+    """Return a table for every suite in the rows, by the suite's name; `forward` has the encoder's seconds."""
     found = {}
     for suite in dict.fromkeys(row["suite"] for row in rows):
         own = [row for row in rows if row["suite"] == suite]
@@ -67,7 +68,7 @@ def pages(rows: Sequence[Row]) -> dict[str, str]:
         if suite in (*BY_DATASET, *BY_SCENARIO, *SWEEPS):
             found[suite] = f"{make(own)}\n\n{counts(own)}"
         if suite == "runtime":
-            found[suite] = runtime(own)
+            found[suite] = runtime(own, forward)
     return {"checklist": checklist(rows), **found}
 
 
@@ -182,20 +183,27 @@ def by_scenario(rows: Sequence[Row]) -> str:
     return table(["method", *(f"{words(where)} ({packs[where]} packs)" for where in places)], lines)
 
 
-def runtime(rows: Sequence[Row]) -> str:
-    """Return one line per method, median milliseconds of a batch on ImageNet by its size, and the paper's."""
+def read_forward(path: Path | None) -> dict[int, float]:
+    """Read the seconds that the encoder takes, by the number of images: what `clip_forward --out` writes."""
+    if path is None:
+        return {}
+    with open(path, encoding="utf-8", newline="") as handle:
+        return {int(row["images"]): float(row["seconds"]) for row in csv.DictReader(handle)}
+
+
+def runtime(rows: Sequence[Row], forward: Mapping[int, float] = MappingProxyType({})) -> str:
+    """Return one line per batch size, median milliseconds of the encoder and of each method, and the paper's below."""
     own = [row for row in rows if row["dataset"] == "imagenet"] or list(rows)
-    sizes = sorted({int(row["batch_size"]) for row in own})
-    lines = []
-    for method in dict.fromkeys(row["method"] for row in own):
-        cells: list[float | None] = []
-        for size in sizes:
-            found = [row for row in own if (row["method"], int(row["batch_size"])) == (method, size)]
-            theirs = paper().seconds.get((size, method))
-            cells += [1e3 * float(found[0]["median_seconds"]) if found else None, theirs and 1e3 * theirs]
-        lines.append([TITLES.get(method, method), *cells])
-    heads = [words for size in sizes for words in (f"N = {size:,}, ms", "the paper, ms")]
-    return table(["method", *heads], lines)
+    methods = list(dict.fromkeys(row["method"] for row in own))
+    lines: list[list[float | str | None]] = []
+    for size in sorted({int(row["batch_size"]) for row in own}):
+        found = {row["method"]: row for row in own if int(row["batch_size"]) == size}
+        n = min(size, *(int(row["samples"]) for row in found.values()))
+        ours = [forward.get(n), *(float(found[m]["median_seconds"]) if m in found else None for m in methods)]
+        theirs = [paper().seconds.get((size, m)) for m in ("clip_forward", *methods)]
+        lines.append([f"{n:,}, ours", *(None if t is None else 1e3 * t for t in ours)])
+        lines.append([f"{size:,}, the paper", *(None if t is None else 1e3 * t for t in theirs)])
+    return table(["N, times in ms", "CLIP forward", *(TITLES.get(m, m) for m in methods)], lines)
 
 
 def by_value(rows: Sequence[Row]) -> str:

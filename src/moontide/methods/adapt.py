@@ -1,6 +1,6 @@
 """ADAPT: a Gaussian classifier from a bank of confident samples, fused with the zero-shot logits.
 
-Y. Zhang et al., "Backpropagation-Free Test-Time Adaptation via Probabilistic Gaussian Alignment", NeurIPS 2025.
+ADAPT, NeurIPS 2025, after what its program (AIM-SKKU/ADAPT) computes.
 
 Symbols:  f_i -> x[i]   t_k -> text[k]   c_ik -> logits[i, k]   p_ik -> p[i, k]   H_i -> h[i]   L -> bank   M -> m
           mu_k -> mu[k]   w_k, b_k -> w[k], b[k]   sum over the bank of class k of p f -> sums[k]   alpha, scale
@@ -50,7 +50,7 @@ class ADAPT(OnlineMethod):
     array([0, 1, 2])
     """
 
-    citation: ClassVar[str] = "Zhang et al., NeurIPS 2025"
+    citation: ClassVar[str] = "ADAPT, NeurIPS 2025"
     state_type: ClassVar[type[State]] = ADAPTState
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {  # the original also sets `scale` by dataset, 20 to 100
         "original_transductive": {"mode": "transductive", "bank": 6},
