@@ -119,12 +119,18 @@ def words(where: tuple[str, str, str]) -> str:
 
 
 def counts(rows: Sequence[Row]) -> str:
-    runs = [int(row["runs"]) for row in rows if row["method"] != "zero_shot"]
-    half = [float(row["gain_half_interval"]) for row in rows if row["method"] != "zero_shot" and row["gain_half_interval"]]
-    known = f" Half a 95 % interval of a gain is {np.median(half):.1f} in the median and at most {max(half):.1f}."
+    """Say how many runs the numbers of methods other than zero-shot are of, and how well their gains are known."""
+    others = [row for row in rows if row["method"] != "zero_shot"] or rows
+    runs = [int(row["runs"]) for row in others]
+    half = [float(row["gain_half_interval"]) for row in others if row["gain_half_interval"]]
     least, most = min(runs), max(runs)
     many = f"{least:,} to {most:,} runs" if least < most else f"{least:,} run{'s' * (least > 1)}"
-    return f"{many} a cell.{known if half else ''}"
+    if not half:
+        return f"{many} a cell."
+    worst = max(half)
+    return (
+        f"{many} a cell. Half a 95 % interval of a gain is {np.median(half):.1f} in the median and at most {worst:.1f}."
+    )
 
 
 def mean(values: Iterable[float | None]) -> float | None:
