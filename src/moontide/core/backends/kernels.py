@@ -61,7 +61,7 @@ class Rows(plain.Rows):
         values, slope, offset = self.cosine, scores.slope, scores.at_anchor
         if scores.prototypes is not None:
             values, slope, offset = product(self.low, scores.prototypes.T), None, scores.offset  # (N, K)
-        given = self._edges(), self.log_evidence, self.gamma, self.labels, self.f, self.weighted
+        given = self._edges(), self.log_evidence, self.gamma, self.labels, self.low, self.weighted
         self.z, self.labels, self.gamma, free, laplacian, counts = _triton.e_step(
             values, slope, offset, self.z, *given, self.method.gamma != "assignments"
         )
