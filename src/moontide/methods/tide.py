@@ -38,7 +38,7 @@ from moontide.core.memory import require_memory
 from moontide.core.ple import EPS
 from moontide.core.rows import LARGE, NEIGHBOURS, check_graph
 from moontide.core.simplex import one_hot
-from moontide.core.tide import NEWTON, NO_LABELS, Assigned, Classes, Groups, Labels
+from moontide.core.tide import NEWTON, NO_LABELS, Assigned, Labels
 from moontide.options import option
 from moontide.protocols import GivenState, OnlineMethod, Plan, State, copy_array, given_inputs, given_shares, per_class
 from moontide.types import Result, Task
@@ -195,33 +195,35 @@ class TIDEMixture:
         self.m_steps = options.iterations
         self.started = False
 
-    def begin(self, run: Run) -> Classes:
+    def begin(self, run: Run) -> Assigned:
         """Zero-shot predictions, how many classes are there, anchors and metric (Eqs. 1 to 7 and 10)."""
         o, text, shares, k, first = self.options, self.text, self.shares, len(self.text), run("first", self.negatives)
         self.n = n = first.n
-        groups = Groups.of_sums(first.sums, first.counts, n)
-        scale = eq.metric(first.square / n, groups, n)  # (d,)
+        scale = eq.metric(first.square / n, first.sums, first.counts, n)  # (d,)
         found = run("compare", first.total, n, scale)
-        self.crowd = eq.crowd_of_sums(found, n, k, o.neighbours) if shares is None else eq.Crowd.of_shares(shares)
+        self.crowd = eq.crowd_of(found, n, k, o.neighbours) if shares is None else eq.Crowd.of_shares(shares)
         w = self.crowd.density
-        anchor = eq.anchors(like(text, scale), first.total / n, first, scale)  # (K, d)
-        groups = Groups.of_sums(found.sums, first.counts, n)
-        self.alpha = eq.anchor_weight(eq.rows_at(anchor, first.some), groups, n)
+        text = like(text, scale)
+        slope, offset = eq.anchors(text, first.total / n, first)
+        anchor = eq.anchor_rows(eq.rows_at(text, first.some), slope, offset, scale)  # (H, d)
+        self.alpha = eq.anchor_weight(anchor, found.sums, first.counts, n)
         sharpness = o.sharpness * eq.sharpening(w, n / k, self.alpha)
         there = eq.presence(found.near, found.most, first.total) if shares is None else 0 * first.total + 1  # (K,)
         self.fixed = eq.Fixed(
-            scale, anchor, first.total, (n - 1) / k if shares is None else (n - 1) * like(shares, scale), there,
+            scale, slope, offset, first.total, (n - 1) / k if shares is None else (n - 1) * like(shares, scale), there,
             eq.bias_weight(self.crowd.pseudo_count) if shares is None else 1.0, self.alpha, sharpness, 1 - w * w, 2 - w,
-            self.crowd.smoothing, None if shares is None else namespace(scale).log(like(shares, scale) + EPS), n / k,
-        ).like(text)  # fmt: skip
+            self.crowd.smoothing, None if shares is None else namespace(scale).log(like(shares, scale) + EPS),
+        ).like(self.text)  # fmt: skip
         if self.known.sums is not None:
             mean_length = found.length / n
             self.known = self.known._replace(sums=self.known.sums / (self.fixed.scale * mean_length))
-        none = self.fixed.total[:0]  # in the first E-step all classes are at their anchors, and no sample is left out
-        self.first = self.fixed._replace(left_out=0.0), Classes(_none(text), text[:0, :], none, none, self.fixed.total)
-        return self.first[1]
+        none, some = self.fixed.total[:0], namespace(text).arange(0, device=device(self.text))
+        # in the first E-step all classes are at their anchors, and no sample is left out
+        start = Assigned(self.text[:0, :], none, none, self.fixed.total, none, 0.0, 0, 0, 0.0, some)
+        self.first = self.fixed._replace(left_out=0.0), start
+        return start
 
-    def shown(self, classes: Classes) -> tuple[eq.Fixed, Classes]:
+    def shown(self, classes: Assigned) -> tuple[eq.Fixed, Assigned]:
         """Return what the E-step of Eq. 11 needs."""
         return self.first if classes is self.first[1] else (self.fixed, classes)
 
@@ -230,21 +232,21 @@ class TIDEMixture:
         before, self.started = self.started, True
         return before and step.moved < STILL and step.changed == 0
 
-    def update(self, classes: Classes, step: Assigned) -> Classes:
+    def update(self, classes: Assigned, step: Assigned) -> Assigned:
         """Eq. 8: the classes with labels, from the sums of their samples and of labelled samples of the past."""
-        some, sums, soft, hard = step.some, *(like(x, self.text) for x in (step.sums, step.soft, step.hard))
-        if isinstance(some, slice) and not is_torch_array(hard):
-            some = namespace(hard).nonzero(hard)[0]
-            sums, soft, hard = sums[some], soft[some], hard[some]
+        step = step.like(self.text)
+        if isinstance(step.some, slice) and not is_torch_array(step.hard) and not namespace(step.hard).all(step.hard):
+            some = namespace(step.hard).nonzero(step.hard)[0]
+            step = replace(step, some=some, sums=step.sums[some], soft=step.soft[some], hard=step.hard[some])
         if self.known.sums is not None:
-            sums = sums + eq.rows_at(self.known.sums, some)
-            soft, hard = soft + self.known.counts[some], hard + self.known.counts[some]
-        return Classes(some, sums, soft, hard, like(step.counts, self.text))
+            sums, more = eq.rows_at(self.known.sums, step.some), self.known.counts[step.some]
+            step = replace(step, sums=step.sums + sums, soft=step.soft + more, hard=step.hard + more)
+        return step
 
-    def terms(self, classes: Classes, step: Assigned) -> None:
+    def terms(self, classes: Assigned, step: Assigned) -> None:
         """Keep nothing: TIDE has no objective."""
 
-    def finish(self, run: Run, classes: Classes, step: Assigned, trace: list[None]) -> Solution:
+    def finish(self, run: Run, classes: Assigned, step: Assigned, trace: list[None]) -> Solution:
         """Eq. 14, the calibration, and the shares of the samples in the class means."""
 
         def means_at(power: float) -> tuple[float, float]:
@@ -297,9 +299,3 @@ def rows_of(result: Result, first: int) -> Result:
     return replace(
         result, probs=result.probs[first:, :], zero_shot=result.zero_shot[first:, :], unknown=result.unknown[first:]
     )
-
-
-def _none(ref: Array) -> Array:
-    """Return no class numbers, (0,)."""
-    xp = namespace(ref)
-    return xp.zeros((0,), dtype=xp.int64, device=device(ref))
