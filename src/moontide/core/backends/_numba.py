@@ -451,6 +451,20 @@ def log(x: Any) -> Any:
 
 
 @loops
+def row_products(x: Any, text: Any) -> Any:
+    """Return x_i . t_k, (N, K), each the same whatever the other rows are, as a product of matrices does not have it."""
+    found = np.empty((x.shape[0], text.shape[0]), np.float32)
+    for c in range(text.shape[0]):
+        row = text[c]
+        for i in range(x.shape[0]):
+            other, add = x[i], ZERO
+            for j in range(row.shape[0]):
+                add += row[j] * other[j]
+            found[i, c] = add
+    return found
+
+
+@loops
 def group_sums(x: Any, group: Any, weight: Any, count: Any) -> Any:
     """Return sum_i weight_i x_i over the rows of each group, (count, d)."""
     sums = np.zeros((count, x.shape[1]), np.float32)
@@ -577,15 +591,15 @@ def tide_split(base: Any, at_anchor: Any, z: Any, present: Any, gone: Any, near:
 
 
 @loops
-def tide_join(z: Any, present: Any, gone: Any, pull: Any, shares: Any, scale: Any, full: Any) -> None:
-    """Put columns together again: those of z, and shares pull scale_i; the rows then sum to 1."""
+def tide_join(z: Any, present: Any, gone: Any, top: Any, shares: Any, pull: Any, log_sum: Any, full: Any) -> None:
+    """Put columns together again: those of z, and shares pull exp(top - log_sum); the rows then sum to 1."""
     for i in range(z.shape[0]):
-        row, total = full[i], ZERO
+        row, total, scale = full[i], ZERO, np.exp(top[i] - log_sum[i])
         for l in range(present.shape[0]):
             row[present[l]] = z[i, l]
             total += z[i, l]
         for r in range(gone.shape[0]):
-            value = shares[i, r] * pull[r] * scale[i]
+            value = shares[i, r] * pull[r] * scale
             row[gone[r]] = value
             total += value
         by = ONE / total
@@ -613,30 +627,37 @@ def tide_weights(z: Any, gamma: Any, at_anchor: Any, among: Any) -> Any:
 
 
 @loops
-def tide_step(start: Any, stop: Any, base: Any, counts: Any, prior: Any, smoothing: Any, left_out: Any,
+def tide_step(start: Any, stop: Any, base: Any, y: Any, counts: Any, prior: Any, smoothing: Any, left_out: Any,
               vote_weight: Any, sharpness: Any, alpha: Any, pointer: Any, neighbour: Any, weight: Any, z: Any, new: Any,
-              among: Any, hard: Any, places: Any, own: Any, cosine: Any, soft: Any, along: Any, dots: Any,
-              squares: Any, top: Any, shares: Any, logs: Any, pull: Any, labels: Any, entropy: Any, log_sum: Any,
-              moved: Any) -> Any:  # fmt: skip
+              some: Any, among: Any, hard: Any, own: Any, cosine: Any, soft: Any, along: Any, dots: Any, squares: Any,
+              present: Any, gone: Any, top: Any, shares: Any, logs: Any, before: Any, labels: Any, gamma: Any,
+              log_sum: Any, moved: Any, log_k: Any) -> Any:  # fmt: skip
     """Eq. 11 of TIDE, of rows from `start` to `stop`: `class_pull`, `cosine_to_means` and `assign` in one pass.
 
-    `prior` (K,) are log shares where these are known, else empty. `among` (H,) are the columns of classes with labels,
-    and `own` to `squares` what `cosine_to_means` needs of them. `top`, `shares`, `logs` are of classes that the arrays
-    are without, whose n_k + a* is `pull`. Returns sum_i z_i of both kinds of classes.
+    `prior` (K,) are log shares where these are known, else empty. `some` (H,) are the classes with labels, `among` their
+    columns, and `hard` to `squares` what `cosine_to_means` needs of them. The arrays have the columns `present`; `top`,
+    `shares` and `logs` are of the classes `gone`. Returns sum_i z_i and the numbers of labels, (K,) each, the sum of the
+    zero-shot probabilities of the labels, and how many labels changed.
     """
-    k, width, gone = z.shape[1], among.shape[0], pull.shape[0]
+    k, width, away = z.shape[1], among.shape[0], gone.shape[0]
     votes, a, q = padded(k, ZERO), padded(k, LOWEST - BIAS), padded(k, ZERO)
-    more, beta, log_pull = padded(width, ZERO), padded(width, ZERO), np.log(pull)
-    total, total_gone = np.zeros(k, np.float32), np.zeros(gone, np.float32)
-    free = prior.shape[0] == 0
+    more, beta, place = padded(width, ZERO), padded(width, ZERO), np.empty(y.shape[1], np.int64)
+    at_present, pull = np.empty(k, np.float32), np.empty(away, np.float32)
+    total, total_away = np.zeros(k, np.float32), np.zeros(away, np.float32)
+    numbers, right, changed, free = np.zeros(y.shape[1], np.float32), 0.0, 0, prior.shape[0] == 0
     for h in range(width):
-        beta[h] = hard[h] / (hard[h] + alpha)
+        beta[h], place[some[h]] = hard[h] / (hard[h] + alpha), h
+    for c in range(k):
+        at_present[c] = counts[present[c]]
+    for r in range(away):
+        pull[r] = counts[gone[r]] + smoothing
+    log_pull = np.log(pull)
     for i in range(start, stop):
         near, p, old = base[i], new[i], z[i]
         gather(i, pointer, neighbour, weight, z, votes[:k])
         if free:
             for c in range(k):
-                a[c] = near[c] + vote_weight * votes[c] + log(max(counts[c] - left_out * old[c], ZERO) + smoothing)
+                a[c] = near[c] + vote_weight * votes[c] + log(max(at_present[c] - left_out * old[c], ZERO) + smoothing)
         else:
             for c in range(k):
                 a[c] = near[c] + vote_weight * votes[c] + prior[c]
@@ -644,16 +665,16 @@ def tide_step(start: Any, stop: Any, base: Any, counts: Any, prior: Any, smoothi
             mine, dot, at = own[i], dots[i], cosine[i]
             for h in range(width):
                 more[h] = nearer(beta[h], left_out * mine[h], dot[h], at[h], squares[h], along[h], soft[h])
-            h = places[i]
+            h = place[before[i]]
             less = max(hard[h] - left_out, ZERO)
             more[h] = nearer(less / (less + alpha), left_out * mine[h], dot[h], at[h], squares[h], along[h], soft[h])
             for h in range(width):
                 a[among[h]] += sharpness * more[h]
         most, norm, inner = largest(a[:k]), ZERO, ZERO
-        labels[i], highest = first_at(a[:k], most), most
-        if gone:
+        label, highest = present[first_at(a[:k], most)], most
+        if away:
             e, e_log, part, part_log = shares[i], logs[i], ZERO, ZERO
-            for r in range(gone):
+            for r in range(away):
                 part += e[r] * pull[r]
                 part_log += e_log[r] * pull[r] + e[r] * pull[r] * log_pull[r]
             highest = max(most, top[i] + np.log(part))
@@ -672,12 +693,18 @@ def tide_step(start: Any, stop: Any, base: Any, counts: Any, prior: Any, smoothi
         for c in range(k):
             total[c] += p[c]
         log_norm = np.log(norm)
-        entropy[i], log_sum[i], moved[i] = log_norm - inner * by, highest + log_norm, largest(votes[:k])
-        if gone:
+        labels[i], gamma[i], log_sum[i] = label, weight_of(log_norm - inner * by, log_k), highest + log_norm
+        moved[i] = largest(votes[:k])
+        numbers[label] += ONE
+        right += y[i, label]
+        changed += label != before[i]
+        if away:
             scale = np.exp(top[i] - log_sum[i])
-            for r in range(gone):
-                total_gone[r] += scale * e[r] * pull[r]
-    return total, total_gone
+            for r in range(away):
+                total_away[r] += scale * e[r] * pull[r]
+    sums = np.empty(y.shape[1], np.float32)
+    sums[present], sums[gone] = total, total_away
+    return sums, numbers, right, changed
 
 
 @njit(inline="always")

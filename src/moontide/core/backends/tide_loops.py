@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moontide.core import tide as eq
-from moontide.core.arrays import class_counts, column_dots
+from moontide.core.arrays import column_dots
 from moontide.core.backends import _numba, tide_plain
 from moontide.core.graph import Graph
 from moontide.core.sums import Counted
@@ -32,11 +32,12 @@ one = np.float32
 run = tide_plain.run
 
 
-class Absent(NamedTuple):
-    """The R classes that are left alone."""
+class Split(NamedTuple):
+    """The L classes that assignments are made of, and the R that are left alone."""
 
-    classes: Ints  # (R,) numbers
-    top: Floats  # (N,) max_k c_ik
+    present: Ints  # (L,) numbers
+    gone: Ints  # (R,) numbers
+    top: Floats  # (N,) max_k c_ik of those that are gone
     shares: Floats  # (N, R) e_ik = exp(c_ik - top_i)
     logs: Floats  # (N, R) e_ik (c_ik - top_i)
 
@@ -60,16 +61,14 @@ class TIDERows(tide_plain.TIDERows):
     """
 
     gram: Any = None  # (N, N) f_i . f_j in the metric, where N <= d
-    present: Ints | None = None  # (L,) the classes that z has, where the others are left alone
     done = 0  # E-steps
 
     def __init__(self, *given: Any, cosine: Floats | None = None, **options: Any) -> None:
         super().__init__(*given, **options)
-        n = len(self.f)
         self.cosine = cosine  # (n, K)
         if cosine is None:
             self.cosine = self.new = np.matmul(self.f, self.text.T, out=self._spare())  # free after `_keep`
-        self.absent = Absent(np.zeros(0, np.int64), self.gamma, *np.empty((2, n, 0), one))
+        self.split = Split(np.arange(len(self.text)), np.arange(0), self.gamma, *np.empty((2, len(self.f), 0), one))
         self.edges = self.votes_of.pointer, self.votes_of.neighbour, self.votes_of.weight
 
     def _neighbours(self) -> Graph:
@@ -90,7 +89,8 @@ class TIDERows(tide_plain.TIDERows):
         total, self.own = self._in_blocks(_numba.tide_first, *given)
         if negatives is not None and len(negatives):
             self.unknown += eq.negative_odds(f, negatives, self.log_sum, self.logit_scale)
-        some, self.places = np.unique(self.labels, return_inverse=True)  # (H,), (n,)
+        some = np.nonzero(np.bincount(self.labels))[0]  # (H,)
+        self.places = np.searchsorted(some, self.labels)  # (n,)
         weights = self.gamma, self.sure, self.sure**2
         self.counts, sure, squares = (np.bincount(self.places, by).astype(one) for by in weights)  # (H,) each
         sums, sure_sums = (_numba.group_sums(f, self.places, by, len(some)) for by in (self.gamma, self.sure))
@@ -129,36 +129,26 @@ class TIDERows(tide_plain.TIDERows):
         if self.done == 2 and fixed.prior is None:
             self._leave_alone(classes, fixed.smoothing)
         self.done += 1
-        k, n, before, counts, gone = len(self.text), len(self.f), self.labels, classes.counts, self.absent.classes
-        self.pull = counts[gone] + one(fixed.smoothing)  # (R,)
-        labels, (entropy, self.log_total, moved) = np.empty_like(before), np.empty((3, n), one)
-        new = self._room() if self.new is None else self.new
-        here, away = self._in_blocks(
-            _numba.tide_step, self.log_y, counts if self.present is None else counts[self.present],
-            counts[:0] if fixed.prior is None else fixed.prior, *map(one, (fixed.smoothing, fixed.left_out,
-            fixed.vote_weight, fixed.sharpness, fixed.alpha)), *self.edges, self.z, new, *self._means(classes),
-            *self.absent[1:], self.pull, labels, entropy, self.log_total, moved,
+        k, n, prior = len(self.text), len(self.f), classes.counts[:0] if fixed.prior is None else fixed.prior
+        labels, (gamma, self.log_total, moved) = np.empty(n, np.int64), np.empty((3, n), one)
+        new, numbers = self._room() if self.new is None else self.new, (
+            fixed.smoothing, fixed.left_out, fixed.vote_weight, fixed.sharpness, fixed.alpha)  # fmt: skip
+        counts, hard, right, changed = self._in_blocks(
+            _numba.tide_step, self.log_y, self.y, classes.counts, prior, *map(one, numbers), *self.edges, self.z, new,
+            *self._means(classes), *self.split, self.labels, labels, gamma, self.log_total, moved, math.log(max(k, 2)),
         )  # fmt: skip
+        self.pull = classes.counts[self.split.gone] + one(fixed.smoothing)  # (R,)
         self.z, self.new = new, None if self.keep and self.z is self.y else self.z
-        self.gamma = np.clip(1 - entropy / one(math.log(max(k, 2))), 0, 1)
-        counts = here
-        if self.present is not None:
-            labels, counts = self.present[labels], np.empty(k, one)
-            counts[self.present], counts[gone] = here, away
-        self.labels, hard = labels, class_counts(labels, k).astype(one)  # (n,), (K,)
-        right, changed = float(self.y[np.arange(n), labels].sum(dtype=float)), int((labels != before).sum())
-        some = np.nonzero(hard)[0]  # (H,)
-        return Assigned(hard[:0], hard[:0], hard[some], counts, hard, right, n, changed, float(moved.max()), some)
+        self.labels, self.gamma, some = labels, gamma, np.nonzero(hard)[0]  # (n,), (n,), (H,)
+        none = hard[:0]
+        return Assigned(none, none, hard[some], counts, hard, right, n, changed, float(moved.max()), some)
 
     def _means(self, classes: Assigned) -> tuple[Any, ...]:
         """Return what `_numba.tide_step` needs of the classes with labels; in the first E-step there are none."""
-        some, hard = classes.some, classes.hard
-        among = some if self.present is None else np.searchsorted(self.present, some)  # (H,) columns of z
+        f, among = self.in_metric, np.searchsorted(self.split.present, classes.some)  # (H,) columns of z
         weight, cosine, soft, along = _numba.tide_weights(self.z, self.gamma, self.at_anchor, among)  # (n, H), (H,)
-        f = self.in_metric
         dots = f @ (f.T @ weight) if self.gram is None else self.gram @ weight  # (n, H) f_i . S_k
-        places = np.searchsorted(some, self.labels)
-        return among, hard, places, weight, cosine, soft, along, dots, column_dots(weight, dots)
+        return classes.some, among, classes.hard, weight, cosine, soft, along, dots, column_dots(weight, dots)
 
     def _leave_alone(self, classes: Assigned, smoothing: float) -> None:
         """Leave the classes alone that next to no sample is assigned to, where they are many."""
@@ -167,19 +157,18 @@ class TIDERows(tide_plain.TIDERows):
             return
         n, present, gone = len(self.f), np.nonzero(~idle)[0], np.nonzero(idle)[0]  # (L,), (R,)
         near, cosines, kept, self.new = np.empty((4, n, len(present)), one)
-        self.absent = Absent(gone, np.empty(n, one), *np.empty((2, n, len(gone)), one))
-        _numba.tide_split(self.log_y, self.at_anchor, self.z, present, gone, near, cosines, kept, *self.absent[1:])
+        self.split = Split(present, gone, np.empty(n, one), *np.empty((2, n, len(gone)), one))
+        _numba.tide_split(self.log_y, self.at_anchor, self.z, present, gone, near, cosines, kept, *self.split[2:])
         self.spare += [self.log_y, self.at_anchor]
-        self.present, self.z, self.log_y, self.at_anchor = present, kept, near, cosines
+        self.z, self.log_y, self.at_anchor = kept, near, cosines
 
     def _dense(self) -> None:
         """Make z of all classes, (n, K), and the logarithms that powers of it are made of."""
         if self.log_z is not None:
             return
-        if self.present is not None:
-            z, absent, scale = self.z, self.absent, np.exp(self.absent.top - self.log_total)
-            self.z, self.new = self._room(), None
-            _numba.tide_join(z, self.present, absent.classes, self.pull, absent.shares, scale, self.z)
+        if len(self.split.gone):
+            z, self.z, self.new = self.z, self._room(), None
+            _numba.tide_join(z, *self.split[:4], self.pull, self.log_total, self.z)
         self.log_z = self._room() if self.new is None else self.new
         self._in_blocks(_numba.tide_logs, self.z, self.labels, self.log_z)
 
@@ -192,4 +181,10 @@ class TIDERows(tide_plain.TIDERows):
         """Calibrate the assignments by a temperature, and average the scores for the unknown with those of neighbours."""
         self._dense()
         self._in_blocks(_numba.tide_calibrate, self.log_z, one(power), self.z)
-        return super().finish(None)
+        self.unknown = eq.with_neighbours(self.unknown, self._votes_on)
+        return Counted(len(self.f))
+
+    def _votes_on(self, x: Floats) -> Floats:
+        """Return the votes of the neighbours on few columns, (n, c); every sample has a neighbour, or none has."""
+        pointer, neighbour, weight = self.edges
+        return np.add.reduceat(weight[:, None] * x[neighbour], pointer[:-1], axis=0) if len(weight) else 0 * x
