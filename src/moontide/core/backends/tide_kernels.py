@@ -16,7 +16,7 @@ from moontide.core.arrays import Array, row_dots
 from moontide.core.backends import _triton, kernels, tide_plain
 from moontide.core.graph import Affinity
 from moontide.core.ple import weighted_sums
-from moontide.core.tide import ALL, Assigned, Classes, Confident
+from moontide.core.tide import ALL, Assigned, Confident
 
 
 def run(solve: Callable[[Array, Array], tuple[Any, ...]], key: Any, f: Array, text: Array) -> tuple[Any, ...]:
@@ -48,7 +48,7 @@ class TIDERows(tide_plain.TIDERows):
         super()._keep(fixed)
         self.log_y += fixed.sharpness * self.at_anchor
 
-    def step(self, fixed: eq.Fixed, classes: Classes) -> Assigned:
+    def step(self, fixed: eq.Fixed, classes: Assigned) -> Assigned:
         """E-step with the classes given, Eq. 11, and the sums of Eq. 8 for the next M-step."""
         if self.at_anchor is None:
             self._keep(fixed)
@@ -59,7 +59,7 @@ class TIDERows(tide_plain.TIDERows):
         dots, of = None, (counts,) * 5
         if len(classes.hard):
             dots, sums = f @ classes.sums.T, classes.sums  # (n, K)
-            of = counts, classes.hard, classes.soft, row_dots(sums, sums), row_dots(sums, fixed.anchor)
+            of = counts, classes.hard, classes.soft, row_dots(sums, sums), row_dots(sums, self.anchor)
         new = torch.empty_like(self.z)
         edges = self.votes_of.pointer, self.votes_of.neighbour, self.votes_of.weight
         self.labels, self.gamma, right, hard = _triton.tide_step(
