@@ -12,6 +12,7 @@ With TRITON_INTERPRET=1 they run on the CPU, which is how they are tested where 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -136,7 +137,7 @@ def _e_step(values, slope, offset, z, pointer, neighbour, weight, evidence, gamm
 @triton.jit  # type: ignore[untyped-decorator]
 def _m_step(sums, soft, counts, text, anchor_kappa, anchor_r, alpha, beta, mu, kappa, prototypes, offset, kl,
             d, wide, EXACT: tl.constexpr, epsilon, r_cap, kappa_cap, scale, temper, BLOCK: tl.constexpr):  # fmt: skip
-    """One program per class; `wide` is the stride of sums and soft counts. The comments name the function of `core.ple` that a line is."""
+    """One program per class; `wide` is the stride of both sums. Comments name the function of `core.ple` of a line."""
     k = tl.program_id(0)
     cols = tl.arange(0, BLOCK)
     inside = cols < d
@@ -176,18 +177,28 @@ def _votes(z, pointer, neighbour, weight, found, k, AGREEMENT: tl.constexpr, BLO
 
 
 @triton.jit  # type: ignore[untyped-decorator]
+def _lengths(sums, anchor, squares, along, d, wide, BLOCK: tl.constexpr):
+    """One program per class: |S_k|^2 and S_k . anchor_k, for `cosine_to_means`."""
+    k = tl.program_id(0).to(tl.int64)
+    cols = tl.arange(0, BLOCK)
+    s = tl.load(sums + k * wide + cols, mask=cols < d, other=0.0)
+    tl.store(squares + k, tl.sum(s * s, axis=0))
+    tl.store(along + k, tl.sum(s * tl.load(anchor + k * d + cols, mask=cols < d, other=0.0), axis=0))
+
+
+@triton.jit  # type: ignore[untyped-decorator]
 def _tide_step(base, cosine, dots, z, pointer, neighbour, weight, counts, hard, soft, squares, along, gamma, before, y,
-               numbers, new, labels, new_gamma, right, new_hard, k, log_k, FIRST: tl.constexpr,
-               BLOCK: tl.constexpr):  # fmt: skip
+               numbers, f, new, labels, new_gamma, right, new_hard, weighted, k, d, wide, log_k, FIRST: tl.constexpr,
+               BLOCK: tl.constexpr, DEPTH: tl.constexpr):  # fmt: skip
     """Eq. 11 of TIDE, one program per row; the comments name the function of `core.tide` that a line is."""
     i = tl.program_id(0).to(tl.int64)
-    cols = tl.arange(0, BLOCK)
+    cols, depth = tl.arange(0, BLOCK), tl.arange(0, DEPTH)
     inside = cols < k
     at = i * k + cols
     left_out, votes_count, smoothing = tl.load(numbers), tl.load(numbers + 1), tl.load(numbers + 2)
     votes = _votes_for(i, z, pointer, neighbour, weight, cols, k)
     old = tl.load(z + at, mask=inside, other=0.0)
-    n = tl.load(counts + cols, mask=inside, other=0.0)
+    n = tl.load(counts + cols * (1 if FIRST else wide), mask=inside, other=0.0)
     a = tl.load(base + at, mask=inside, other=float("-inf")) + votes_count * votes
     if FIRST:
         a += tl.log(n + smoothing)  # class_pull
@@ -199,7 +210,7 @@ def _tide_step(base, cosine, dots, z, pointer, neighbour, weight, counts, hard, 
         h = tl.maximum(tl.load(hard + cols, mask=inside, other=0.0) - own, 0.0)
         beta = h / (h + alpha)
         other = 1 - beta
-        beta = beta / tl.maximum(tl.load(soft + cols, mask=inside, other=1.0) - mine, 1e-9)
+        beta = beta / tl.maximum(tl.load(soft + cols * wide, mask=inside, other=1.0) - mine, 1e-9)
         t = tl.load(cosine + at, mask=inside, other=0.0)
         dot = tl.load(dots + at, mask=inside, other=0.0)
         square = tl.load(squares + cols, mask=inside, other=0.0) + mine * (mine - 2 * dot)
@@ -216,10 +227,27 @@ def _tide_step(base, cosine, dots, z, pointer, neighbour, weight, counts, hard, 
     p = p / total
     tl.store(new + at, p, mask=inside)
     entropy = tl.log(total) - tl.sum(p * shifted, axis=0)
+    g = tl.minimum(tl.maximum(_entropy_weight(entropy, log_k), 0.0), 1.0)
     tl.store(labels + i, label.to(tl.int64))
-    tl.store(new_gamma + i, tl.minimum(tl.maximum(_entropy_weight(entropy, log_k), 0.0), 1.0))
+    tl.store(new_gamma + i, g)
     tl.store(right + i, tl.load(y + i * k + label))
     tl.atomic_add(new_hard + label, 1.0)  # whole numbers: the order of adding does not matter
+    tl.atomic_add(new_hard + k, 1.0, mask=label != tl.load(before + i))
+    row = tl.load(f + i * d + depth, mask=depth < d, other=0.0)
+    tl.store(weighted + i * wide + depth, g * row, mask=depth < d)  # weighted_sums
+    tl.store(weighted + i * wide + d, g)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _newton(target, confidence, rise, state, new):
+    """One step of `core.tide.calibration`; the state is the interval of T, and T."""
+    low, high, power = tl.load(state), tl.load(state + 1), tl.load(state + 2)
+    gap = tl.load(target) - tl.load(confidence)
+    low, high = tl.where(gap > 0, power, low), tl.where(gap > 0, high, power)
+    step = power * tl.exp(tl.minimum(tl.maximum(gap / tl.maximum(tl.load(rise), 1e-6), -1.0), 1.0))
+    tl.store(new, low)
+    tl.store(new + 1, high)
+    tl.store(new + 2, tl.where((low < step) & (step < high), step, tl.sqrt(low * high)))
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -308,24 +336,35 @@ def _block(k: int) -> tuple[int, int]:
 
 
 def tide_step(base: Array, cosine: Array, dots: Array | None, z: Array, edges: tuple[Array, Array, Array],
-              classes: tuple[Array, ...], gamma: Array, before: Array, y: Array, numbers: Array,
-              new: Array) -> tuple[Array, ...]:  # fmt: skip
-    """Return labels, gamma, the zero-shot probability of the label, and the counts of labels after an E-step of TIDE.
+              classes: tuple[Array, ...], gamma: Array, before: Array, y: Array, numbers: Array, f: Array,
+              weighted: Array) -> tuple[Array, ...]:  # fmt: skip
+    """Return z, labels, gamma, the zero-shot probability of the label, and K + 1 counts after an E-step of TIDE.
 
     `base` (N, K) are the logits at the anchors, without votes and prior; `classes` are counts, hard and soft counts,
     |S_k|^2 and S_k . anchor_k, (K,) each; `numbers` are u, the weight of votes, a*, s and alpha. Without `dots`, in the
-    first E-step, all classes are at their anchors. The assignments are written to `new`.
+    first E-step, all classes are at their anchors; else counts and soft counts are columns of a product with `weighted`
+    (N, > d), where gamma_i f_i and gamma_i are written. The counts are as those of `e_step`.
     """
     n, k = z.shape
-    labels = torch.empty(n, dtype=torch.int64, device=z.device)
+    new, labels = torch.empty_like(z), torch.empty(n, dtype=torch.int64, device=z.device)
     new_gamma, right = (torch.empty(n, dtype=torch.float32, device=z.device) for _ in range(2))
-    hard = torch.zeros(k, dtype=torch.float32, device=z.device)
+    hard = torch.zeros(k + 1, dtype=torch.float32, device=z.device)
     block, warps = _block(k)
     _tide_step[(n,)](
-        base, cosine, z if dots is None else dots, z, *edges, *classes, gamma, before, y, numbers, new, labels,
-        new_gamma, right, hard, k, log_classes(k), dots is None, block, num_warps=warps,
+        base, cosine, z if dots is None else dots, z, *edges, *classes, gamma, before, y, numbers, f, new, labels,
+        new_gamma, right, hard, weighted, k, f.shape[1], weighted.shape[1], log_classes(k), dots is None, block,
+        max(16, triton.next_power_of_2(f.shape[1])), num_warps=warps,
     )  # fmt: skip
-    return labels, new_gamma, right, hard
+    return new, labels, new_gamma, right, hard
+
+
+def lengths(sums: Array, anchor: Array) -> tuple[Array, Array]:
+    """Return |S_k|^2 and S_k . anchor_k of the classes, (K,) each; `sums` (K, d) may be columns of a matrix."""
+    k, d = sums.shape
+    squares, along = (torch.empty(k, dtype=torch.float32, device=sums.device) for _ in range(2))
+    block = max(16, triton.next_power_of_2(d))
+    _lengths[(k,)](sums, anchor, squares, along, d, sums.stride(0), block, num_warps=4)
+    return squares, along
 
 
 def votes(z: Array, edges: tuple[Array, Array, Array], agreement: bool = False) -> Array:
@@ -347,3 +386,20 @@ def tide_confidence(log_z: Array, power: Array) -> tuple[Array, Array]:
     block, warps = _block(k)
     _tide_confidence[(n,)](log_z, power, confidence, slope, k, block, num_warps=warps)
     return confidence, slope
+
+
+def newton(target: Array, confidence: Array, rise: Array, state: Array) -> Array:
+    """Return the interval of T, and T, after a round of `core.tide.calibration`, (3,)."""
+    new = torch.empty_like(state)
+    _newton[(1,)](target, confidence, rise, state, new)
+    return new
+
+
+def calibration(target: Array, means_at: Callable[[Array], tuple[Array, Array]], low: float, high: float,
+                rounds: int) -> Array:  # fmt: skip
+    """Return the T of `core.tide.calibration`, with one kernel for the arithmetic of a round."""
+    target = target.float()
+    state = torch.cat([torch.full((1,), x, dtype=torch.float32, device=target.device) for x in (low, high, 1.0)])
+    for _ in range(rounds):
+        state = newton(target, *(x.float() for x in means_at(state[2])), state)
+    return state[2]
