@@ -505,7 +505,7 @@ def calibration(target: float, means_at: Callable[[float], tuple[float, float]])
             break
         low, high = either(gap > 0, power, low), either(gap > 0, high, power)
         step = power * math.e ** held(gap / held(rise, 1e-6, math.inf), -1.0, 1.0)
-        power = either((low < step) & (step < high), step, (low * high) ** 0.5)
+        power = either((low <= step) & (step <= high), step, (low * high) ** 0.5)
     return power
 
 
