@@ -29,11 +29,11 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from moontide.core.arrays import Array, clip, device_type, like, namespace, stack
+from moontide.core.arrays import Array, clip, device_type, like, namespace
 from moontide.core.backends import choose, plain
 from moontide.core.driver import Run, solve
 from moontide.core.graph import Graph
-from moontide.core.mixture import VMF, Anchors, Classes, Step
+from moontide.core.mixture import VMF, Anchors, Step, VMFClasses
 from moontide.core.ple import anchor_weights, class_confidence, concentration, initial_resultant, objective
 from moontide.core.rows import LARGE, NEIGHBOURS, Rows, check_graph
 from moontide.errors import OptionError
@@ -155,11 +155,7 @@ class MOON(Method):
         return VMFMixture(self, text, logit_scale)
 
     def plan(self) -> Plan:
-        """First pass, an E-step before and after each M-step, and the last terms of the objective.
-
-        >>> MOON().plan()
-        Plan(calls=13, steps=11)
-        """
+        """First pass, an E-step before and after each M-step, and the last terms of the objective."""
         if self.precision != "full":
             raise OptionError(f"The 'precision' option of moon must be 'full' on shards. Got {self.precision!r}.")
         return Plan(self.m_steps + 3, self.m_steps + 1)
@@ -191,13 +187,13 @@ class VMFMixture:
     """Algorithm 1 for `driver.solve`: what MOON makes of the sums over its samples, line by line."""
 
     def __init__(
-        self, options: MOON, text: Array, logit_scale: float, m_step: Callable[[VMF, Any], Classes] = plain.m_step
+        self, options: MOON, text: Array, logit_scale: float, m_step: Callable[[VMF, Any], VMFClasses] = plain.m_step
     ) -> None:
         self.options, self.text, self.scale, self.m_step = options, text, options.text_weight * logit_scale, m_step
         self.m_steps = options.m_steps
         self.tolerance = STILL * float(namespace(text).finfo(text.dtype).eps)
 
-    def begin(self, run: Run) -> Classes:
+    def begin(self, run: Run) -> VMFClasses:
         """Initialisation: zero-shot predictions, anchors, graph (made with the rows), class-level weights."""
         o, d, first = self.options, self.text.shape[1], run("first")  # Eq. zero-shot; z = y
         r = like(initial_resultant(first.total, first.along, o.count_epsilon), self.text)  # Eq. init, (K,)
@@ -210,7 +206,7 @@ class VMFMixture:
         self.vmf = VMF(o, Anchors(self.text, kappa, r, like(alpha, self.text) + 0 * r), self.scale)
         return self.vmf.begin()
 
-    def shown(self, classes: Classes) -> tuple[Any, ...]:
+    def shown(self, classes: VMFClasses) -> tuple[Any, ...]:
         """Return what the E-step (Eqs. likelihood, update-z and pl) needs: the logits of each class."""
         return (classes.scores,)
 
@@ -218,25 +214,25 @@ class VMFMixture:
         """Tell whether no label changed and no assignment moved by more than rounding."""
         return step.moved < self.tolerance and not step.changed
 
-    def update(self, classes: Classes, step: Step) -> Classes:
+    def update(self, classes: VMFClasses, step: Step) -> VMFClasses:
         """M-step: shrinkage beta_k, means v_k, mu_k and kappa_k (Eqs. update-m, update-m-real and banerjee)."""
         return self.m_step(self.vmf, step)
 
-    def terms(self, classes: Classes, step: Step) -> tuple[Array, Array, Array]:
+    def terms(self, classes: VMFClasses, step: Step) -> tuple[Array, Array, Array]:
         """Return the terms of L_PLE: of the samples, their Laplacian one E-step earlier, of the classes."""
         return step.free, step.laplacian, self.vmf.kl(classes)
 
-    def finish(self, run: Run, classes: Classes, step: Step, trace: list[tuple[Array, Array, Array]]) -> Solution:
+    def finish(self, run: Run, classes: VMFClasses, step: Step, trace: list[tuple[Array, Array, Array]]) -> Solution:
         """Return the classes, and Eq. ple-ours after each E-step."""
         free, laplacian, kl = zip(*trace, strict=True)
         laplacian = (*laplacian[1:], run("finish").value)  # known one E-step later
-        free, laplacian = (_rows(x) for x in (free, laplacian))
+        free, laplacian, kl = (_rows(x) for x in (free, laplacian, kl))
         alpha = self.vmf.anchors.alpha
-        energy = objective(free, laplacian, alpha, stack(kl), self.options.temper)  # (T + 1,)
+        energy = objective(free, laplacian, alpha, kl, self.options.temper)  # (T + 1,)
         beta, kappa, mu = self.vmf.whole(classes)
         return Solution(energy, step.changed, beta, kappa, mu, alpha, self.vmf.anchors.kappa)
 
 
 def _rows(parts: Sequence[Any]) -> Array:
-    """Put terms of the samples (N,), or sums of them, below each other: (T + 1, N) or (T + 1, 1)."""
-    return np.asarray(parts)[:, None] if isinstance(parts[0], float) else stack(parts)
+    """Put terms of samples (N,) or classes (K,), or sums of them, below each other: (T + 1, N), or (T + 1, 1)."""
+    return np.asarray(parts)[:, None] if isinstance(parts[0], float) else namespace(parts[0]).stack(parts)

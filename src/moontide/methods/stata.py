@@ -22,9 +22,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
+from moontide.core import formulas
 from moontide.core.arrays import Array, affine, class_counts, like, namespace, row_dots, unit_rows
 from moontide.core.driver import Run, solve
-from moontide.core.ple import means, shrink, shrinkage
+from moontide.core.ple import means, shrink
 from moontide.core.rows import Rows, check_graph
 from moontide.core.simplex import softmax_log_sum
 from moontide.core.sums import Doubles, Sums
@@ -176,11 +177,7 @@ class StatA(Repeated):
         return GaussianMixture(self, text, logit_scale)
 
     def plan(self) -> Plan:
-        """Mean, first pass, and an E-step before and after each M-step.
-
-        >>> StatA().plan()
-        Plan(calls=13, steps=11)
-        """
+        """Mean, first pass, and an E-step before and after each M-step."""
         if self.faithful:
             raise OptionError("The 'faithful' option of stata depends on the order of rows; leave it out on shards.")
         return Plan(self.iterations + 3, self.iterations + 1)
@@ -231,7 +228,7 @@ class GaussianMixture:
     def update(self, classes: Mixture, step: GaussianSums) -> Mixture:
         """Eq. stata-shrinkage: means and variances of the classes from their statistics."""
         o, t, xp = self.options, self.t, namespace(self.t)
-        beta = shrinkage(step.soft if o.beta == "soft" else step.counts, o.alpha)  # (K,)
+        beta = formulas.shrinkage(step.soft if o.beta == "soft" else step.counts, o.alpha)  # (K,)
         v = means(step.sums, step.soft, 0.0)  # v_k around the centre, (K, d)
         mean = v + self.centre
         mu = unit_rows(shrink(unit_rows(mean), beta, t))  # mu_k = beta_k v_k + (1 - beta_k) t_k, (K, d)

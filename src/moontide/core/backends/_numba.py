@@ -172,9 +172,9 @@ def nearest(gram: Any, m: Any) -> Any:
 
 @loops
 def zero_shot(cosine: Any, scale: Any, y: Any) -> Any:
-    """y = softmax(scale cosine); return log sums (N,), and of each class sum and maximum of y and sum of y cosine."""
+    """y = softmax(scale cosine); return log sums (N,), and of each class sums of y and y cosine and maximum of y."""
     n, k = cosine.shape
-    evidence = np.empty(n, np.float32)
+    log_sum = np.empty(n, np.float32)
     total, most, along = np.zeros(k, np.float32), np.zeros(k, np.float32), np.zeros(k, np.float32)
     for i in range(n):
         row, p, norm = cosine[i], y[i], ZERO
@@ -182,14 +182,14 @@ def zero_shot(cosine: Any, scale: Any, y: Any) -> Any:
         for c in range(k):
             p[c] = exp(scale * (row[c] - top))
             norm += p[c]
-        evidence[i] = scale * top + np.log(norm)
+        log_sum[i] = scale * top + np.log(norm)
         by = ONE / norm
         for c in range(k):
             p[c] *= by
             total[c] += p[c]
             most[c] = max(most[c], p[c])
             along[c] += p[c] * row[c]
-    return evidence, total, most, along
+    return log_sum, total, along, most
 
 
 @loops

@@ -17,7 +17,7 @@ import torch
 
 from moontide.core.arrays import Array, affine, class_counts, row_dots
 from moontide.core.backends import _triton, plain
-from moontide.core.mixture import VMF, Classes, Laplacian, Scores, Step
+from moontide.core.mixture import VMF, Laplacian, Scores, Step, VMFClasses
 from moontide.core.ple import at_anchor, weighted_sums
 
 HALF = 2**23  # N x K above which precision "half" stores assignments in 16 bits: below, nothing is gained
@@ -30,7 +30,7 @@ _plans: OrderedDict[Any, Any] = OrderedDict()
 _guard = threading.RLock()
 
 
-def m_step(vmf: VMF, step: Step) -> Classes:
+def m_step(vmf: VMF, step: Step) -> VMFClasses:
     """Eqs. update-m and update-m-real; options that the kernel has not are left to `plain`."""
     o = vmf.options
     if not (o.inverse == "banerjee" and o.log_normaliser == "asymptotic" and o.update_mu and o.update_kappa):
@@ -55,7 +55,7 @@ class Rows(plain.Rows):
         edges = self._edges()
         fixed = self.method.gamma != "assignments"
         z, labels, gamma, free, laplacian, counts = _triton.e_step(
-            logits, self.z, edges, self.log_evidence, self.gamma, fixed
+            logits, self.z, edges, self.log_sum_y, self.gamma, fixed
         )
         changed = 0 if self.labels is None else (labels != self.labels).sum()
         self.z, self.labels, self.gamma = z, labels, gamma

@@ -15,7 +15,6 @@ Three things are private to this backend, and none changes an answer by more tha
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,7 +23,7 @@ from numpy.typing import NDArray
 from moontide.core.arrays import affine
 from moontide.core.backends import _numba, plain
 from moontide.core.graph import Affinity, Graph
-from moontide.core.mixture import VMF, Classes, First, Laplacian, Scores, Step
+from moontide.core.mixture import VMF, First, Laplacian, Scores, Step, VMFClasses
 from moontide.core.ple import Assignment, free_energy, log_classes, weighted_sums
 from moontide.core.threads import in_threads, row_blocks
 
@@ -42,58 +41,38 @@ HIGHEST = 60.0  # exp of more is near the end of float32
 run = plain.run
 
 
-def m_step(vmf: VMF, step: Any) -> Classes:
+def m_step(vmf: VMF, step: Any) -> VMFClasses:
     """Eqs. update-m and update-m-real, in the span of the samples where that is less work and accurate."""
-    span = step.span(vmf) if isinstance(step, SpanStep) else None
-    return span or plain.m_step(vmf, step)
+    if isinstance(step, SpanStep):
+        found = step.classes(vmf)
+        if found is not None:
+            return found
+        step.sums, step.soft = weighted_sums(step.z, step.rows.gamma, step.rows.f)
+    return plain.m_step(vmf, step)
 
 
 @dataclass
-class SpanStep:
-    """A `Step` whose sums are not made unless they are asked for."""
+class SpanStep(Step):
+    """A step whose sums are not made unless they are needed."""
 
-    z: Floats  # (N, L)
-    gamma: Floats  # (N,)
-    counts: Floats  # (L,)
-    free: Floats  # (N,)
-    laplacian: Floats  # (N,)
-    changed: int
-    moved: float
-    present: Any  # (L,)
-    rows: Rows
-    cosine: Floats  # (N, L) f_i . t_k
+    z: Any = None  # (N, L)
+    rows: Any = None
 
-    @cached_property
-    def _both(self) -> tuple[Floats, Floats]:
-        return weighted_sums(self.z, self.gamma, self.rows.f)
-
-    @property
-    def sums(self) -> Floats:
-        """sum_i gamma_i z_ik f_i, (L, d)."""
-        return self._both[0]
-
-    @property
-    def soft(self) -> Floats:
-        """sum_i gamma_i z_ik, (L,)."""
-        return self._both[1]
-
-    def span(self, vmf: VMF) -> Classes | None:
+    def classes(self, vmf: VMF) -> VMFClasses | None:
         """Return the classes by products alone; None where options have no loop, or some |R_k| is small."""
         o, f = vmf.options, self.rows.f
         if not (o.inverse == "banerjee" and o.log_normaliser == "asymptotic" and o.update_mu and o.update_kappa):
             return None
         text, anchor_kappa, anchor_r, alpha = vmf.held(self.present)
-        beta, a, b = _numba.span_weights(
-            self.z, self.gamma, self.counts, alpha, anchor_r, o.update == "exact", np.float32(o.count_epsilon)
-        )
+        exact, epsilon = o.update == "exact", np.float32(o.count_epsilon)
+        beta, a, b = _numba.span_weights(self.z, self.rows.gamma, self.counts, alpha, anchor_r, exact, epsilon)
         scores = self.rows.gram @ a  # (N, L)
         numbers = (vmf.d, min(o.r_cap, BELOW_1), o.kappa_cap, o.temper, np.float32(vmf.scale))
-        r, kappa, kl, shortest = _numba.span_scores(scores, a, b, self.cosine, anchor_kappa, anchor_r, *numbers)
+        r, kappa, kl, shortest = _numba.span_scores(scores, a, b, self.rows.near, anchor_kappa, anchor_r, *numbers)
         if shortest < SHORT:
             return None
-        return vmf.classes(
-            self.present, beta, kappa, kl, lambda: (a.T @ f + b[:, None] * text) / r[:, None], None, None, scores
-        )
+        mu = lambda: (a.T @ f + b[:, None] * text) / r[:, None]  # noqa: E731
+        return vmf.classes(self.present, beta, kappa, kl, mu, None, None, scores)
 
 
 class Rows(plain.Rows):
@@ -116,9 +95,9 @@ class Rows(plain.Rows):
     def first(self) -> First:
         """Eq. zero-shot and its sums, in one pass."""
         self.cosine = np.matmul(self.f, self.text.T, out=self._spare())
-        evidence, *sums = _numba.zero_shot(self.cosine, np.float32(self.logit_scale), self.z)
-        self._first_weights(slice(0, len(self.f)), self.z, evidence)
-        return First(len(self.f), sums[0], sums[2], sums[1])
+        log_sum, *sums = _numba.zero_shot(self.cosine, np.float32(self.logit_scale), self.z)
+        self._first_weights(slice(0, len(self.f)), self.z, log_sum)
+        return First(len(self.f), *sums)
 
     def step(self, scores: Scores) -> Any:
         """E-step with the classes given, dense or of the present classes alone, and what the M-step needs of it."""
@@ -139,12 +118,12 @@ class Rows(plain.Rows):
         self.labels = a.labels
         if self.method.gamma == "assignments":
             self.gamma = a.gamma
-        free = free_energy(self.gamma, a.agreement, a.log_sum, self.log_evidence)
+        free = free_energy(self.gamma, a.agreement, a.log_sum, self.log_sum_y)
         counts = self._find_present(a, scores)[self.present]  # (L,)
         z = self.z.take(self.present, axis=1) if self.absent is None else self.absent.z  # (N, L)
         terms = free, weight * a.before, changed, moved
         if self.gram is not None:
-            return SpanStep(z, self.gamma, counts, *terms, self.present, self, self.near)
+            return SpanStep(None, None, counts, *terms, self.present, z, self)
         return Step(*weighted_sums(z, self.gamma, self.f), counts, *terms, self.present)
 
     def _dense(self) -> Floats:
