@@ -216,7 +216,7 @@ def test_what_absent_classes_cannot_do_accurately_is_left_to_the_dense_step(monk
         rows, _, values = rows_with_absent_classes()
         assert rows.absent is not None
         before = rows.absent.z.copy()
-        assert rows.absent.e_step(values + np.float32(change), rows._weights) is None
+        assert rows.absent.e_step(values + np.float32(change), rows.vote_weight) is None
         np.testing.assert_array_equal(rows.absent.z, before)  # as if nothing had been asked
 
 
@@ -309,14 +309,14 @@ def test_the_nearest_by_all_products(seed: int, n: int, m: int) -> None:
 
 @settings(max_examples=40)
 @given(seeds, st.integers(1, 9), sizes)
-def test_zero_shot_and_its_moments(seed: int, n: int, k: int) -> None:
+def test_zero_shot_and_its_sums(seed: int, n: int, k: int) -> None:
     cosine = np.random.default_rng(seed).normal(0.2, 0.05, size=(n, k)).astype(np.float32)
     y = np.empty_like(cosine)
-    evidence, total, most, along = _numba.zero_shot(cosine, np.float32(100), y)
+    log_sum, total, along, most = _numba.zero_shot(cosine, np.float32(100), y)
     exact = np.exp(100 * cosine.astype(float))
     wanted = exact / exact.sum(axis=1, keepdims=True)
     np.testing.assert_allclose(y, wanted, atol=3e-6)
-    np.testing.assert_allclose(evidence, np.log(exact.sum(axis=1)), rtol=1e-6)
+    np.testing.assert_allclose(log_sum, np.log(exact.sum(axis=1)), rtol=1e-6)
     for found, value in (
         (total, wanted.sum(axis=0)),
         (most, wanted.max(axis=0)),

@@ -12,11 +12,10 @@ from scipy.optimize import minimize
 
 from moontide.core import formulas, ple
 from moontide.core.arrays import to_numpy, unit_rows
-from moontide.core.bessel import bessel_ratio
 from moontide.core.graph import Affinity, Graph, nearest_neighbours, neighbour_votes
 from moontide.core.mixture import First
 from moontide.core.simplex import softmax
-from moontide.core.vmf import kl, log_normaliser
+from moontide.core.vmf import bessel_ratio, kl, log_normaliser
 
 seeds = st.integers(0, 10_000)
 

@@ -1,7 +1,4 @@
-"""The class distributions of a von Mises-Fisher mixture: anchors V'_k, distributions V_k, and what samples see of them.
-
-The options are those of MOON by the same names; `VMF` is what a task adds to them.
-"""
+"""The class distributions of a von Mises-Fisher mixture: anchors V'_k, distributions V_k, what samples see of them."""
 
 from __future__ import annotations
 
@@ -87,11 +84,10 @@ class VMFClasses(NamedTuple):
 
 
 class VMF:
-    """The mixture of a task: its anchors, and the concentrations of classes that have no samples."""
+    """The mixture of a task, with the options of MOON: its anchors, and concentrations of classes without samples."""
 
     def __init__(self, options: Any, anchors: Anchors, scale: float) -> None:
         self.options, self.anchors, self.scale, self.d = options, anchors, scale, int(anchors.text.shape[1])
-        self.last: tuple[Any, Anchors] = ALL, anchors
         kappa = anchors.kappa
         one = namespace(kappa).ones_like(kappa)
         if options.update_kappa:  # without samples beta is 0; simplified: A_d is taken as 1
@@ -99,12 +95,6 @@ class VMF:
         self.absent_kappa = kappa  # (K,)
         self.absent_kl = anchor_kl(one, anchors.kappa, anchors.r, kappa, self.d, options.log_normaliser)  # (K,)
         self.absent_logits = self.logits_at(kappa)
-
-    def held(self, present: Any) -> Anchors:
-        """Return the anchors of the classes present; the last ones are kept, as they seldom change."""
-        if self.last[0] is not present:
-            self.last = present, self.anchors.of(present)
-        return self.last[1]
 
     def kappa(self, r: Array) -> Array:
         """Eq. banerjee: the concentrations of resultant lengths r, capped, (L,)."""

@@ -11,9 +11,8 @@ from typing import NamedTuple
 
 from moontide.core import formulas
 from moontide.core.arrays import Array, clip, device, namespace, row_dots, row_sums
-from moontide.core.bessel import inverse_bessel_ratio
 from moontide.core.simplex import entropy, softmax_log_sum
-from moontide.core.vmf import log_normaliser
+from moontide.core.vmf import inverse_bessel_ratio, log_normaliser
 
 EPS = 1e-12  # the released solver's guard in entropies, lambda, beta and norms
 

@@ -12,12 +12,7 @@ The defaults are the released solver, which made the paper's numbers; the preset
 They differ in: `temper` (the released likelihood is divided by 50, its Laplacian by 2m), `normalise_confidence`,
 `update`, `gamma_in_counts`, `graph`, `kappa_cap`, `r_cap`, `final_assignment` and `count_epsilon`.
 
-L_PLE, Eq. ple-ours with these options, is  sum_i gamma_i [ KL-like(z_i, y_i^text_weight) - z_i . log p_i / temper ]
-- 1/2 sum_i gamma_i z_i . (M z)_i + sum_k alpha_k KL(V'_k || V_k) / temper,  M the affinity times its weight. The
-E-step minimises it over z with the Laplacian linearised, the exact M-step over (mu, kappa): it never rises for soft
-beta, exact update, Newton inverse, accurate normaliser, no caps, positive semi-definite M and a gamma that is fixed. A
-fixed gamma that is not constant makes gamma_i M_ij asymmetric, which the paper's proof overlooks; there the statement
-holds with `votes="gamma"`, where a neighbour's vote counts by its own gamma too.
+docs/maths.md has the objective, Eq. ple-ours, with these options, and when it never rises.
 """
 
 from __future__ import annotations
@@ -121,26 +116,21 @@ class MOON(Method):
         check_graph(task.graph, self.name, self.neighbours)
         on_cpu = device_type(task.features) == "cpu"
         if self.precision != "full" and on_cpu:
-            raise OptionError(
-                f"The 'precision' option of moon has no effect on a CPU. Got {self.precision!r}; leave it at 'full'."
-            )
+            got = f"Got {self.precision!r}; leave it at 'full'."
+            raise OptionError(f"The 'precision' option of moon has no effect on a CPU. {got}")
         large = on_cpu and task.n * task.k > LARGE  # in blocks, with probabilities in 16 bits
         backend: Any = plain if large else choose(task.features, task.k)
 
         def together(features: Array, text: Array) -> tuple[Any, ...]:
             rows = backend.Rows(self, features, text, task.logit_scale, task.graph, half=large, alone=not large)
             found = solve(VMFMixture(self, text, task.logit_scale, backend.m_step), rows.call)
-            labels = rows.labels if large else None  # before rounding to 16 bits
-            graph = rows.graph
-            return *found, *rows.unpack(), labels, rows.gamma, graph.neighbours, graph.weights, graph.recall
+            labels, edges = rows.labels if large else None, rows.graph  # labels before rounding to 16 bits
+            return *found, *rows.unpack(), labels, rows.gamma, edges.neighbours, edges.weights, edges.recall
 
         *found, z, y, labels, gamma, neighbours, weights, recall = backend.run(together, self, task)
-        of = Solution(*found)
+        of, graph = Solution(*found), Graph(neighbours, weights, recall)
         energy = of.energy.tolist()
-        details = {
-            "mu": of.mu, "alpha": of.alpha, "gamma": gamma, "anchor_kappa": of.anchor_kappa,
-            "graph": Graph(neighbours, weights, recall),
-        }  # fmt: skip
+        details = {"mu": of.mu, "alpha": of.alpha, "gamma": gamma, "anchor_kappa": of.anchor_kappa, "graph": graph}
         return Result(z, y, None, energy, len(energy) - 1, of.converged, of.kappa, of.beta, details, decided=labels)
 
     def peak_bytes(self, n: int, k: int, d: int, itemsize: int) -> int:

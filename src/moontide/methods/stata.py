@@ -60,17 +60,9 @@ class GaussianSums(Sums):
 
 
 class StatARows(Rows):
-    """The samples of StatA: scores are quadratic in f, which is taken around the mean of all samples.
-
-    >>> import numpy as np
-    >>> rows = StatARows(StatA(), np.eye(3, dtype=np.float32), np.eye(3, dtype=np.float32), 100.0)
-    >>> rows.mean().sums
-    array([1., 1., 1.])
-    """
+    """The samples of StatA: scores are quadratic in f, which is taken around the mean of all samples."""
 
     SCORES: ClassVar[int] = 1
-
-    around: tuple[Array, Array] | None = None
 
     def mean(self) -> Centre:
         """Add up the features."""
@@ -98,9 +90,9 @@ class StatARows(Rows):
         xp, k, before = namespace(self.f), len(self.text), self.labels
         scores = self._empty(len(self.f), k)  # (n, K)
         for at in self.blocks:
-            f, square = self._centred(at, centre)  # (b, d), (b, d)
+            f = self.f[at] - centre  # (b, d)
             scores[at] = affine(f, linear, offset)
-            scores[at] -= square @ quadratic.T  # (b, K) or (b, 1)
+            scores[at] -= f**2 @ quadratic.T  # (b, K) or (b, 1)
         new = self._empty(len(self.f), k, dtype=self.z.dtype)
         for _ in range(self.method.inner_iterations - 1):
             for at in self.blocks:
@@ -109,40 +101,26 @@ class StatARows(Rows):
         labels = xp.empty_like(before)
 
         def block(at: slice) -> GaussianSums:
-            (f, square), p = self._centred(at, centre), self._assign(at, scores, new)  # (b, d), (b, d), (b, K)
+            f, p = self.f[at] - centre, self._assign(at, scores, new)  # (b, d), (b, K)
             p *= p >= TINY
             labels[at] = xp.argmax(p, axis=1)
             counts = xp.astype(class_counts(labels[at], k), self.f.dtype)
-            return GaussianSums(len(p), p.T @ f, p.T @ square, p.sum(0), counts, (labels[at] != before[at]).sum())
+            return GaussianSums(len(p), p.T @ f, p.T @ f**2, p.sum(0), counts, (labels[at] != before[at]).sum())
 
         found: GaussianSums = self._add_up(block, "iteration")
         self.z, self.labels = new, labels
         return found
 
-    def _centred(self, rows: slice, centre: Array) -> tuple[Array, Array]:
-        """Return some features around the mean, and their squares, (b, d) each; in memory they are kept."""
-        if not self.alone:
-            f = self.f[rows] - centre
-            return f, f**2
-        if self.around is None:
-            f = self.f - centre
-            self.around = f, f**2
-        return self.around
-
     def _assign(self, rows: slice, scores: Array, new: Array) -> Array:
         """Eq. update-z of some rows, written to `new`: softmax(scores + votes), (b, K)."""
-        wide = new.dtype == self.f.dtype
-        p = new[rows] if wide else self._empty(rows.stop - rows.start, len(self.text))  # (b, K)
 
-        def part(at: slice) -> tuple[Any, ...]:
+        def part(at: slice) -> tuple[Array]:
             logits = self._votes(at)
             logits += scores[at]
-            p[at.start - rows.start : at.stop - rows.start] = softmax_log_sum(logits, logits)[0]
-            return ()
+            return (softmax_log_sum(logits, logits)[0],)
 
-        self._in_parts(part, rows)
-        if not wide:
-            new[rows] = self._narrow(p)
+        (p,) = self._in_parts(part, rows)
+        new[rows] = self._narrow(p)
         return p
 
 
@@ -150,7 +128,6 @@ class StatARows(Rows):
 class StatA(Repeated):
     """Transduction with class means and variances that are shrunk towards text by one weight alpha for all classes.
 
-    >>> import numpy as np
     >>> features = np.asarray([[1.0, 0.1, 0.5], [0.9, 0.2, 0.5], [0.2, 0.9, 0.5]])
     >>> result = StatA().fit_predict(features, np.eye(3))
     >>> result.labels, result.beta.round(2)

@@ -52,7 +52,7 @@ class Rows(plain.Rows):
             logits = affine(self.f, scores.prototypes, scores.offset)  # (N, K)
         if self.labels is None and self.method.precision == "half" and logits.numel() > HALF:
             self.z, self.low = self.y.half(), self.f.half()
-        edges = self._edges()
+        edges = self.votes_of.weighted(self.vote_weight).edges
         fixed = self.method.gamma != "assignments"
         z, labels, gamma, free, laplacian, counts = _triton.e_step(
             logits, self.z, edges, self.log_sum_y, self.gamma, fixed
@@ -71,17 +71,12 @@ class Rows(plain.Rows):
         gamma = self.gamma.half()[:, None]
         return _half_product(self.z.T, self.low * gamma), _half_product(self.z.T, gamma)[:, 0]
 
-    def _edges(self) -> tuple[Array, Array, Array]:
-        """Return the graph row by row: where the edges of each sample begin, its neighbours, and what they count."""
-        votes_of = self.votes_of if self.vote_weight is None else self.votes_of.weighted(self.vote_weight)
-        return votes_of.pointer, votes_of.neighbour, votes_of.weight
-
     def finish(self) -> Laplacian:
         """Return gamma_i z_i . (M z)_i of the assignments as they are.
 
         Edge by edge, N at a time: a sparse product would sort the edges first, for which it waits.
         """
-        (pointer, neighbour, weight), (z, _) = self._edges(), self.unpack()
+        (pointer, neighbour, weight), (z, _) = self.votes_of.weighted(self.vote_weight).edges, self.unpack()
         n, count = len(z), len(weight)
         sample = torch.repeat_interleave(torch.diff(pointer), output_size=count)  # (E,)
         value = torch.zeros_like(self.gamma)

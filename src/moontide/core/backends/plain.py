@@ -51,7 +51,7 @@ def run(solve: Callable[[Array, Array], T], method: Any, task: Any) -> T:
 
 def m_step(vmf: VMF, step: Step) -> VMFClasses:
     """Eqs. update-m and update-m-real: the class distributions that follow from the sums of an E-step."""
-    o, (text, anchor_kappa, anchor_r, alpha) = vmf.options, vmf.held(step.present)
+    o, (text, anchor_kappa, anchor_r, alpha) = vmf.options, vmf.anchors.of(step.present)
     sums, soft, counts = (like(x, text) for x in (step.sums, step.soft, step.counts))
     beta = formulas.shrinkage(counts, alpha)  # (L,)
     v = means(sums, soft, o.count_epsilon)  # (L, d)
@@ -111,32 +111,26 @@ class Rows(Base):
         """E-step with the classes given, and the sums of the new assignments."""
         if not self.alone:
             scores = Scores(scores.present, *(x if x is None else like(x, self.f) for x in scores[1:]))
-        new = self._room() if self.new is None else self.new
-        labels: list[Array] = []
-        gammas: list[Array] = []
+        xp, new, found = namespace(self.f), self._room() if self.new is None else self.new, []
 
         def block(rows: slice) -> Step:
             a = self._assign(rows, scores, new)
             gamma = a.gamma if self.method.gamma == "assignments" else self.gamma[rows]  # (b,)
             free = free_energy(gamma, a.agreement, a.log_sum, self.log_sum_y[rows])
             changed = 0 if self.labels is None else (a.labels != self.labels[rows]).sum()
-            labels.append(a.labels)
-            gammas.append(gamma)
-            moved = self._moved(a.z) if self.counted and self.labels is not None and not changed else math.inf
+            still = self.counted and self.labels is not None and not changed
+            moved = float(xp.max(xp.abs(a.z - self.z))) if still else math.inf
             laplacian = self.gamma[rows] * a.before
             counts = self._counts(a.z, gamma, a.labels)  # (K,)
-            present = namespace(counts).nonzero(counts)[0] if self.counted else ALL
+            present = xp.nonzero(counts)[0] if self.counted else ALL
             sums, soft = weighted_sums(columns(a.z, present), gamma, self.f[rows])  # (L, d), (L,)
+            found.append((a.labels, gamma))
             return Step(sums, soft, counts[present], free, laplacian, changed, moved, present)
 
         total: Step = self._add_up(block, "iteration")
         self.new = None if self.keep and self.z is self.y else self.z
-        self.z, self.labels, self.gamma = new, _joined(labels), _joined(gammas)
+        self.z, (self.labels, self.gamma) = new, self._joined(found)
         return total
-
-    def _moved(self, z: Array) -> float:
-        """Return the largest change of z."""
-        return float(namespace(z).max(namespace(z).abs(z - self.z)))
 
     def _counts(self, z: Array, gamma: Array, labels: Array) -> Array:
         """Return the n_k that beta_k is made of: soft, hard, or hard and gamma-weighted, (K,)."""
@@ -177,7 +171,3 @@ class Rows(Base):
             lambda rows: Laplacian(self.gamma[rows] * self._in_parts(part, rows)[0]), "objective"
         )
         return found
-
-
-def _joined(parts: list[Array]) -> Array:
-    return parts[0] if len(parts) == 1 else namespace(parts[0]).concat(parts)
