@@ -91,16 +91,28 @@ def unit_rows(x: Array, name: str | None = None) -> Array:
         return x
     with np.errstate(over="ignore", invalid="ignore"):
         norm = row_norms(x)[..., None]
-        ends = xp.stack([xp.min(norm), xp.max(norm)]).tolist() if is_torch_array(x) else (norm.min(), norm.max())
-        low, high = map(float, ends)
-        usual = low > 1e-12 and high < 1e12  # false for NaN
-    if not usual:  # something is wrong, or near the limits of float32: scale by the largest first
+    if not _usual(norm):  # something is wrong, or near the limits of float32: scale by the largest first
         _refuse(~xp.isfinite(x), name, _FINITE)
         largest = xp.max(xp.abs(x), axis=-1, keepdims=True)
         _refuse(largest == 0, name, _ZERO)
         x = x / xp.where(largest == 0, xp.ones_like(largest), largest)
         norm = clip(row_norms(x)[..., None], 1)  # 1 or more, but for zero rows
     return x / norm
+
+
+def unit_pair(x: Array, y: Array, names: tuple[str, str]) -> tuple[Array, Array]:
+    """Return `unit_rows` of two matrices; where both are on one GPU, it is waited for once."""
+    if device_type(x) != "cpu" and device_type(y) != "cpu" and x.device == y.device and x.dtype == y.dtype:
+        norms = namespace(x).concat([row_norms(x), row_norms(y)])
+        if _usual(norms):
+            return x / norms[: len(x), None], y / norms[len(x) :, None]
+    return unit_rows(x, names[0]), unit_rows(y, names[1])
+
+
+def _usual(norm: Array) -> bool:
+    """Tell whether lengths are numbers, and far from the limits of float32."""
+    low, high = namespace(norm).stack(norm.aminmax()).tolist() if is_torch_array(norm) else (norm.min(), norm.max())
+    return bool(low > 1e-12 and high < 1e12)  # false for NaN
 
 
 def _refuse(bad: Array, name: str | None, sentence: str) -> None:
@@ -181,10 +193,8 @@ def columns(x: Array, which: Array | slice) -> Array:
     return x if isinstance(which, slice) else namespace(x).take(x, which, axis=1)
 
 
-def put(x: Array, which: Array | slice, values: Array) -> Array:
-    """Return an array with some rows replaced by `values`, as a new array; `slice(None)` replaces all."""
-    if isinstance(which, slice):
-        return values
+def put(x: Array, which: Array, values: Array) -> Array:
+    """Return an array with some rows replaced by `values`, as a new array."""
     x = x.clone() if is_torch_array(x) else x.copy()
     x[which, ...] = values
     return x

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from moontide.core.arrays import Array, clip, column_dots, namespace, put
@@ -88,13 +89,7 @@ class VMF:
 
     def __init__(self, options: Any, anchors: Anchors, scale: float) -> None:
         self.options, self.anchors, self.scale, self.d = options, anchors, scale, int(anchors.text.shape[1])
-        kappa = anchors.kappa
-        one = namespace(kappa).ones_like(kappa)
-        if options.update_kappa:  # without samples beta is 0; simplified: A_d is taken as 1
-            kappa = self.kappa(anchors.r) if options.update == "exact" else one * self.kappa(one[:1])
-        self.absent_kappa = kappa  # (K,)
-        self.absent_kl = anchor_kl(one, anchors.kappa, anchors.r, kappa, self.d, options.log_normaliser)  # (K,)
-        self.absent_logits = self.logits_at(kappa)
+        self.at_anchor = self.logits_at(anchors.kappa)  # (K,), (K,)
 
     def kappa(self, r: Array) -> Array:
         """Eq. banerjee: the concentrations of resultant lengths r, capped, (L,)."""
@@ -112,18 +107,32 @@ class VMF:
     def begin(self) -> VMFClasses:
         """Return the classes before the first E-step, all at their anchors."""
         text, kappa, r, _ = self.anchors
-        return VMFClasses(Scores(ALL, *self.logits_at(kappa)), 0 * r, kappa, 0 * r, text)
+        return VMFClasses(Scores(ALL, *self.at_anchor), 0 * r, kappa, 0 * r, text)
 
     def classes(self, present: Any, beta: Array, kappa: Array, kl: Array, mu: Any, *logits: Any) -> VMFClasses:
         """Return the classes after an M-step; `logits` are prototypes and offset of the present ones, or values."""
-        return VMFClasses(Scores(present, *self.absent_logits, *logits), beta, kappa, kl, mu)
+        others = self.at_anchor if isinstance(present, slice) else self.absent[2:]  # a slice: there are no others
+        return VMFClasses(Scores(present, *others, *logits), beta, kappa, kl, mu)
+
+    @cached_property
+    def absent(self) -> tuple[Array, Array, Array, Array]:
+        """kappa, KL, slope and offset of classes without samples: beta is 0, so that only kappa may have moved."""
+        o, anchors, kappa = self.options, self.anchors, self.anchors.kappa
+        one = namespace(kappa).ones_like(kappa)
+        if o.update_kappa:  # simplified: A_d is taken as 1
+            kappa = self.kappa(anchors.r) if o.update == "exact" else one * self.kappa(one[:1])  # (K,)
+        kl = anchor_kl(one, anchors.kappa, anchors.r, kappa, self.d, o.log_normaliser)
+        return kappa, kl, *self.logits_at(kappa)
 
     def whole(self, classes: VMFClasses) -> tuple[Array, Array, Array]:
         """Return beta (K,), kappa (K,) and mu (K, d) of all classes."""
         present, mu = classes.scores.present, classes.mu() if callable(classes.mu) else classes.mu
-        kappa, mu = put(self.absent_kappa, present, classes.kappa), put(self.anchors.text, present, mu)
+        if isinstance(present, slice):
+            return classes.beta, classes.kappa, mu
+        kappa, mu = put(self.absent[0], present, classes.kappa), put(self.anchors.text, present, mu)
         return put(0 * kappa, present, classes.beta), kappa, mu
 
     def kl(self, classes: VMFClasses) -> Array:
         """Return KL(V'_k || V_k) of all classes, (K,)."""
-        return put(self.absent_kl, classes.scores.present, classes.kl)
+        present = classes.scores.present
+        return classes.kl if isinstance(present, slice) else put(self.absent[1], present, classes.kl)

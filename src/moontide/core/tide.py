@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,7 +15,6 @@ from moontide.core.arrays import (
     class_counts,
     class_sums,
     clip,
-    columns,
     device,
     is_torch_array,
     like,
@@ -24,6 +23,7 @@ from moontide.core.arrays import (
     row_norms,
     row_sums,
 )
+from moontide.core.backends import fused
 from moontide.core.ple import EPS
 from moontide.core.simplex import log_softmax, one_hot
 from moontide.core.sums import LARGER, SAME, Sums
@@ -48,6 +48,17 @@ def number(x: Array) -> Any:
     """
     on_gpu = is_torch_array(x) and (x.device.type != "cpu" or os.environ.get("TRITON_INTERPRET") == "1")
     return x if on_gpu else float(x)
+
+
+def on_host(numbers: Sequence[Any]) -> list[float]:
+    """Return numbers as Python's floats; for those on a GPU, it is waited for once.
+
+    >>> on_host([1, 0.5])
+    [1.0, 0.5]
+    """
+    there = [x for x in numbers if is_torch_array(x)]
+    values = iter(namespace(there[0]).stack([x.double() for x in there]).tolist() if there else ())
+    return [next(values) if is_torch_array(x) else float(x) for x in numbers]
 
 
 def held(x: Any, low: float, high: float) -> Any:
@@ -159,24 +170,15 @@ def outlasting(v: Any, left: Any) -> Any:
     return v * held(OUTLASTS * left / v, DOUBTED, 1.0)
 
 
-def crowd_of(
-    u: float, deviation: float, sure: float, confidence: float, near: float, most: float, even: tuple[float, float],
-    n: int, k: int, m: int,
-) -> Crowd:  # fmt: skip
-    """Measure the concentration of the classes of n samples from what their predictions add up to.
-
-    `u` and `deviation` are mean and standard deviation of the agreements, `sure` is the mean of |y_i|^2, `confidence`
-    that of max_k y_ik, `near` is sum_ij W_ij y_i . y_j and `most` is sum_ij W_ij |y_i|^2. `even` are `u` and `sure` of
-    the predictions of `evened`.
-
-    >>> crowd_of(0.25, 0.0, 1.0, 1.0, 0.0, 1.0, (0.25, 1.0), 100, 4, 3).density > 0.99
-    True
-    """
-    false = (1 - confidence) * n / k
+def crowd_of(found: Compared, n: int, k: int, m: int) -> Crowd:
+    """Measure the concentration of the classes (Eqs. 1, 2, 3) from sums over all n samples, with m neighbours each."""
+    u, sure, false = found.agree / n, found.own / n, (1 - found.confidence / n) * n / k
     if n < 2 or k < 2:
         return Crowd.of(1 / LARGEST, 1.0, 1.0, false)
-    v = outlasting(excess(u - 2 * deviation / math.sqrt(n), sure, k), excess(*even, k))
-    rho = mean_agreement(near, most)
+    deviation = held(found.agree_square / n - u * u, 0.0, math.inf) ** 0.5
+    left = (number((found.even**2).sum()) - found.even_own) / (n * (n - 1))
+    v = outlasting(excess(u - 2 * deviation / math.sqrt(n), sure, k), excess(left, found.even_own / n, k))
+    rho = mean_agreement(number(found.near.sum()), number(found.most.sum()))
     return Crowd.of(v, rho, corroboration(rho, (n - 1) * u / sure, min(m, n - 1)), false)
 
 
@@ -216,18 +218,12 @@ def corroboration(rho: float, company: float, m: int) -> Any:
     return held(rho / held(company / m, 1e-6, 1.0), 0.0, 1.0)
 
 
-def anchors(text: Array, p: Array, first: Predicted, scale: Array | float = 1.0) -> Array:
-    """Eq. 4: mu'_k = mean image + slope (t_k - mean text), unit rows (K, d), in the metric `scale` (d,).
+def anchors(text: Array, p: Array, first: Predicted) -> tuple[Any, Array]:
+    """Eq. 4: slope and offset (d,) of the anchors, mu'_k = mean image + slope (t_k - mean text) = slope t_k + offset.
 
     The slope is that of least squares of images on their expected text, both centred, held in [0, 1]: text and images
     lie apart, and images follow their text only in part. The text expected of a sample is that of its label l with its
     probability, and otherwise the mean text sum_k p_k t_k: x_i = y_il t_l + (1 - y_il) mean text.
-
-    >>> import numpy as np
-    >>> first = Predicted.of(np.eye(2), np.eye(2), np.asarray([0, 1]))
-    >>> anchors(np.eye(2), np.asarray([0.5, 0.5]), first)
-    array([[1., 0.],
-           [0., 1.]])
     """
     xp, n, centre, mean_text = namespace(text), first.n, first.centre / first.n, p @ text  # (d,), (d,)
     apart = rows_at(text, first.some) - mean_text  # (H, d)
@@ -235,8 +231,13 @@ def anchors(text: Array, p: Array, first: Predicted, scale: Array | float = 1.0)
     along = number(xp.sum(first.sure_sums * apart)) / n - number(xp.sum(centre * mean))
     square = number(xp.sum(first.sure_squares * row_dots(apart, apart))) / n - number(xp.sum(mean * mean))
     slope = held(along / held(square, 1e-6, math.inf), 0.0, 1.0) * (square > 1e-6)
+    return slope, centre - slope * mean_text
+
+
+def anchor_rows(text: Array, slope: Any, offset: Array, scale: Array) -> Array:
+    """Return anchors in the metric `scale` (d,), unit rows, (K, d)."""
     found = text * (slope / scale)  # (K, d)
-    found += (centre - slope * mean_text) / scale
+    found += offset / scale
     return found / clip(row_norms(found), EPS)[:, None]
 
 
@@ -285,57 +286,36 @@ def text_bias(y: Array, total: Array, expected: Array | float, presence: Array) 
     return xp.where(bias < 0, bias * presence**2, bias)
 
 
-class Groups(NamedTuple):
-    """Samples by their labels: what an analysis of variance needs."""
-
-    mean: Array  # (K, d) zero where there is no sample
-    count: Array  # (K,)
-    freedom: float  # N less the number of classes with samples
-
-    @classmethod
-    def of(cls, f: Array, labels: Array, k: int) -> Groups:
-        """Collect the groups of samples with one label."""
-        return cls.of_sums(class_sums(labels, f, k), like(class_counts(labels, k), f), f.shape[0])
-
-    @classmethod
-    def of_sums(cls, sums: Array, count: Array, n: int) -> Groups:
-        """Return the groups of n samples from the sum of the samples of each, (K, d), and their number, (K,)."""
-        return cls(sums / clip(count, 1)[:, None], count, n - number(namespace(sums).sum(count > 0)))
+def freedom(count: Array, n: int) -> Any:
+    """Return n less the number of classes with samples, of which `count` (K,) has the numbers."""
+    return n - number(namespace(count).sum(count > 0))
 
 
-def metric(square: Array, groups: Groups, n: int) -> Array:
+def metric(square: Array, sums: Array, count: Array, n: int) -> Array:
     """Eq. 6: the standard deviation of each dimension within classes, shrunk to their mean by d pseudo-samples, (d,).
 
     Dividing by it makes the classes round, as a von Mises-Fisher distribution wants them. Relative to the mean: a scale
-    does not matter to a cosine. `square` is the mean of f_i^2 over the n samples, (d,).
-
-    >>> import numpy as np
-    >>> metric(np.full(2, 0.5), Groups.of(np.eye(2), np.asarray([0, 1]), 2), 2)
-    array([1., 1.])
+    does not matter to a cosine. `square` is the mean of f_i^2 over the n samples, (d,), `sums` (K, d) and `count` (K,)
+    are those of the samples of each class.
     """
-    xp, d = namespace(square), square.shape[0]
-    between = xp.sum(groups.count[:, None] * groups.mean**2, axis=0) / n  # (d,)
+    xp, d, free = namespace(square), square.shape[0], freedom(count, n)
+    between = xp.sum(sums**2 / clip(count, 1)[:, None], axis=0) / n  # (d,)
     variance = clip(square - between, 0)  # (d,)
-    average = clip(xp.mean(variance), EPS)
-    return xp.sqrt((groups.freedom * variance / average + d) / (groups.freedom + d))
+    return xp.sqrt((free * variance / clip(xp.mean(variance), EPS) + d) / (free + d))
 
 
-def anchor_weight(anchor: Array, groups: Groups, n: int) -> Any:
+def anchor_weight(anchor: Array, sums: Array, count: Array, n: int) -> Any:
     """Eq. 7: alpha = sigma^2 / tau^2, held in [0.3, 30]: the empirical Bayes weight of an anchor in a class mean.
 
     sigma^2 is the variance within classes and tau^2 that of the class means about their anchors, both by an analysis of
-    variance of the zero-shot labels of n unit rows. Where every sample has a class of its own, there is none and alpha
-    is 1. Only classes with samples count, so that the others may be left out of both.
-
-    >>> import numpy as np
-    >>> anchor_weight(np.eye(2), Groups(np.eye(2), np.ones(2), 0), 2)
-    1.0
+    variance of n unit samples by their zero-shot labels, of which `sums` (K, d) and `count` (K,) are those of each
+    class. 1 where no class has two samples.
     """
-    xp, (mean, count, freedom) = namespace(anchor), groups
-    within = (n - number(xp.sum(count * row_dots(mean, mean)))) / held(freedom, 1.0, math.inf)
+    xp, free, mean = namespace(anchor), freedom(count, n), sums / clip(count, 1)[:, None]
+    within = (n - number(xp.sum(count * row_dots(mean, mean)))) / held(free, 1.0, math.inf)
     about = number(xp.sum(count * row_dots(mean - anchor, mean - anchor)))
-    tau2 = (about - (n - freedom) * within) / n
-    return either(freedom < 1, 1.0, held(within / held(tau2, 1e-3, math.inf), 0.3, 30.0))
+    tau2 = (about - (n - free) * within) / n
+    return either(free < 1, 1.0, held(within / held(tau2, 1e-3, math.inf), 0.3, 30.0))
 
 
 class Labels(NamedTuple):
@@ -359,6 +339,10 @@ class Labels(NamedTuple):
         """Return assignments with the known ones in their place."""
         return z if self.mask is None else namespace(z).where(self.mask, self.hot, z)
 
+    def instead_of(self, labels: Array) -> Array:
+        """Return labels (N,) with the known ones in their place."""
+        return labels if self.known is None else namespace(labels).where(self.known >= 0, self.known, labels)
+
     @property
     def any(self) -> bool:
         """Whether some label is known, here or in the past."""
@@ -369,53 +353,22 @@ class Labels(NamedTuple):
 NO_LABELS = Labels(None, None, None, None, None)
 
 
-class Model(NamedTuple):
-    """What stays the same while z is estimated, of some samples."""
-
-    f: Array  # (N, d) in the metric
-    anchor: Array  # (K, d) in the metric
-    at_anchor: Array  # (N, K) cosines of both
-    log_y: Array  # (N, K) less the bias of the text
-    alpha: float
-    sharpness: float
-    left_out: Array  # (N, 1) share of a sample that is left out of its class
-    vote_weight: float
-    smoothing: float
-    prior: Array | None  # (K,) log shares of the classes, where known
-
-
-class Means(NamedTuple):
-    """Statistics of the H classes with labels after an M-step; a class without any is at its anchor."""
-
-    weight: Array  # (N, H) gamma_i z_ik, discounted for samples without a known label
-    sums: Array  # (H, d)
-    soft: Array  # (H,)
-    hard: Array  # (H,)
-    places: Array  # (N,) the label of each sample, as a place in the H classes
-    own: Array  # (N,) what a sample adds to the hard count of its label
-
-
-def cosine_to_means(model: Model, means: Means, some: Any, left_out: Array, dots: Array | None = None) -> Array:
+def cosine_to_means(
+    dots: Array, at_anchor: Array, mine: Array, hard: Array, classes: Assigned, along: Array, alpha: Any
+) -> Array:
     """Eqs. 8 and 9: cos(f_i, R_ik), R_ik = beta_ik S_k / s_k + (1 - beta_ik) mu'_k, beta = c / (c + alpha), (N, H).
 
-    All of them without the share `left_out` of sample i: S_k - u gamma_i z_ik f_i, and so on. Nothing but f_i . S_k is
-    N x H x d work, as |S_k - u f_i|^2 = |S_k|^2 - 2 u f_i . S_k + u^2; it is `dots` (N, H) where it is at hand.
+    All of them are without the share u of sample i: S_k - u gamma_i z_ik f_i, and so on, `mine` being u gamma_i z_ik
+    and `hard` the counts c_ik without it, (N, H). `along` (H,) is S_k . mu'_k. Nothing but `dots`, f_i . S_k, is N x H x
+    d work, as |S_k - u f_i|^2 = |S_k|^2 - 2 u f_i . S_k + u^2.
     """
-    xp, f = namespace(model.f), model.f
-    anchor, at_anchor = rows_at(model.anchor, some), columns(model.at_anchor, some)  # (H, d), (N, H)
-    mine = left_out * means.weight  # (N, H)
-    each = xp.arange(f.shape[0], device=device(f))
-    hard = xp.zeros_like(mine) + means.hard  # (N, H)
-    hard[each, means.places] = clip(hard[each, means.places] - left_out[:, 0] * means.own, 0)
-    beta = hard / (hard + model.alpha)  # (N, H)
-    rest = 1 - beta
-    beta /= clip(means.soft - mine, 1e-9)
-    dots = f @ means.sums.T if dots is None else dots  # (N, H)
-    top = beta * (dots - mine) + rest * at_anchor  # f_i . R_ik
-    square = row_dots(means.sums, means.sums) + mine * (mine - 2 * dots)  # |S_k - mine f_i|^2
-    along = row_dots(means.sums, anchor) - mine * at_anchor  # (S_k - mine f_i) . mu'_k
-    square = beta * (beta * square + 2 * rest * along) + rest * rest
-    return top / xp.sqrt(clip(square, EPS))
+    beta = hard / (hard + alpha)  # (N, H)
+    other = 1 - beta
+    beta /= clip(classes.soft - mine, 1e-9)
+    top = beta * (dots - mine) + other * at_anchor  # f_i . R_ik
+    square = row_dots(classes.sums, classes.sums) + mine * (mine - 2 * dots)  # |S_k - mine f_i|^2
+    square = beta * (beta * square + 2 * other * (along - mine * at_anchor)) + other * other
+    return top / namespace(dots).sqrt(clip(square, EPS))
 
 
 def sharpening(density: float, per_class: float, alpha: float) -> float:
@@ -482,29 +435,12 @@ def assign(logits: Array) -> tuple[Array, Array]:
     return z, xp.log(total) - row_dots(z, logits)
 
 
-def learn_from_known(
-    model: Model, known: Array, means: Means, some: Any, base: Array, counts: Array, z: Array, per_class: float
-) -> tuple[float, float]:
-    """Return the weight of the text and the reliability of other labels, from n' labelled samples (Eqs. 12, 13).
-
-    What is asked is what the model makes of each labelled sample where its label is not known: without its own part in
-    class means and counts, and with the votes of its neighbours. `base` (n', K) are text and votes.
-    """
-    xp = namespace(z)
-    cosine = 1 * model.at_anchor  # (n', K)
-    cosine[:, some] = cosine_to_means(model, means, some, model.left_out)
-    base = base + class_pull(model, counts, z, model.left_out)
-    text = trust(base, cosine, known, model.sharpness)
-    found = xp.argmax(text * base + model.sharpness * cosine, axis=1)
-    return text, reliability(int(xp.sum(found == known)), int(known.shape[0]), per_class)
-
-
-def class_pull(model: Model, counts: Array, z: Array, left_out: Any) -> Array:
-    """Eq. 11, its prior: log(n_k - u z_ik + a*), (N, L), the collapsed mixture's; or the log shares that are known."""
-    if model.prior is not None:
-        return model.prior + 0 * z
+def class_pull(fixed: Fixed, counts: Array, z: Array, left_out: Any) -> Array:
+    """Eq. 11, its prior: log(n_k - u z_ik + a*), (N, K), the collapsed mixture's; or the log shares that are known."""
+    if fixed.prior is not None:
+        return fixed.prior + 0 * z
     pull = clip(counts - left_out * z, 0)
-    pull += model.smoothing
+    pull += fixed.smoothing
     return namespace(z).log(pull)
 
 
@@ -557,6 +493,10 @@ def calibration(target: float, means_at: Callable[[float], tuple[float, float]])
     2.0
     """
     target = number(target)
+    if is_torch_array(target) and fused(target.float()):
+        from moontide.core.backends import _triton
+
+        return _triton.calibration(target, means_at, COLDEST, WARMEST, NEWTON)
     low, high, power = COLDEST, WARMEST, 1.0 + 0 * target
     for _ in range(NEWTON):
         confidence, rise = means_at(power)
@@ -695,6 +635,12 @@ class Assigned(Sums):
     moved: float = field(metadata=LARGER)  # largest difference to the z before
     some: Any = field(default_factory=lambda: ALL, metadata=SAME)  # (H,) class numbers; a slice: all
 
+    def like(self, ref: Array) -> Assigned:
+        """Return it with arrays of the kind of `ref`."""
+        some = self.some if isinstance(self.some, slice) else namespace(ref).asarray(self.some, device=device(ref))
+        arrays = {name: like(getattr(self, name), ref) for name in ("sums", "soft", "hard", "counts")}
+        return replace(self, some=some, **arrays)
+
 
 @dataclass
 class Confident(Sums):
@@ -708,7 +654,8 @@ class Fixed(NamedTuple):
     """What stays the same for all samples while z is estimated."""
 
     scale: Array  # (d,) the metric
-    anchor: Array  # (K, d) in the metric
+    slope: Any  # of the anchors
+    offset: Array  # (d,) of the anchors
     total: Array  # (K,) sum_i y_i
     expected: Any  # (K,) or one number: what `total` would be without the bias of the text
     presence: Array  # (K,)
@@ -719,50 +666,7 @@ class Fixed(NamedTuple):
     vote_weight: float
     smoothing: float
     prior: Array | None  # (K,)
-    per_class: float  # N / K
 
     def like(self, ref: Array) -> Fixed:
         """Return it with arrays of the kind of `ref`."""
         return self._replace(**{name: like(x, ref) for name, x in self._asdict().items() if hasattr(x, "dtype")})
-
-
-class Classes(NamedTuple):
-    """What an M-step has of all samples: the H classes with labels, as the others are at their anchors."""
-
-    some: Any  # (H,) their numbers; a slice: all
-    sums: Array  # (H, d)
-    soft: Array  # (H,)
-    hard: Array  # (H,)
-    counts: Array  # (K,)
-
-    def like(self, ref: Array) -> Classes:
-        """Return them with arrays of the kind of `ref`; all classes are a slice, which takes no copies."""
-        some = self.some
-        if not isinstance(some, slice):
-            every = len(some) == len(self.counts)
-            some = ALL if every else namespace(ref).asarray(some, device=device(ref))
-        return Classes(some, *(like(x, ref) for x in self[1:]))
-
-    def means(self, z: Array, gamma: Array, labels: Array, trusted: Array, at: Any) -> Means:
-        """Return the statistics for some samples: z (b, L), weights (b,), labels (b,), and what these count (b,).
-
-        `at` (H,) says where the classes are among the L.
-        """
-        places = labels if isinstance(self.some, slice) else namespace(z).searchsorted(self.some, labels)
-        return Means(columns(z, at) * (gamma * trusted)[:, None], self.sums, self.soft, self.hard, places, trusted)
-
-
-def crowd_of_sums(found: Compared, n: int, k: int, m: int) -> Crowd:
-    """Return how concentrated the classes are (Eqs. 1, 2, 3) from sums over all n samples.
-
-    >>> import numpy as np
-    >>> even = np.full(2, 50.0), 100.0
-    >>> sums = Compared(50.0, 25.0, 100.0, 100.0, 100.0, np.ones(2), np.ones(2), *even, np.zeros((2, 1)))
-    >>> crowd_of_sums(sums, 100, 2, 3).density > 0.99
-    True
-    """
-    mean = found.agree / n
-    deviation = held(found.agree_square / n - mean * mean, 0.0, math.inf) ** 0.5
-    near, most = number(found.near.sum()), number(found.most.sum())
-    even = (number((found.even**2).sum()) - found.even_own) / max(n * (n - 1), 1), found.even_own / n
-    return crowd_of(mean, deviation, found.own / n, found.confidence / n, near, most, even, n, k, m)

@@ -39,6 +39,10 @@ def polynomial(function: Any, degree: int, low: float, high: float) -> tuple[np.
 E0, E1, E2, E3, E4, E5 = polynomial(  # exp(r) = 1 + r + r^2 (...)
     lambda r: (np.expm1(r) - r) / r**2, 5, -math.log(2) / 2, math.log(2) / 2
 )
+L0, L1, L2, L3, L4, L5, L6, L7 = polynomial(  # log(1 + r) = r - r^2 / 2 + r^3 (...)
+    lambda r: (np.log1p(r) - r + r**2 / 2) / r**3, 7, math.sqrt(0.5) - 1, math.sqrt(2) - 1
+)
+ROOT_HALF = np.int32(0x3F3504F3)  # the bits of the root of 1/2
 
 
 class Compiling(event.Listener):
@@ -430,16 +434,56 @@ def laplacian(pointer: Any, neighbour: Any, weight: Any, z: Any) -> Any:
     return found
 
 
+@intrinsic
+def bits_of_float(typing: Any, value: Any) -> Any:
+    """Read the 32 bits of a float as an integer."""
+
+    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.bitcast(arguments[0], context.get_value_type(types.int32))
+
+    return types.int32(types.float32), code
+
+
+@njit(inline="always")
+def log(x: Any) -> Any:
+    """log(x) of a positive normal number: n log 2 + log(1 + r), 1 + r between the roots of 1/2 and 2; vectorised."""
+    bits = bits_of_float(x)
+    whole = (bits - ROOT_HALF) >> np.int32(23)
+    r = float_of_bits(np.int32(bits - (whole << np.int32(23)))) - ONE
+    q = ((((((L7 * r + L6) * r + L5) * r + L4) * r + L3) * r + L2) * r + L1) * r + L0
+    n = np.float32(whole)
+    return n * LOG2_HIGH + (n * LOG2_LOW + q * r * r * r - np.float32(0.5) * r * r + r)
+
+
 @loops
-def series(x: Any) -> Any:
-    """-log(1 - x) for x up to 0.02."""
-    return x * (ONE + x * (np.float32(0.5) + x * (np.float32(1 / 3) + x * np.float32(0.25))))
+def row_products(x: Any, text: Any) -> Any:
+    """Return x_i . t_k, (N, K), each the same whatever the other rows are, as a product of matrices does not have it."""
+    found = np.empty((x.shape[0], text.shape[0]), np.float32)
+    for c in range(text.shape[0]):
+        row = text[c]
+        for i in range(x.shape[0]):
+            other, add = x[i], ZERO
+            for j in range(row.shape[0]):
+                add += row[j] * other[j]
+            found[i, c] = add
+    return found
+
+
+@loops
+def group_sums(x: Any, group: Any, weight: Any, count: Any) -> Any:
+    """Return sum_i weight_i x_i over the rows of each group, (count, d)."""
+    sums = np.zeros((count, x.shape[1]), np.float32)
+    for i in range(x.shape[0]):
+        row, out, by = x[i], sums[group[i]], weight[i]
+        for c in range(x.shape[1]):
+            out[c] += by * row[c]
+    return sums
 
 
 @loops
 def tide_first(start: Any, stop: Any, cosine: Any, scale: Any, y: Any, labels: Any, evidence: Any, confidence: Any,
                unlike: Any) -> Any:  # fmt: skip
-    """Eq. zero-shot of rows from `start` to `stop`; `cosine` becomes log y. Returns sum_i y_i (K,), sum_i |y_i|^2."""
+    """Eq. zero-shot of rows from `start` to `stop`; return sum_i y_i (K,) and sum_i |y_i|^2."""
     k = y.shape[1]
     total, own = np.zeros(k, np.float32), 0.0
     for i in range(start, stop):
@@ -449,13 +493,12 @@ def tide_first(start: Any, stop: Any, cosine: Any, scale: Any, y: Any, labels: A
             p[c] = exp(scale * (row[c] - top))
             norm += p[c]
             mean += row[c]
-        labels[i], by, log_norm = first_at(row, top), ONE / norm, scale * top + np.log(norm)
-        evidence[i], confidence[i], unlike[i] = log_norm, by, ONE - (top - mean / np.float32(k))
+        labels[i], by = first_at(row, top), ONE / norm
+        evidence[i], confidence[i], unlike[i] = scale * top + np.log(norm), by, ONE - (top - mean / np.float32(k))
         for c in range(k):
             p[c] *= by
             total[c] += p[c]
             squares += p[c] * p[c]
-            row[c] = scale * row[c] - log_norm
         own += squares
     return total, own
 
@@ -495,30 +538,46 @@ def tide_compare(start: Any, stop: Any, y: Any, total: Any, pointer: Any, neighb
 
 
 @loops
-def tide_keep(start: Any, stop: Any, log_y: Any, y: Any, at_anchor: Any, total: Any, offset: Any, presence: Any,
-              by: Any, sharpness: Any) -> None:  # fmt: skip
-    """log_y becomes log y - g b + s cos(f, anchor), Eqs. 5 and 11 of TIDE; `offset` is log((total + 1) / expected)."""
+def anchor_lengths(text: Any, slope: Any, offset: Any, scale: Any) -> Any:
+    """Return 1 / |(slope t_k + offset) / scale|, (K,): what makes unit rows of the anchors of Eq. 4."""
+    found = np.empty(text.shape[0], np.float32)
+    for c in range(text.shape[0]):
+        row, square = text[c], ZERO
+        for j in range(row.shape[0]):
+            x = (slope * row[j] + offset[j]) * scale[j]
+            square += x * x
+        found[c] = ONE / np.sqrt(max(square, np.float32(EPS)))
+    return found
+
+
+@loops
+def tide_keep(start: Any, stop: Any, cosine: Any, scale: Any, evidence: Any, y: Any, at_anchor: Any, slope: Any,
+              offset: Any, by: Any, total: Any, expected: Any, presence: Any, weight: Any, sharpness: Any,
+              base: Any) -> None:  # fmt: skip
+    """`at_anchor`, f_i . t_k in the metric, becomes the cosines to the anchors; `base` log y - g b + s times those.
+
+    These are Eqs. 4, 5 and 11 of TIDE without votes and prior. `expected` is 1 / (expected + 1), (K,).
+    """
     k = y.shape[1]
-    inverse = np.empty(k, np.float32)
-    for c in range(k):
-        inverse[c] = ONE / (total[c] + ONE)
+    bias = padded(k, ZERO)
     for i in range(start, stop):
-        row, p, cosine = log_y[i], y[i], at_anchor[i]
+        row, p, near, out, add, shift = cosine[i], y[i], at_anchor[i], base[i], offset[i], evidence[i]
         for c in range(k):
-            bias = offset[c] - series(p[c] * inverse[c])
-            row[c] += sharpness * cosine[c] - by * (bias * presence[c] if bias < ZERO else bias)
+            near[c] = (slope * near[c] + add) * by[c]
         for c in range(k):
-            x = p[c] * inverse[c]
-            if x > np.float32(0.02):
-                near, bias = offset[c] - series(x), offset[c] + np.log(ONE - x)
-                row[c] += by * (near * presence[c] if near < ZERO else near)
-                row[c] -= by * (bias * presence[c] if bias < ZERO else bias)
+            b = weight * log((total[c] + ONE - p[c]) * expected[c])
+            bias[c] = b * presence[c] if b < ZERO else b
+        for c in range(k):
+            out[c] = scale * row[c] - shift + sharpness * near[c] - bias[c]
 
 
 @loops
 def tide_split(base: Any, at_anchor: Any, z: Any, present: Any, gone: Any, near: Any, cosines: Any, kept: Any,
                top: Any, shares: Any, logs: Any) -> None:  # fmt: skip
-    """Copy the `present` columns into `near`, `cosines` and `kept`; make of the others what `Absent` needs."""
+    """Copy the `present` columns; of the others, `top` is the largest of a row of `base`, and exp(base - top) is kept.
+
+    `logs` are those times base - top.
+    """
     width = gone.shape[0]
     a = padded(width, LOWEST - BIAS)
     for i in range(z.shape[0]):
@@ -537,15 +596,15 @@ def tide_split(base: Any, at_anchor: Any, z: Any, present: Any, gone: Any, near:
 
 
 @loops
-def tide_join(z: Any, present: Any, shares: Any, gone: Any, pull: Any, scale: Any, full: Any) -> None:
-    """Put columns together again: those of z, and shares pull scale_i; the rows then sum to 1."""
+def tide_join(z: Any, present: Any, gone: Any, top: Any, shares: Any, pull: Any, log_sum: Any, full: Any) -> None:
+    """Put columns together again: those of z, and shares pull exp(top - log_sum); the rows then sum to 1."""
     for i in range(z.shape[0]):
-        row, total = full[i], ZERO
+        row, total, scale = full[i], ZERO, np.exp(top[i] - log_sum[i])
         for l in range(present.shape[0]):
             row[present[l]] = z[i, l]
             total += z[i, l]
         for r in range(gone.shape[0]):
-            value = shares[i, r] * pull[r] * scale[i]
+            value = shares[i, r] * pull[r] * scale
             row[gone[r]] = value
             total += value
         by = ONE / total
@@ -554,62 +613,103 @@ def tide_join(z: Any, present: Any, shares: Any, gone: Any, pull: Any, scale: An
 
 
 @loops
-def tide_step(start: Any, stop: Any, base: Any, counts: Any, smoothing: Any, prior: Any, left_out: Any,
+def tide_weights(z: Any, gamma: Any, at_anchor: Any, among: Any) -> Any:
+    """Eq. 8 of TIDE: gamma_i z_ik and the cosines to the anchors of the classes `among`, (N, H), and their sums.
+
+    Those are sum_i gamma_i z_ik and S_k . mu'_k = sum_i gamma_i z_ik f_i . mu'_k, (H,).
+    """
+    n, width = z.shape[0], among.shape[0]
+    weight, cosine = np.empty((n, width), np.float32), np.empty((n, width), np.float32)
+    soft, along = np.zeros(width, np.float32), np.zeros(width, np.float32)
+    for i in range(n):
+        row, near, own, at, by = z[i], at_anchor[i], weight[i], cosine[i], gamma[i]
+        for h in range(width):
+            own[h], at[h] = by * row[among[h]], near[among[h]]
+        for h in range(width):
+            soft[h] += own[h]
+            along[h] += own[h] * at[h]
+    return weight, cosine, soft, along
+
+
+@loops
+def tide_step(start: Any, stop: Any, base: Any, y: Any, counts: Any, prior: Any, smoothing: Any, left_out: Any,
               vote_weight: Any, sharpness: Any, alpha: Any, pointer: Any, neighbour: Any, weight: Any, z: Any, new: Any,
-              among: Any, cosine: Any, share: Any, dots: Any, squares: Any, along: Any, soft: Any, hard: Any,
-              absent: Any, inside: Any, gamma: Any, places: Any, labels: Any, entropy: Any, log_sum: Any,
-              moved: Any) -> None:  # fmt: skip
+              some: Any, among: Any, hard: Any, own: Any, cosine: Any, soft: Any, along: Any, dots: Any, squares: Any,
+              present: Any, gone: Any, top: Any, shares: Any, logs: Any, before: Any, labels: Any, gamma: Any,
+              log_sum: Any, moved: Any, log_k: Any) -> Any:  # fmt: skip
     """Eq. 11 of TIDE, of rows from `start` to `stop`: `class_pull`, `cosine_to_means` and `assign` in one pass.
 
-    `prior` (K,) are log shares where these are known, else empty. `among` (H,) are the columns of classes with labels,
-    `cosine` and `share` (N, H) those of cosines to anchors and of z. `absent` and `inside` (N,) are log sum of exp and
-    entropy of classes that the arrays are without.
+    `prior` (K,) are log shares where these are known, else empty. `some` (H,) are the classes with labels, `among` their
+    columns, and `hard` to `squares` what `cosine_to_means` needs of them. The arrays have the columns `present`; `top`,
+    `shares` and `logs` are of the classes `gone`. Returns sum_i z_i and the numbers of labels, (K,) each, the sum of the
+    zero-shot probabilities of the labels, and how many labels changed.
     """
-    k, width = z.shape[1], among.shape[0]
+    k, width, away = z.shape[1], among.shape[0], gone.shape[0]
     votes, a, q = padded(k, ZERO), padded(k, LOWEST - BIAS), padded(k, ZERO)
-    inverse, logs, more, beta = padded(k, ZERO), padded(k, ZERO), padded(width, ZERO), padded(width, ZERO)
-    free = prior.shape[0] == 0
-    for c in range(k):
-        inverse[c] = left_out / (counts[c] + smoothing) if free else ZERO
-        logs[c] = np.log(counts[c] + smoothing) if free else prior[c]
+    more, beta, place = padded(width, ZERO), padded(width, ZERO), np.empty(y.shape[1], np.int64)
+    at_present, pull = np.empty(k, np.float32), np.empty(away, np.float32)
+    total, total_away = np.zeros(k, np.float32), np.zeros(away, np.float32)
+    numbers, right, changed, free = np.zeros(y.shape[1], np.float32), 0.0, 0, prior.shape[0] == 0
     for h in range(width):
-        beta[h] = hard[h] / (hard[h] + alpha)
+        beta[h], place[some[h]] = hard[h] / (hard[h] + alpha), h
+    for c in range(k):
+        at_present[c] = counts[present[c]]
+    for r in range(away):
+        pull[r] = counts[gone[r]] + smoothing
+    log_pull = np.log(pull)
     for i in range(start, stop):
-        near, p, old, weight_i = base[i], new[i], z[i], left_out * gamma[i]
+        near, p, old = base[i], new[i], z[i]
         gather(i, pointer, neighbour, weight, z, votes[:k])
-        for c in range(k):  # log(n_k - u z_ik + a*) = log(n_k + a*) + log(1 - x)
-            a[c] = near[c] + vote_weight * votes[c] + logs[c] - series(old[c] * inverse[c])
-        for c in range(k):
-            x = old[c] * inverse[c]
-            if x > np.float32(0.02):
-                a[c] += np.log(max(counts[c] - left_out * old[c], ZERO) + smoothing) - logs[c] + series(x)
+        if free:
+            for c in range(k):
+                a[c] = near[c] + vote_weight * votes[c] + log(max(at_present[c] - left_out * old[c], ZERO) + smoothing)
+        else:
+            for c in range(k):
+                a[c] = near[c] + vote_weight * votes[c] + prior[c]
         if width:
-            own, of, at = share[i], dots[i], cosine[i]
+            mine, dot, at = own[i], dots[i], cosine[i]
             for h in range(width):
-                mine = weight_i * own[h]
-                more[h] = nearer(beta[h], mine, of[h], at[h], squares[h], along[h], soft[h])
-            h = places[i]
+                more[h] = nearer(beta[h], left_out * mine[h], dot[h], at[h], squares[h], along[h], soft[h])
+            h = place[before[i]]
             less = max(hard[h] - left_out, ZERO)
-            more[h] = nearer(less / (less + alpha), weight_i * own[h], of[h], at[h], squares[h], along[h], soft[h])
+            more[h] = nearer(less / (less + alpha), left_out * mine[h], dot[h], at[h], squares[h], along[h], soft[h])
             for h in range(width):
                 a[among[h]] += sharpness * more[h]
-        most = largest(a[:k])
-        labels[i], top = first_at(a[:k], most), max(most, absent[i])
-        below = absent[i] - top
-        total = exp(below)
-        inner = total * (below - inside[i])
+        most, norm, inner = largest(a[:k]), ZERO, ZERO
+        label, highest = present[first_at(a[:k], most)], most
+        if away:
+            e, e_log, part, part_log = shares[i], logs[i], ZERO, ZERO
+            for r in range(away):
+                part += e[r] * pull[r]
+                part_log += e_log[r] * pull[r] + e[r] * pull[r] * log_pull[r]
+            highest = max(most, top[i] + np.log(part))
+            norm = part * np.exp(top[i] - highest)
+            inner = norm * (part_log / part + top[i] - highest)
         for c in range(k):
-            a[c] -= top
+            a[c] -= highest
         for c in range(a.shape[0]):
             q[c] = exp(a[c])
-            total += q[c]
+            norm += q[c]
             inner += q[c] * a[c]
-        by = ONE / total
+        by = ONE / norm
         for c in range(k):
             p[c] = q[c] * by
             votes[c] = abs(p[c] - old[c])
-        log_total = np.log(total)
-        log_sum[i], entropy[i], moved[i] = top + log_total, log_total - inner * by, largest(votes[:k])
+        for c in range(k):
+            total[c] += p[c]
+        log_norm = np.log(norm)
+        labels[i], gamma[i], log_sum[i] = label, weight_of(log_norm - inner * by, log_k), highest + log_norm
+        moved[i] = largest(votes[:k])
+        numbers[label] += ONE
+        right += y[i, label]
+        changed += label != before[i]
+        if away:
+            scale = np.exp(top[i] - log_sum[i])
+            for r in range(away):
+                total_away[r] += scale * e[r] * pull[r]
+    sums = np.empty(y.shape[1], np.float32)
+    sums[present], sums[gone] = total, total_away
+    return sums, numbers, right, changed
 
 
 @njit(inline="always")
@@ -620,4 +720,41 @@ def nearer(beta: Any, mine: Any, dot: Any, cosine: Any, square: Any, along: Any,
         by * (square + mine * (mine - np.float32(2) * dot)) + np.float32(2) * other * (along - mine * cosine)
     )
     value = by * (dot - mine) + other * cosine
-    return value / np.sqrt(max(length + other * other, np.float32(1e-12))) - cosine
+    return value / np.sqrt(max(length + other * other, np.float32(EPS))) - cosine
+
+
+@loops
+def tide_logs(start: Any, stop: Any, z: Any, labels: Any, out: Any) -> None:
+    """log(z_ik / z_il) of rows from `start` to `stop`, l the label of sample i."""
+    for i in range(start, stop):
+        row, to, least = z[i], out[i], np.float32(1e-30)
+        shift = log(row[labels[i]] + least)
+        for c in range(row.shape[0]):
+            to[c] = log(row[c] + least) - shift
+
+
+@loops
+def tide_confidence(start: Any, stop: Any, log_z: Any, power: Any) -> Any:
+    """Eq. 14 of TIDE: the sums of `confidences` over rows from `start` to `stop`."""
+    confidence, slope = 0.0, 0.0
+    for i in range(start, stop):
+        row, total, inner = log_z[i], ZERO, ZERO
+        for c in range(row.shape[0]):
+            e = exp(power * row[c])
+            total += e
+            inner += e * row[c]
+        confidence += ONE / total
+        slope -= power * inner / (total * total)
+    return confidence, slope
+
+
+@loops
+def tide_calibrate(start: Any, stop: Any, log_z: Any, power: Any, z: Any) -> None:
+    """z^T of rows from `start` to `stop`, scaled to sum 1."""
+    for i in range(start, stop):
+        row, p, total = log_z[i], z[i], ZERO
+        for c in range(row.shape[0]):
+            p[c] = exp(power * row[c])
+            total += p[c]
+        for c in range(row.shape[0]):
+            p[c] /= total
