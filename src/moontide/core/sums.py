@@ -27,11 +27,7 @@ _kinds: dict[str, type[Sums]] = {}
 
 @dataclass
 class Sums:
-    """Base of what a map over samples returns; `+` joins the fields of two, each as it is declared.
-
-    >>> Counted(1) + Counted(2)
-    Counted(n=3)
-    """
+    """Base of what a map over samples returns; `+` joins the fields of two, each as it is declared."""
 
     def __init_subclass__(cls) -> None:
         """Remember the kind by its name, for `unpack`."""
@@ -47,14 +43,9 @@ class Sums:
         return type(self)(**{f.name: _double(getattr(self, f.name), f.metadata) for f in fields(self)})
 
     def pack(self) -> dict[str, NDArray[Any]]:
-        """Return the fields as arrays, named so that `unpack` knows what they are of.
-
-        >>> Counted(1).pack()
-        {'Counted.n': array(1)}
-        """
-        values = {f.name: getattr(self, f.name) for f in fields(self)}
-        name = type(self).__name__
-        return {f"{name}.{key}": np.asarray(x) for key, x in values.items() if not isinstance(x, slice)}
+        """Return the fields as arrays, named so that `unpack` knows what they are of."""
+        values = {f"{type(self).__name__}.{f.name}": getattr(self, f.name) for f in fields(self)}
+        return {name: np.asarray(x) for name, x in values.items() if not isinstance(x, slice)}
 
 
 def _double(x: Any, metadata: Mapping[str, Any]) -> Any:

@@ -8,7 +8,7 @@ they were after their last step; the call is then repeated, which costs the othe
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from moontide.engine.worker import Job, Worker
@@ -63,24 +63,18 @@ class Ray:
     """Workers on the cluster that `connect` joined. `tick(shards)` is called as shards are done."""
 
     def __init__(
-        self,
-        job: Job,
-        resident: bool,
-        tick: Callable[[int], None] = lambda shards: None,
-        *,
-        workers: int,
-        cpus: int = 1,
+        self, job: Job, workers: int, resident: bool, tick: Callable[[int], None] = lambda shards: None
     ) -> None:
-        threads = {name: str(cpus) for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")}
+        threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
         self._actor = ray.remote(
-            num_cpus=cpus,
+            num_cpus=1,
             num_gpus=int(job.device.startswith("cuda")),
             runtime_env={"env_vars": threads},
             concurrency_groups={WATCH: 1},  # a thread that tells how far the other is
         )(Worker)
         self._add = ray.remote(num_cpus=0)(_add)
         self._job, self._resident, self._tick, self.replaced = ray.put(job), resident, tick, 0
-        self.shares = [tuple(range(job.parts))[w::workers] for w in range(min(workers, job.parts))]
+        self.shares = [job.shards[w::workers] for w in range(min(workers, len(job.shards)))]
         self.workers = [self._start(share) for share in self.shares]
 
     def run(self, number: int, name: str, *given: Any) -> Any:
@@ -109,7 +103,7 @@ class Ray:
         for worker in self.workers:
             ray.kill(worker)
 
-    def _start(self, share: tuple[int, ...]) -> Any:
+    def _start(self, share: Sequence[int]) -> Any:
         return self._actor.remote(self._job, share, self._resident)
 
     def _wait(self, number: int, parts: list[Any]) -> None:
