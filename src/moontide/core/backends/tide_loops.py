@@ -57,7 +57,7 @@ class TIDERows(tide_plain.TIDERows):
     >>> eye = np.eye(3, dtype=np.float32)
     >>> from moontide import TIDE
     >>> TIDERows(TIDE(), eye, eye, 100.0, alone=True).first(None).counts
-    array([1., 1., 1.])
+    array([1., 1., 1.], dtype=float32)
     """
 
     gram: Any = None  # (N, N) f_i . f_j in the metric, where N <= d
