@@ -567,47 +567,6 @@ def tide_keep(start: Any, stop: Any, cosine: Any, scale: Any, evidence: Any, y: 
 
 
 @loops
-def tide_split(base: Any, at_anchor: Any, z: Any, present: Any, gone: Any, near: Any, cosines: Any, kept: Any,
-               top: Any, shares: Any, logs: Any) -> None:  # fmt: skip
-    """Copy the `present` columns; of the others, `top` is the largest of a row of `base`, and exp(base - top) is kept.
-
-    `logs` are those times base - top.
-    """
-    width = gone.shape[0]
-    a = padded(width, LOWEST - BIAS)
-    for i in range(z.shape[0]):
-        row = base[i]
-        for l in range(present.shape[0]):
-            c = present[l]
-            near[i, l], cosines[i, l], kept[i, l] = row[c], at_anchor[i, c], z[i, c]
-        for r in range(width):
-            a[r] = row[gone[r]]
-        most = largest(a[:width])
-        top[i] = most
-        for r in range(width):
-            a[r] -= most
-            shares[i, r] = exp(a[r])
-            logs[i, r] = shares[i, r] * a[r]
-
-
-@loops
-def tide_join(z: Any, present: Any, gone: Any, top: Any, shares: Any, pull: Any, log_sum: Any, full: Any) -> None:
-    """Put columns together again: those of z, and shares pull exp(top - log_sum); the rows then sum to 1."""
-    for i in range(z.shape[0]):
-        row, total, scale = full[i], ZERO, np.exp(top[i] - log_sum[i])
-        for l in range(present.shape[0]):
-            row[present[l]] = z[i, l]
-            total += z[i, l]
-        for r in range(gone.shape[0]):
-            value = shares[i, r] * pull[r] * scale
-            row[gone[r]] = value
-            total += value
-        by = ONE / total
-        for c in range(full.shape[1]):
-            row[c] *= by
-
-
-@loops
 def tide_weights(z: Any, gamma: Any, at_anchor: Any, among: Any) -> Any:
     """Eq. 8 of TIDE: gamma_i z_ik and the cosines to the anchors of the classes `among`, (N, H), and their sums.
 
@@ -629,35 +588,26 @@ def tide_weights(z: Any, gamma: Any, at_anchor: Any, among: Any) -> Any:
 @loops
 def tide_step(start: Any, stop: Any, base: Any, y: Any, counts: Any, prior: Any, smoothing: Any, left_out: Any,
               vote_weight: Any, sharpness: Any, alpha: Any, pointer: Any, neighbour: Any, weight: Any, z: Any, new: Any,
-              some: Any, among: Any, hard: Any, own: Any, cosine: Any, soft: Any, along: Any, dots: Any, squares: Any,
-              present: Any, gone: Any, top: Any, shares: Any, logs: Any, before: Any, labels: Any, gamma: Any,
-              log_sum: Any, moved: Any, log_k: Any) -> Any:  # fmt: skip
+              some: Any, hard: Any, own: Any, cosine: Any, soft: Any, along: Any, dots: Any, squares: Any, before: Any,
+              labels: Any, gamma: Any, moved: Any, log_k: Any) -> Any:  # fmt: skip
     """Eq. 11 of TIDE, of rows from `start` to `stop`: `class_pull`, `cosine_to_means` and `assign` in one pass.
 
-    `prior` (K,) are log shares where these are known, else empty. `some` (H,) are the classes with labels, `among` their
-    columns, and `hard` to `squares` what `cosine_to_means` needs of them. The arrays have the columns `present`; `top`,
-    `shares` and `logs` are of the classes `gone`. Returns sum_i z_i and the numbers of labels, (K,) each, the sum of the
-    zero-shot probabilities of the labels, and how many labels changed.
+    `prior` (K,) are log shares where these are known, else empty. `some` (H,) are the classes with labels, and `hard` to
+    `squares` what `cosine_to_means` needs of them. Returns sum_i z_i and the numbers of labels, (K,) each, the sum of
+    the zero-shot probabilities of the labels, and how many labels changed.
     """
-    k, width, away = z.shape[1], among.shape[0], gone.shape[0]
+    k, width, free, right, changed = z.shape[1], some.shape[0], prior.shape[0] == 0, 0.0, 0
     votes, a, q = padded(k, ZERO), padded(k, LOWEST - BIAS), padded(k, ZERO)
-    more, beta, place = padded(width, ZERO), padded(width, ZERO), np.empty(y.shape[1], np.int64)
-    at_present, pull = np.empty(k, np.float32), np.empty(away, np.float32)
-    total, total_away = np.zeros(k, np.float32), np.zeros(away, np.float32)
-    numbers, right, changed, free = np.zeros(y.shape[1], np.float32), 0.0, 0, prior.shape[0] == 0
+    more, beta, place = padded(width, ZERO), padded(width, ZERO), np.empty(k, np.int64)
+    total, numbers = np.zeros(k, np.float32), np.zeros(k, np.float32)
     for h in range(width):
         beta[h], place[some[h]] = hard[h] / (hard[h] + alpha), h
-    for c in range(k):
-        at_present[c] = counts[present[c]]
-    for r in range(away):
-        pull[r] = counts[gone[r]] + smoothing
-    log_pull = np.log(pull)
     for i in range(start, stop):
         near, p, old = base[i], new[i], z[i]
         gather(i, pointer, neighbour, weight, z, votes[:k])
         if free:
             for c in range(k):
-                a[c] = near[c] + vote_weight * votes[c] + log(max(at_present[c] - left_out * old[c], ZERO) + smoothing)
+                a[c] = near[c] + vote_weight * votes[c] + log(max(counts[c] - left_out * old[c], ZERO) + smoothing)
         else:
             for c in range(k):
                 a[c] = near[c] + vote_weight * votes[c] + prior[c]
@@ -669,42 +619,24 @@ def tide_step(start: Any, stop: Any, base: Any, y: Any, counts: Any, prior: Any,
             less = max(hard[h] - left_out, ZERO)
             more[h] = nearer(less / (less + alpha), left_out * mine[h], dot[h], at[h], squares[h], along[h], soft[h])
             for h in range(width):
-                a[among[h]] += sharpness * more[h]
-        most, norm, inner = largest(a[:k]), ZERO, ZERO
-        label, highest = present[first_at(a[:k], most)], most
-        if away:
-            e, e_log, part, part_log = shares[i], logs[i], ZERO, ZERO
-            for r in range(away):
-                part += e[r] * pull[r]
-                part_log += e_log[r] * pull[r] + e[r] * pull[r] * log_pull[r]
-            highest = max(most, top[i] + np.log(part))
-            norm = part * np.exp(top[i] - highest)
-            inner = norm * (part_log / part + top[i] - highest)
-        for c in range(k):
-            a[c] -= highest
+                a[some[h]] += sharpness * more[h]
+        top, norm, inner = largest(a[:k]), ZERO, ZERO
+        label = first_at(a[:k], top)
         for c in range(a.shape[0]):
-            q[c] = exp(a[c])
+            q[c] = exp(a[c] - top)
             norm += q[c]
-            inner += q[c] * a[c]
+            inner += q[c] * (a[c] - top)
         by = ONE / norm
         for c in range(k):
             p[c] = q[c] * by
             votes[c] = abs(p[c] - old[c])
         for c in range(k):
             total[c] += p[c]
-        log_norm = np.log(norm)
-        labels[i], gamma[i], log_sum[i] = label, weight_of(log_norm - inner * by, log_k), highest + log_norm
-        moved[i] = largest(votes[:k])
+        labels[i], gamma[i], moved[i] = label, weight_of(np.log(norm) - inner * by, log_k), largest(votes[:k])
         numbers[label] += ONE
         right += y[i, label]
         changed += label != before[i]
-        if away:
-            scale = np.exp(top[i] - log_sum[i])
-            for r in range(away):
-                total_away[r] += scale * e[r] * pull[r]
-    sums = np.empty(y.shape[1], np.float32)
-    sums[present], sums[gone] = total, total_away
-    return sums, numbers, right, changed
+    return total, numbers, right, changed
 
 
 @njit(inline="always")
