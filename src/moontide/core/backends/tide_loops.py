@@ -101,17 +101,17 @@ class TIDERows(tide_plain.TIDERows):
         if self.at_anchor is None:
             self._keep(fixed)
         k, n, prior = len(self.text), len(self.f), classes.counts[:0] if fixed.prior is None else fixed.prior
-        labels, (gamma, moved) = np.empty(n, np.int64), np.empty((2, n), one)
+        labels, gamma = np.empty(n, np.int64), np.empty(n, one)
         numbers = fixed.smoothing, fixed.left_out, fixed.vote_weight, fixed.sharpness, fixed.alpha
         new = self._room() if self.new is None else self.new
-        counts, hard, right, changed = self._in_blocks(
+        counts, hard, right, changed, moved = self._in_blocks(
             _numba.tide_step, self.log_y, self.y, classes.counts, prior, *map(one, numbers), *self.edges, self.z, new,
-            *self._means(classes), self.labels, labels, gamma, moved, math.log(max(k, 2)),
+            *self._means(classes), self.labels, labels, gamma, math.log(max(k, 2)), one(eq.STILL),
         )  # fmt: skip
         self.z, self.new = new, None if self.keep and self.z is self.y else self.z
         self.labels, self.gamma, some = labels, gamma, np.nonzero(hard)[0]  # (n,), (n,), (H,)
         none = hard[:0]
-        return Assigned(none, none, hard[some], counts, hard, right, n, changed, float(moved.max()), some)
+        return Assigned(none, none, hard[some], counts, hard, right, n, changed, moved, some)
 
     def _means(self, classes: Assigned) -> tuple[Any, ...]:
         """Return what `_numba.tide_step` needs of the classes with labels; in the first E-step there are none."""
