@@ -97,10 +97,7 @@ def unit_rows(x: Array, name: str | None = None) -> Array:
         return x
     with np.errstate(over="ignore", invalid="ignore"):
         norm = row_norms(x)[..., None]
-        ends = xp.stack([xp.min(norm), xp.max(norm)]).tolist() if is_torch_array(x) else (norm.min(), norm.max())
-        low, high = map(float, ends)
-        usual = low > 1e-12 and high < 1e12  # false for NaN
-    if not usual:  # something is wrong, or near the limits of float32: scale by the largest first
+    if not _usual(norm):  # something is wrong, or near the limits of float32: scale by the largest first
         if name is not None:
             _refuse(
                 ~xp.isfinite(x), f"'{name}' must be finite.", "Got NaN or infinity in {}; remove or recompute them."
@@ -114,6 +111,25 @@ def unit_rows(x: Array, name: str | None = None) -> Array:
         x = x / xp.where(zero, xp.ones_like(largest), largest)
         norm = clip(row_norms(x)[..., None], 1)  # 1 or more, but for zero rows
     return x / norm
+
+
+def unit_pair(x: Array, y: Array, names: tuple[str, str]) -> tuple[Array, Array]:
+    """Return `unit_rows` of two matrices; where both are on one GPU, it is waited for once.
+
+    >>> unit_pair(np.eye(1), 2 * np.eye(1), ("x", "y"))
+    (array([[1.]]), array([[1.]]))
+    """
+    if device_type(x) != "cpu" and device_type(y) != "cpu" and x.device == y.device and x.dtype == y.dtype:
+        norms = namespace(x).concat([row_norms(x), row_norms(y)])
+        if _usual(norms):
+            return x / norms[: len(x), None], y / norms[len(x) :, None]
+    return unit_rows(x, names[0]), unit_rows(y, names[1])
+
+
+def _usual(norm: Array) -> bool:
+    """Tell whether lengths are numbers, and far from the limits of float32."""
+    low, high = namespace(norm).stack(norm.aminmax()).tolist() if is_torch_array(norm) else (norm.min(), norm.max())
+    return bool(low > 1e-12 and high < 1e12)  # false for NaN
 
 
 def _refuse(bad: Array, rule: str, got: str) -> None:

@@ -6,6 +6,7 @@ The options are those of MOON by the same names; `VMF` is what a task adds to th
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from moontide.core.arrays import Array, clip, namespace, put
@@ -86,8 +87,6 @@ class VMF:
     def __init__(self, options: Any, anchors: Anchors, scale: float) -> None:
         self.options, self.anchors, self.scale, self.d = options, anchors, scale, int(anchors.text.shape[1])
         self.slope, self.at_anchor = self.logits_at(anchors.kappa)
-        self.absent_kappa, self.absent_kl = self.without_samples()
-        self.absent_slope, self.absent_offset = self.logits_at(self.absent_kappa)
 
     def held(self, present: Any) -> Anchors:
         """Return the anchors of the classes present; the last ones are kept, as they seldom change."""
@@ -128,16 +127,18 @@ class VMF:
         values: Any = None,
     ) -> Classes:
         """Return the classes after an M-step of the present ones."""
-        scores = Scores(present, prototypes, offset, values, self.absent_slope, self.absent_offset)
-        return Classes(scores, beta, kappa, kl, mu)
+        others = (self.slope, self.at_anchor) if isinstance(present, slice) else self.absent[2:]  # a slice: none
+        return Classes(Scores(present, prototypes, offset, values, *others), beta, kappa, kl, mu)
 
-    def without_samples(self) -> tuple[Array, Array]:
-        """Return kappa and KL of classes without samples: beta is 0, the mean the anchor, only kappa may have moved."""
+    @cached_property
+    def absent(self) -> tuple[Array, Array, Array, Array]:
+        """kappa, KL, slope and offset of classes without samples: beta is 0, so that only kappa may have moved."""
         o, anchors, kappa = self.options, self.anchors, self.anchors.kappa
         one = namespace(kappa).ones_like(kappa)
         if o.update_kappa:  # simplified: A_d is taken as 1
             kappa = self.kappa(anchors.r) if o.update == "exact" else one * self.kappa(one[:1])  # (K,)
-        return kappa, anchor_kl(one, anchors.kappa, anchors.r, kappa, self.d, o.log_normaliser)
+        kl = anchor_kl(one, anchors.kappa, anchors.r, kappa, self.d, o.log_normaliser)
+        return kappa, kl, *self.logits_at(kappa)
 
     def whole(self, classes: Classes) -> tuple[Array, Array, Array]:
         """Return beta (K,), kappa (K,) and mu (K, d) of all classes."""
@@ -145,13 +146,17 @@ class VMF:
         if _is_none(present):
             return none, anchors.kappa, anchors.text
         mu = classes.mu() if callable(classes.mu) else classes.mu
-        kappa = put(self.absent_kappa, present, classes.kappa)
+        if isinstance(present, slice):
+            return classes.beta, classes.kappa, mu
+        kappa = put(self.absent[0], present, classes.kappa)
         return put(none, present, classes.beta), kappa, put(anchors.text, present, mu)
 
     def kl(self, classes: Classes) -> Array:
         """Return KL(V'_k || V_k) of all classes, (K,)."""
         present = classes.scores.present
-        return 0 * self.absent_kl if _is_none(present) else put(self.absent_kl, present, classes.kl)
+        if isinstance(present, slice):
+            return 0 * self.anchors.r if _is_none(present) else classes.kl
+        return put(self.absent[1], present, classes.kl)
 
 
 def _is_none(present: Any) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -15,7 +15,6 @@ from moontide.core.arrays import (
     class_counts,
     class_sums,
     clip,
-    columns,
     device,
     is_torch_array,
     like,
@@ -24,6 +23,7 @@ from moontide.core.arrays import (
     row_norms,
     row_sums,
 )
+from moontide.core.backends import fused
 from moontide.core.ple import EPS
 from moontide.core.simplex import log_softmax, one_hot
 from moontide.core.sums import SAME, Sums
@@ -49,6 +49,17 @@ def number(x: Array) -> Any:
     """
     on_gpu = is_torch_array(x) and (x.device.type != "cpu" or os.environ.get("TRITON_INTERPRET") == "1")
     return x if on_gpu else float(x)
+
+
+def on_host(numbers: Sequence[Any]) -> list[float]:
+    """Return numbers as Python's floats; for those on a GPU, it is waited for once.
+
+    >>> on_host([1, 0.5])
+    [1.0, 0.5]
+    """
+    there = [x for x in numbers if is_torch_array(x)]
+    values = iter(namespace(there[0]).stack([x.double() for x in there]).tolist() if there else ())
+    return [next(values) if is_torch_array(x) else float(x) for x in numbers]
 
 
 def held(x: Any, low: float, high: float) -> Any:
@@ -483,6 +494,10 @@ def calibration(target: float, means_at: Callable[[float], tuple[float, float]])
     2.0
     """
     target = number(target)
+    if is_torch_array(target) and fused(target.float()):
+        from moontide.core.backends import _triton
+
+        return _triton.calibration(target, means_at, COLDEST, WARMEST, NEWTON)
     low, high, power = COLDEST, WARMEST, 1.0 + 0 * target
     for _ in range(NEWTON):
         confidence, rise = means_at(power)
@@ -491,7 +506,7 @@ def calibration(target: float, means_at: Callable[[float], tuple[float, float]])
             break
         low, high = either(gap > 0, power, low), either(gap > 0, high, power)
         step = power * math.e ** held(gap / held(rise, 1e-6, math.inf), -1.0, 1.0)
-        power = either((low < step) & (step < high), step, (low * high) ** 0.5)
+        power = either((low <= step) & (step <= high), step, (low * high) ** 0.5)
     return power
 
 

@@ -156,7 +156,9 @@ class TIDE(OnlineMethod):
         more = {} if cosine is None or backend is tide_plain else {"cosine": cosine}
 
         def together(f: Array, text: Array) -> tuple[Any, ...]:
-            rows = backend.TIDERows(self, f, text, state.logit_scale, graph, half=large, alone=not large, known=labels, **more)
+            rows = backend.TIDERows(
+                self, f, text, state.logit_scale, graph, half=large, alone=not large, known=labels, **more
+            )
             found = solve(
                 self.mixture(text, state.logit_scale, class_prior=shares, negatives=negatives, known=labels), rows.call
             )
@@ -167,8 +169,12 @@ class TIDE(OnlineMethod):
         run = tide_plain.run if given else backend.run
         found = run(together, (self, state.logit_scale), f, text)
         z, y, decided, unknown, steps, changed, beta, alpha, sharpness, *crowd = found
-        details = {name: float(x) for name, x in zip(
-            (*eq.Crowd._fields, "anchor_weight", "sharpness"), (*crowd, alpha, sharpness), strict=True)}  # fmt: skip
+        names, numbers = (
+            (*eq.Crowd._fields, "anchor_weight", "sharpness", "changed"),
+            (*crowd, alpha, sharpness, changed),
+        )
+        details = dict(zip(names, eq.on_host(numbers), strict=True))
+        changed = details.pop("changed")
         z, y, beta, unknown = map(of, (z, y, beta, unknown))
         decided = None if decided is None else of(decided)
         return Result(z, y, None, (), steps, int(changed) == 0, None, beta, details, unknown, decided)

@@ -189,9 +189,7 @@ class TIDERows(Rows):
             len(gamma) if self.known.mask is None else int(free.sum()), changed, eq.number(moved.sum()), some,
         )  # fmt: skip
 
-    def _cosines(
-        self, at: Any, fixed: eq.Fixed, classes: Assigned, left_out: Array, dots: Array, near: Array
-    ) -> Array:
+    def _cosines(self, at: Any, fixed: eq.Fixed, classes: Assigned, left_out: Array, dots: Array, near: Array) -> Array:
         """Return the cosines of some samples to class means without their share `left_out` (b,) in these, (b, H)."""
         xp, z, labels, trusted = namespace(self.f), self._wide(at), self.labels[at], self.trusted[at]
         mine = columns(z, classes.some) * (left_out * self.gamma[at] * trusted)[:, None]  # (b, H)
