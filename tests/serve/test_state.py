@@ -55,10 +55,10 @@ def same(a, b):
 
 
 @pytest.mark.parametrize("method", usable_methods())
-def test_replay_gives_every_method_the_same_state(sqlite, text, samples, method, monkeypatch):
+def test_replay_gives_every_method_the_same_state(sqlite, text, samples, method, quick, monkeypatch):
     monkeypatch.setattr(module, "CHECKPOINT_RECORDS", 3)
     store = open_store(sqlite, "never")
-    stream = make(store, text, method=method)
+    stream = make(store, text, method=method, options=quick(method))
     for n in (1, 7, 2, 16, 5):
         (answer,) = stream.process([item(samples(n))])
         replayed = again(stream)

@@ -13,10 +13,12 @@ import asyncio
 import contextlib
 import logging
 import math
+import sys
 import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from types import FrameType
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -164,12 +166,12 @@ class PushQueue:
         )
 
     async def _run(self, function: Callable[[], T], batch: list[_Waiting]) -> T:
-        loop = asyncio.get_running_loop()
-        timer = loop.call_later(STEP_SECONDS, self._too_long, batch)
+        work = asyncio.get_running_loop().run_in_executor(self.thread, function)
         try:
-            return await loop.run_in_executor(self.thread, function)
+            if not await in_time(work):
+                self._too_long(batch)
+            return await work
         finally:
-            timer.cancel()
             self.busy = None
 
     def _too_long(self, batch: list[_Waiting]) -> None:
@@ -215,7 +217,7 @@ class PushQueue:
         config, loop = self.stream.config, asyncio.get_running_loop()
         deadline = first.since + config.max_wait_ms / 1000
         while len(self.waiting) < self.before and self.samples < config.max_batch and deadline > loop.time():
-            if self.waiting[0] is not first or not isinstance(self.waiting[-1].work, Item):
+            if self.waiting[0] is not first or not all(isinstance(each.work, Item) for each in self.waiting):
                 break  # a call waits
             await self._more(deadline - loop.time())
         batch: list[_Waiting] = []
@@ -290,6 +292,31 @@ class PushQueue:
         for listener in self.listeners:
             listener.put_nowait(None)
         self.listeners.clear()
+
+
+async def in_time(work: asyncio.Future[Any]) -> bool:
+    """Wait for work on a thread no longer than a step may take; loading and compiling a method has its own time."""
+    left, piece = STEP_SECONDS, min(0.5, STEP_SECONDS)
+    while not (await asyncio.wait((work,), timeout=piece))[0]:
+        left -= 0 if compiling() else piece
+        if left <= 0:
+            return False
+    return True
+
+
+def compiling() -> bool:
+    """Tell whether some thread imports modules or is in Numba's compiler, which has its work once on a machine.
+
+    >>> compiling()
+    False
+    """
+    for frame in sys._current_frames().values():
+        inner: FrameType | None = frame
+        while inner is not None:
+            if str(inner.f_globals.get("__name__")).startswith(("numba.core.", "importlib._bootstrap")):
+                return True
+            inner = inner.f_back
+    return False
 
 
 def known_of(labels: Any) -> list[int | None]:

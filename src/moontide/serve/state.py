@@ -17,6 +17,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 import numpy as np
@@ -122,7 +123,7 @@ class ServedStream:
         return stream
 
     def prepare(self, text: Array, device: str) -> Moment:
-        """Return the moment before the first sample, after a step over one: what a step refuses is refused now."""
+        """Return the moment before the first sample; what a step refuses is refused now."""
         method, config = self.method, self.config
         if method.needs:
             raise MissingInputError(
@@ -136,12 +137,18 @@ class ServedStream:
         try:
             state = self.online.start(Task(text[:1, :], text, config.logit_scale))
             require_size(state, method.name)
-            answers_of(self.online.step(state, text[:1, :])[1])
+            self.try_out(state)
         except ResourceError:
             raise
         except MemoryError as error:
             raise ResourceError(f"{method.name} with these options needs more memory than there is.") from error
         return Moment(state, Tally(np.zeros((2, k), np.int64), 0, None), 0, 0, ())
+
+    def try_out(self, state: State) -> None:
+        """Take two steps over one sample and forget them, so that no push waits for a method that is being compiled."""
+        for _ in range(2):  # arrays of the second state may be of another layout
+            state, result = self.online.step(state, state.text[:1, :])
+            answers_of(result)
 
     def add(self, moment: Moment) -> None:
         """Add the stream to the store, at a moment."""
@@ -156,6 +163,9 @@ class ServedStream:
             moment = self.at(saved, window)
             for record in after:
                 moment = self.replay(moment, record)
+            if not after:
+                with suppress(MoontideError):  # a push will say it
+                    self.try_out(moment.state)
             self.keys = {}
             for row in answered:
                 self.keys |= pushes_in(row)
