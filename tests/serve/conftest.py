@@ -29,7 +29,6 @@ from moontide.serve.server import listen
 from moontide.serve.service import Service
 
 
-
 def load_module(path):
     spec = importlib.util.spec_from_file_location(path.stem, path)
     module = importlib.util.module_from_spec(spec)

@@ -96,8 +96,8 @@ def test_a_push_without_a_finite_answer_fails_alone_and_is_not_counted(app, sqli
     assert whole(client) == before
     # in one micro-batch with a good one
     stream, free = client.service.queues["a"].stream, threading.Event()
-    process, answers = stream.process, {}
-    monkeypatch.setattr(stream, "process", lambda items: [free.wait(10), process(items)][1])
+    advance, answers = stream.advance, {}
+    monkeypatch.setattr(stream, "advance", lambda *given: [free.wait(10), advance(*given)][1])
     threads = [
         threading.Thread(target=lambda name=name, x=x: answers.update({name: push(client, "a", x)}))
         for name, x in (("first", samples(1)), ("good", samples(1)), ("bad", bad), ("well", samples(1)))

@@ -43,7 +43,9 @@ def parse(body: bytes, field: str, others: tuple[str, ...]) -> Parsed:
         return parse_here(body, field, others)
     for mark, most in MOST.items():
         if sum(body.count(mark, start, start + PIECE) for start in range(0, len(body), PIECE)) > most:
-            raise ResourceError(f"The body has over {most} {mark.decode()}, more rows or words than a request may have.")
+            raise ResourceError(
+                f"The body has over {most} {mark.decode()}, more rows or words than a request may have."
+            )
     command = [sys.executable, "-m", "moontide.serve.parsing", field, *others]
     try:
         done = subprocess.run(command, input=body, capture_output=True, timeout=PARSE_SECONDS, check=False)

@@ -259,7 +259,7 @@ class Service:
         stream = name or secrets.token_hex(6)
         if stream in self.queues or stream in self.failed or stream in self.making:
             raise TakenError(f"There is a stream {stream!r} already; choose another name, or delete it first.")
-        self.making[stream] = thread = ThreadPoolExecutor(1, f"stream {stream}")
+        self.making[stream] = thread = ThreadPoolExecutor(2, f"stream {stream}")
         made = False
         try:
             if synonyms is not None and (classes is None or prototypes is not None):
