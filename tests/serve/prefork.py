@@ -44,7 +44,7 @@ def serve(path):
         for output, place in zip(outputs, (1, 2), strict=True):
             os.dup2(output, place)
             os.close(output)
-        sys.stdout, sys.stderr = (open(place, "w", closefd=False) for place in (1, 2))
+        sys.stdout, sys.stderr = (os.fdopen(place, "w", closefd=False) for place in (1, 2))
         arguments, environment = json.loads(asked)
         os.environ.update(environment)
         sys.path[:0] = [folder for folder in environment.get("PYTHONPATH", "").split(os.pathsep) if folder]
@@ -72,10 +72,8 @@ class Forked:
         """Return the exit status, or None."""
         if self.returncode is None:
             self.connection.settimeout(0)
-            try:
+            with contextlib.suppress(BlockingIOError):
                 self.returncode = int(self.connection.recv(100))
-            except BlockingIOError:
-                pass
         return self.returncode
 
     def send_signal(self, number):

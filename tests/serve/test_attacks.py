@@ -19,7 +19,7 @@ from safetensors.numpy import load
 
 from moontide.core import memory
 from moontide.registry import method_type
-from moontide.serve import batching, parsing, push_log, pushes, server, service
+from moontide.serve import batching, parsing, push_log, pushes, server
 from moontide.serve.records import DENSE, flat_map
 from moontide.serve.service import TICK, usable_methods
 from moontide.serve.state import ServedStream
@@ -227,10 +227,9 @@ def large_at(tmp_path_factory, server_of):
 @pytest.mark.parametrize("name", LARGE)
 def test_a_large_body_keeps_nobody_waiting(large_at, name):
     path, body = LARGE[name]
-    with httpx.Client(base_url=large_at, timeout=30) as client:
-        with pulse(client) as took:
-            time.sleep(0.2)
-            answer = client.post(path, content=body[: 2**25], headers={"Content-Type": "application/json"})
+    with httpx.Client(base_url=large_at, timeout=30) as client, pulse(client) as took:
+        time.sleep(0.2)
+        answer = client.post(path, content=body[: 2**25], headers={"Content-Type": "application/json"})
     assert answer.status_code in (400, 413, 422), answer.text
     assert np.quantile(took, 0.98) < 0.1  # the machine of the test may have a hiccup of its own
     assert max(took) < 1

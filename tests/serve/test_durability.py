@@ -9,7 +9,6 @@ import time
 
 import httpx
 import numpy as np
-import pytest
 from safetensors.numpy import load
 
 import moontide
