@@ -34,6 +34,7 @@ from moontide.core.memory import available_bytes, human
 from moontide.errors import FileError, InputError, ResourceError, missing_extra
 from moontide.metrics import IntArray, check_labels
 from moontide.store.disk import reading, temporary_name
+from moontide.store.other import how_to_convert
 from moontide.store.tensors import Tensors
 from moontide.types import Task, class_numbers_of
 
@@ -161,7 +162,9 @@ def read_arrays(path: str | Path, names: Sequence[str] = ARRAYS) -> Arrays:
     readers = dict(zip(FEATURES, kinds, strict=True))
     with reading(path):
         if path.suffix not in readers:
-            raise FileError(f"{path} must be a file of the kind {', '.join(FEATURES)}. Got '{path.suffix}' instead.")
+            raise FileError(
+                f"{path} must be a file of the kind {', '.join(FEATURES)}. Got '{path.suffix}' instead{how_to_convert(path)}."
+            )
         _require_memory(path, path.stat().st_size)
         return readers[path.suffix](path, names)
 
