@@ -71,23 +71,23 @@ def run(
         encoder = encoder or DEFAULT
         data = _encoded(data, dataset, encoder, device, out, VIEWS if "views" in needs else None)
     with progress_bar(suite) as progress:
-        outcome = run_suite(
+        counts = run_suite(
             chosen, data, out, jobs=jobs, progress=progress, device=device, encoder=_if_adapted(chosen, encoder)
         )
-    return _sum_up(outcome, out, chosen.name)
+    return _sum_up(counts, out, chosen.name)
 
 
-def _sum_up(outcome: RunCounts, out: Path, suite: str) -> int:
+def _sum_up(counts: RunCounts, out: Path, suite: str) -> int:
     """Say what was run and print the table; returns the exit status."""
-    for reason in outcome.skipped:
+    for reason in counts.skipped:
         note(f"skipped: {reason}")
-    for reason, count in outcome.failed.items():
+    for reason, count in counts.failed.items():
         note(f"failed {count} times: {reason}")
-    note(f"{outcome.written} runs done and {outcome.found} found in {out}")
-    emit(written=outcome.written, found=outcome.found, skipped=outcome.skipped, failed=outcome.failed, results=out)
-    if outcome.written + outcome.found:
+    note(f"{counts.written} runs done and {counts.found} found in {out}")
+    emit(written=counts.written, found=counts.found, skipped=counts.skipped, failed=counts.failed, results=out)
+    if counts.written + counts.found:
         _print(out, suite)
-    return 1 if outcome.failed or not outcome.written + outcome.found else 0
+    return 1 if counts.failed or not counts.written + counts.found else 0
 
 
 def _encoded(data: Path, dataset: str, encoder: str, device: str, out: Path, views: int | None) -> Path:

@@ -120,8 +120,8 @@ def classify(
         listing = list_images(paths, root, allow_urls=allow_urls, frame_step=frame_step)
         run |= _inputs(given, group_by, listing.images, names.names, paths, root)
         found = _from_images(listing, names, given.names(names.names), prompts, encoder, run)
-    said, more = answers.make(found.task, found.result, names, _none(given, found, paths, root))
-    found = replace(found, answers=said, more=more)
+    answered, more = answers.make(found.task, found.result, names, _none(given, found, paths, root))
+    found = replace(found, answers=answered, more=more)
     _show(found, out, report)
     _sort(found, sort)
     return 1 if strict and found.skipped else 0

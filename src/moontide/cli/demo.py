@@ -50,8 +50,8 @@ def demo(
         print(f"The photographs are encoded by tiny: {TINY}, and much weaker than CLIP.")
     except (MissingExtraError, FileError) as error:
         note(f"{error} The demo goes on without photographs.")
-    few = f"{PRESENT[0]} to {PRESENT[1]} of {CANDIDATES} classes there"
-    title = f"Simulated features like CLIP's (no photographs), batches of {BATCH}, {few}"
+    present = f"{PRESENT[0]} to {PRESENT[1]} of {CANDIDATES} classes there"
+    title = f"Simulated features like CLIP's (no photographs), batches of {BATCH}, {present}"
     parts[title] = simulated_batches(batches)
     for name, tasks in parts.items():
         _print(name, tasks)

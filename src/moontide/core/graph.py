@@ -55,14 +55,14 @@ class Graph:
         """Return the map z -> W z, or z -> W z + W' z where `symmetric`, for z of shape (N, K)."""
         n, m = self.neighbours.shape
         xp = namespace(self.neighbours)
-        rows = xp.repeat(xp.arange(n, device=device(self.neighbours)), m)  # (N m,)
-        cols = xp.reshape(self.neighbours, (-1,))
+        each = xp.arange(n + 1, device=device(self.neighbours))
+        rows, cols = xp.repeat(each[:-1], m), xp.reshape(self.neighbours, (-1,))  # (N m,)
         weight = xp.reshape(self.weights, (-1,))
         if symmetric:
             rows, cols, weight = xp.concat([rows, cols]), xp.concat([cols, rows]), xp.concat([weight, weight])
-            order = xp.argsort(rows, stable=True)
+            order = xp.argsort(xp.astype(rows, xp.int16 if n < 2**15 else xp.int32), stable=True)  # sorted by digits
             rows, cols, weight = rows[order], cols[order], weight[order]
-        pointer = xp.searchsorted(rows, xp.arange(n + 1, device=device(self.neighbours)))  # (N + 1,)
+        pointer = xp.searchsorted(rows, each)  # (N + 1,)
         return Affinity(pointer, cols, weight, symmetric=symmetric)
 
 

@@ -87,8 +87,8 @@ def embed_classes(
     rows = encoder.encode_text([prompt for one in prompts for prompt in one])  # (sum of prompts, d)
     own = np.split(rows, np.cumsum([len(one) for one in prompts])[:-1])
     text: FloatArray = unit_rows(np.stack([one.mean(axis=0) for one in own]), "classes")
-    spoken = [classes.phrases(name)[0] for name in names]
-    return EmbeddedClasses(names, text, templates, [*_doubts(names, text), *classes.doubts(), *encoder.doubts(spoken)])
+    phrases = [classes.phrases(name)[0] for name in names]
+    return EmbeddedClasses(names, text, templates, [*_doubts(names, text), *classes.doubts(), *encoder.doubts(phrases)])
 
 
 def find_templates(given: Sequence[str]) -> tuple[str, ...]:

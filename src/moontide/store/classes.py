@@ -84,8 +84,8 @@ class ClassList:
         strange = [name for name in more if name not in self.names]
         if strange:
             raise InputError(f"'synonyms' must be of classes, and {shorten(strange[0], 60)!r} is none of them.")
-        told = {name: _told_apart(name, texts) for name, texts in more.items()}
-        return replace(self, **_some(*({name: two[i] for name, two in told.items()} for i in (0, 1))))
+        kinds = {name: _kinds_of_text(name, texts) for name, texts in more.items()}
+        return replace(self, **_some(*({name: two[i] for name, two in kinds.items()} for i in (0, 1))))
 
     def phrases(self, name: str) -> list[str]:
         """Return what takes the place of the name of a class in templates: the name, then its synonyms."""
@@ -230,10 +230,10 @@ def _more(path: Path, name: str, value: Any) -> tuple[list[str], list[str]]:
         if not keys.keys() <= {*SYNONYMS, *DESCRIPTIONS}:
             raise FileError(f"{path} must have 'synonyms' and 'descriptions' for {name!r}. Got {listed(keys)} instead.")
         return _texts(path, name, keys, SYNONYMS), _texts(path, name, keys, DESCRIPTIONS)
-    return _told_apart(name, _texts(path, name, {SYNONYMS[0]: value}, SYNONYMS))
+    return _kinds_of_text(name, _texts(path, name, {SYNONYMS[0]: value}, SYNONYMS))
 
 
-def _told_apart(name: str, texts: Sequence[str]) -> tuple[list[str], list[str]]:
+def _kinds_of_text(name: str, texts: Sequence[str]) -> tuple[list[str], list[str]]:
     """Return what are synonyms of a name, and what are descriptions."""
     sentences = [one for one in texts if len(one.split()) >= SENTENCE]
     return [one for one in texts if one not in sentences and one != name], sentences
