@@ -16,8 +16,10 @@ a push, and in a soak the time of a request that does nothing, asked for all the
 
 import argparse
 import contextlib
+import heapq
 import json
 import os
+import selectors
 import socket
 import subprocess
 import sys
@@ -67,7 +69,10 @@ def main():
     parser.add_argument("--seconds", type=float, default=5, help="of a row of throughput")
     parser.add_argument("--soak", type=float, help="seconds to watch memory and latency, with 4 clients")
     parser.add_argument("--threads", type=int, default=1, help="of linear algebra in the server; 0: one a core")
+    parser.add_argument("--pin", action="store_true", help="the server on the first core, the clients on the second")
     arguments = parser.parse_args()
+    if arguments.pin:
+        os.sched_setaffinity(0, {1})
     if arguments.clients or arguments.soak:
         return throughput(arguments)
     print(f"{arguments.method}, {DIM}-d, {arguments.pushes} pushes a row, one client, times in ms\n")
@@ -81,6 +86,12 @@ def main():
                 for batch in arguments.batch:
                     cells = row(arguments.method, k, batch, arguments.pushes, port, fsync, Path(folder))
                     print(f"| {fsync} | {k} | {batch} | {' | '.join(cells)} |", flush=True)
+
+
+def pin(process):
+    """Keep all threads of a process on the first core."""
+    for task in os.listdir(f"/proc/{process}/task"):
+        os.sched_setaffinity(int(task), {0})
 
 
 @contextlib.contextmanager
@@ -121,6 +132,8 @@ def throughput(arguments):
                     tempfile.TemporaryDirectory(dir=arguments.data) as folder,
                     serving(folder, fsync, arguments.threads) as (port, server),
                 ):
+                    if arguments.pin:
+                        pin(server.pid)
                     load = Load(arguments.method, k, batch, port, server.pid, arguments.streams)
                     load.run(2, 1, 1.0 if not arguments.soak else 20.0)  # warms up
                     if arguments.soak:
@@ -136,7 +149,7 @@ def throughput(arguments):
 
 
 class Load:
-    """Clients in threads that push to the streams of a server, one push after the other."""
+    """Clients that push to the streams of a server, each one push after the other."""
 
     def __init__(self, name, k, batch, port, process, streams):
         data = simulate(batch, k, effective_classes=min(10, batch), seed=0)
@@ -151,39 +164,21 @@ class Load:
 
     def run(self, clients, patience, seconds):
         """Push for some seconds; `patience`: when to come again after a refusal. Returns cells of the table."""
-        took, refused, written, spent_before = [], [], self.written(), self.cpu_seconds()
-        begin = time.perf_counter() + 0.2
-        stop = begin + seconds
-        threads = [
-            threading.Thread(target=self.work, args=(self.paths[i % len(self.paths)], patience, stop, took, refused))
-            for i in range(clients)
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        spent = time.perf_counter() - begin + 0.2
+        head = "POST {} HTTP/1.1\r\nHost: localhost\r\n{}Content-Length: {}\r\n\r\n"
+        requests = [head.format(path, self.headers, len(self.body)).encode() + self.body for path in self.paths]
+        swarm = [Pusher(self.port, requests[i % len(requests)], patience) for i in range(clients)]
+        written, spent_before = self.written(), self.cpu_seconds()
+        begin = time.perf_counter()
+        drive(swarm, begin + seconds)
+        took = [each for pusher in swarm for each in pusher.took]
+        refused = sum(pusher.refused for pusher in swarm)
         if not took:
             sys.exit("No push was answered; is the machine busy, or is the method being compiled?")
-        rate = len(took) / spent
-        cells = [1000 * np.median(took), 1000 * np.quantile(took, 0.99), rate, rate * self.batch, len(refused) / spent]
+        rate = len(took) / seconds
+        cells = [1000 * np.median(took), 1000 * np.quantile(took, 0.99), rate, rate * self.batch, refused / seconds]
         kept = (self.written() - written) / 1024 / len(took)
         cpu = 1000 * (self.cpu_seconds() - spent_before) / len(took)
         return [*(f"{value:.1f}" for value in cells), f"{kept:.1f}", f"{cpu:.2f}"]
-
-    def work(self, path, patience, stop, took, refused):
-        with Client(self.port) as client:
-            while (start := time.perf_counter()) < stop:
-                try:
-                    status = client.ask("POST", path, self.body, self.headers, refusals=True)
-                except (ConnectionError, IndexError):  # closed: connect again
-                    client.__init__(self.port)
-                    status = None
-                if status is None:
-                    refused.append(start)
-                    time.sleep(patience)
-                else:
-                    took.append(time.perf_counter() - start)
 
     def written(self):
         """Return the bytes that the server has written to files."""
@@ -267,6 +262,83 @@ def row(name, k, batch, pushes, port, fsync, folder):
     times = (np.median(alone), np.median(pushed), np.quantile(pushed, 0.99), np.median(pushed) - np.median(alone))
     sync = f"{np.median(synced):.2f}" if synced else "-"
     return [*(f"{value:.2f}" for value in times), f"{rate:.0f}", f"{rate * batch:.0f}", sync]
+
+
+class Pusher:
+    """A client of many in one thread: sends its push, reads the answer, and comes again, later where it is refused."""
+
+    def __init__(self, port, request, patience):
+        self.port, self.request, self.patience = port, memoryview(request), patience
+        self.took, self.refused, self.socket = [], 0, None
+
+    def begin(self, selector):
+        """Send the push, over a new connection where there is none."""
+        self.start, self.sent, self.received = time.perf_counter(), 0, b""
+        if self.socket is None:
+            self.socket = socket.socket()
+            self.socket.setblocking(False)
+            self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self.socket.connect_ex(("127.0.0.1", self.port))
+            selector.register(self.socket, selectors.EVENT_READ | selectors.EVENT_WRITE, self)
+        else:
+            selector.modify(self.socket, selectors.EVENT_READ | selectors.EVENT_WRITE, self)
+
+    def go_on(self, events, selector):
+        """Send and read what can be; returns when to come again, or None."""
+        try:
+            if events & selectors.EVENT_WRITE:
+                self.sent += self.socket.send(self.request[self.sent :])
+                if self.sent == len(self.request):
+                    selector.modify(self.socket, selectors.EVENT_READ, self)
+            if events & selectors.EVENT_READ:
+                some = self.socket.recv(1 << 16)
+                if not some:
+                    raise ConnectionError("closed")
+                self.received += some
+        except BlockingIOError:
+            return None
+        except ConnectionError:  # closed: connect again
+            self.close(selector)
+            self.refused += 1
+            return time.perf_counter() + self.patience
+        head, end, body = self.received.partition(b"\r\n\r\n")
+        if not end:
+            return None
+        head = head.lower()
+        length = int(head.partition(b"content-length: ")[2].partition(b"\r\n")[0] or 0)
+        if len(body) < length:
+            return None
+        status, now = head.split(b" ", 2)[1], time.perf_counter()
+        if b"connection: close" in head or self.sent < len(self.request):
+            self.close(selector)
+        if status in (b"429", b"503"):
+            self.refused += 1
+            return now + self.patience
+        if status != b"200":
+            sys.exit(self.received.decode())
+        self.took.append(now - self.start)
+        return now
+
+    def close(self, selector):
+        if self.socket is not None:
+            selector.unregister(self.socket)
+            self.socket.close()
+            self.socket = None
+
+
+def drive(swarm, stop):
+    """Let clients push until some time; what is then on its way does not count."""
+    with selectors.DefaultSelector() as selector:
+        later, number = [(0.0, i) for i in range(len(swarm))], {id(pusher): i for i, pusher in enumerate(swarm)}
+        while (now := time.perf_counter()) < stop:
+            while later and later[0][0] <= now:
+                swarm[heapq.heappop(later)[1]].begin(selector)
+            for key, events in selector.select(min(0.1, max(0.0, later[0][0] - now)) if later else 0.1):
+                when = key.data.go_on(events, selector)
+                if when is not None:
+                    heapq.heappush(later, (when, number[id(key.data)]))
+        for pusher in swarm:
+            pusher.close(selector)
 
 
 class Client:

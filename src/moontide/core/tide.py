@@ -26,12 +26,13 @@ from moontide.core.arrays import (
 from moontide.core.backends import fused
 from moontide.core.ple import EPS
 from moontide.core.simplex import log_softmax, one_hot
-from moontide.core.sums import LARGER, SAME, Sums
+from moontide.core.sums import SAME, Sums
 
 ALL = slice(None)
 OUTLASTS = 3.0  # what is left of an excess without the bias of the text is one part in so many or more, if it is real
 DOUBTED = 0.25  # what counts of an excess of which nothing is left
 LARGEST = 1e3  # of the pseudo-count: at 1000 the prior is flat for any batch
+STILL = 1e-4  # assignments that move by less no longer change
 NEWTON = 12  # steps of Newton's method for the calibration
 COLDEST, WARMEST = 0.02, 5.0  # powers that the assignments are raised to
 TRUSTS = (1.0, 0.7, 0.5, 0.35, 0.25, 0.18)  # weights of the text, tried on known labels
@@ -505,7 +506,7 @@ def calibration(target: float, means_at: Callable[[float], tuple[float, float]])
             break
         low, high = either(gap > 0, power, low), either(gap > 0, high, power)
         step = power * math.e ** held(gap / held(rise, 1e-6, math.inf), -1.0, 1.0)
-        power = either((low < step) & (step < high), step, (low * high) ** 0.5)
+        power = either((low <= step) & (step <= high), step, (low * high) ** 0.5)
     return power
 
 
@@ -632,7 +633,7 @@ class Assigned(Sums):
     right: float  # sum of the zero-shot probability of the label over the samples whose label is not known
     free: int  # their number
     changed: int  # labels that differ from the z before
-    moved: float = field(metadata=LARGER)  # largest difference to the z before
+    moved: float  # how many z_ik differ from those before by STILL or more
     some: Any = field(default_factory=lambda: ALL, metadata=SAME)  # (H,) class numbers; a slice: all
 
     def like(self, ref: Array) -> Assigned:

@@ -44,7 +44,6 @@ from moontide.protocols import GivenState, OnlineMethod, Plan, State, copy_array
 from moontide.types import Result, Task
 
 SAME_SAMPLE = 1e-6  # how far features may differ and still be those of one sample
-STILL = 1e-4  # assignments that move by less no longer change
 
 
 @dataclass(frozen=True)
@@ -247,7 +246,7 @@ class TIDEMixture:
     def still(self, step: Assigned) -> bool:
         """Tell whether no label changed and no assignment moved by much, after the first E-step."""
         before, self.started = self.started, True
-        return before and step.moved < STILL and step.changed == 0
+        return before and step.moved == 0 and step.changed == 0
 
     def update(self, classes: Assigned, step: Assigned) -> Assigned:
         """Eq. 8: the classes with labels, from the sums of their samples and of labelled samples of the past."""

@@ -43,6 +43,7 @@ L0, L1, L2, L3, L4, L5, L6, L7 = polynomial(  # log(1 + r) = r - r^2 / 2 + r^3 (
     lambda r: (np.log1p(r) - r + r**2 / 2) / r**3, 7, math.sqrt(0.5) - 1, math.sqrt(2) - 1
 )
 ROOT_HALF = np.int32(0x3F3504F3)  # the bits of the root of 1/2
+MAGNITUDE = np.int32(0x7FFFFFFF)  # all bits but the sign
 
 
 class Compiling(event.Listener):
@@ -96,6 +97,27 @@ def exp(x: Any) -> Any:
     return value if x > LOWEST else ZERO
 
 
+@intrinsic
+def bits_of_float(typing: Any, value: Any) -> Any:
+    """Read the 32 bits of a float as an integer."""
+
+    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.bitcast(arguments[0], context.get_value_type(types.int32))
+
+    return types.int32(types.float32), code
+
+
+@njit(inline="always")
+def log(x: Any) -> Any:
+    """log(x) of a positive normal number: n log 2 + log(1 + r), 1 + r between the roots of 1/2 and 2; vectorised."""
+    bits = bits_of_float(x)
+    whole = (bits - ROOT_HALF) >> np.int32(23)
+    r = float_of_bits(np.int32(bits - (whole << np.int32(23)))) - ONE
+    q = ((((((L7 * r + L6) * r + L5) * r + L4) * r + L3) * r + L2) * r + L1) * r + L0
+    n = np.float32(whole)
+    return n * LOG2_HIGH + (n * LOG2_LOW + q * r * r * r - np.float32(0.5) * r * r + r)
+
+
 shrinkage, entropy_weight = loops(formulas.shrinkage), loops(formulas.entropy_weight)
 banerjee, log_c, anchor_kl = map(loops, (formulas.banerjee, formulas.log_c, formulas.anchor_kl))
 
@@ -136,16 +158,14 @@ def gather(i: Any, pointer: Any, neighbour: Any, weight: Any, z: Any, votes: Any
 
 @loops
 def largest(a: Any) -> Any:
-    """Return the largest number, found in eight parts at once: of itself the compiler makes that a chain."""
-    t0 = t1 = t2 = t3 = t4 = t5 = t6 = t7 = a[0]
-    whole = a.shape[0] - a.shape[0] % 8
-    for c in range(0, whole, 8):
-        t0, t1, t2, t3 = max(t0, a[c]), max(t1, a[c + 1]), max(t2, a[c + 2]), max(t3, a[c + 3])
-        t4, t5, t6, t7 = max(t4, a[c + 4]), max(t5, a[c + 5]), max(t6, a[c + 6]), max(t7, a[c + 7])
-    top = max(max(max(t0, t1), max(t2, t3)), max(max(t4, t5), max(t6, t7)))
-    for c in range(whole, a.shape[0]):
-        top = max(top, a[c])
-    return top
+    """Return the largest number, by integers that sort like the bits of floats: their maximum is vectorised."""
+    top = np.int32(-(2**31))
+    for c in range(a.shape[0]):
+        bits = bits_of_float(a[c])
+        key = np.int32(bits ^ ((bits >> np.int32(31)) & MAGNITUDE))
+        if key > top:
+            top = key
+    return float_of_bits(np.int32(top ^ ((top >> np.int32(31)) & MAGNITUDE)))
 
 
 @loops
@@ -434,27 +454,6 @@ def laplacian(pointer: Any, neighbour: Any, weight: Any, z: Any) -> Any:
     return found
 
 
-@intrinsic
-def bits_of_float(typing: Any, value: Any) -> Any:
-    """Read the 32 bits of a float as an integer."""
-
-    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.bitcast(arguments[0], context.get_value_type(types.int32))
-
-    return types.int32(types.float32), code
-
-
-@njit(inline="always")
-def log(x: Any) -> Any:
-    """log(x) of a positive normal number: n log 2 + log(1 + r), 1 + r between the roots of 1/2 and 2; vectorised."""
-    bits = bits_of_float(x)
-    whole = (bits - ROOT_HALF) >> np.int32(23)
-    r = float_of_bits(np.int32(bits - (whole << np.int32(23)))) - ONE
-    q = ((((((L7 * r + L6) * r + L5) * r + L4) * r + L3) * r + L2) * r + L1) * r + L0
-    n = np.float32(whole)
-    return n * LOG2_HIGH + (n * LOG2_LOW + q * r * r * r - np.float32(0.5) * r * r + r)
-
-
 @loops
 def row_products(x: Any, text: Any) -> Any:
     """Return x_i . t_k, (N, K), each the same whatever the other rows are, as a product of matrices does not have it."""
@@ -572,47 +571,6 @@ def tide_keep(start: Any, stop: Any, cosine: Any, scale: Any, evidence: Any, y: 
 
 
 @loops
-def tide_split(base: Any, at_anchor: Any, z: Any, present: Any, gone: Any, near: Any, cosines: Any, kept: Any,
-               top: Any, shares: Any, logs: Any) -> None:  # fmt: skip
-    """Copy the `present` columns; of the others, `top` is the largest of a row of `base`, and exp(base - top) is kept.
-
-    `logs` are those times base - top.
-    """
-    width = gone.shape[0]
-    a = padded(width, LOWEST - BIAS)
-    for i in range(z.shape[0]):
-        row = base[i]
-        for l in range(present.shape[0]):
-            c = present[l]
-            near[i, l], cosines[i, l], kept[i, l] = row[c], at_anchor[i, c], z[i, c]
-        for r in range(width):
-            a[r] = row[gone[r]]
-        most = largest(a[:width])
-        top[i] = most
-        for r in range(width):
-            a[r] -= most
-            shares[i, r] = exp(a[r])
-            logs[i, r] = shares[i, r] * a[r]
-
-
-@loops
-def tide_join(z: Any, present: Any, gone: Any, top: Any, shares: Any, pull: Any, log_sum: Any, full: Any) -> None:
-    """Put columns together again: those of z, and shares pull exp(top - log_sum); the rows then sum to 1."""
-    for i in range(z.shape[0]):
-        row, total, scale = full[i], ZERO, np.exp(top[i] - log_sum[i])
-        for l in range(present.shape[0]):
-            row[present[l]] = z[i, l]
-            total += z[i, l]
-        for r in range(gone.shape[0]):
-            value = shares[i, r] * pull[r] * scale
-            row[gone[r]] = value
-            total += value
-        by = ONE / total
-        for c in range(full.shape[1]):
-            row[c] *= by
-
-
-@loops
 def tide_weights(z: Any, gamma: Any, at_anchor: Any, among: Any) -> Any:
     """Eq. 8 of TIDE: gamma_i z_ik and the cosines to the anchors of the classes `among`, (N, H), and their sums.
 
@@ -634,35 +592,26 @@ def tide_weights(z: Any, gamma: Any, at_anchor: Any, among: Any) -> Any:
 @loops
 def tide_step(start: Any, stop: Any, base: Any, y: Any, counts: Any, prior: Any, smoothing: Any, left_out: Any,
               vote_weight: Any, sharpness: Any, alpha: Any, pointer: Any, neighbour: Any, weight: Any, z: Any, new: Any,
-              some: Any, among: Any, hard: Any, own: Any, cosine: Any, soft: Any, along: Any, dots: Any, squares: Any,
-              present: Any, gone: Any, top: Any, shares: Any, logs: Any, before: Any, labels: Any, gamma: Any,
-              log_sum: Any, moved: Any, log_k: Any) -> Any:  # fmt: skip
+              some: Any, hard: Any, own: Any, cosine: Any, soft: Any, along: Any, dots: Any, squares: Any, before: Any,
+              labels: Any, gamma: Any, log_k: Any, still: Any) -> Any:  # fmt: skip
     """Eq. 11 of TIDE, of rows from `start` to `stop`: `class_pull`, `cosine_to_means` and `assign` in one pass.
 
-    `prior` (K,) are log shares where these are known, else empty. `some` (H,) are the classes with labels, `among` their
-    columns, and `hard` to `squares` what `cosine_to_means` needs of them. The arrays have the columns `present`; `top`,
-    `shares` and `logs` are of the classes `gone`. Returns sum_i z_i and the numbers of labels, (K,) each, the sum of the
-    zero-shot probabilities of the labels, and how many labels changed.
+    `prior` (K,) are log shares where these are known, else empty. `some` (H,) are the classes with labels, and `hard` to
+    `squares` what `cosine_to_means` needs of them. Returns sum_i z_i and the numbers of labels, (K,) each, the sum of
+    the zero-shot probabilities of the labels, how many labels changed and how many z_ik moved by `still` or more.
     """
-    k, width, away = z.shape[1], among.shape[0], gone.shape[0]
+    k, width, free, right, changed, moved = z.shape[1], some.shape[0], prior.shape[0] == 0, 0.0, 0, 0.0
     votes, a, q = padded(k, ZERO), padded(k, LOWEST - BIAS), padded(k, ZERO)
-    more, beta, place = padded(width, ZERO), padded(width, ZERO), np.empty(y.shape[1], np.int64)
-    at_present, pull = np.empty(k, np.float32), np.empty(away, np.float32)
-    total, total_away = np.zeros(k, np.float32), np.zeros(away, np.float32)
-    numbers, right, changed, free = np.zeros(y.shape[1], np.float32), 0.0, 0, prior.shape[0] == 0
+    more, beta, place = padded(width, ZERO), padded(width, ZERO), np.empty(k, np.int64)
+    total, numbers = np.zeros(k, np.float32), np.zeros(k, np.float32)
     for h in range(width):
         beta[h], place[some[h]] = hard[h] / (hard[h] + alpha), h
-    for c in range(k):
-        at_present[c] = counts[present[c]]
-    for r in range(away):
-        pull[r] = counts[gone[r]] + smoothing
-    log_pull = np.log(pull)
     for i in range(start, stop):
         near, p, old = base[i], new[i], z[i]
         gather(i, pointer, neighbour, weight, z, votes[:k])
         if free:
             for c in range(k):
-                a[c] = near[c] + vote_weight * votes[c] + log(max(at_present[c] - left_out * old[c], ZERO) + smoothing)
+                a[c] = near[c] + vote_weight * votes[c] + log(max(counts[c] - left_out * old[c], ZERO) + smoothing)
         else:
             for c in range(k):
                 a[c] = near[c] + vote_weight * votes[c] + prior[c]
@@ -674,42 +623,25 @@ def tide_step(start: Any, stop: Any, base: Any, y: Any, counts: Any, prior: Any,
             less = max(hard[h] - left_out, ZERO)
             more[h] = nearer(less / (less + alpha), left_out * mine[h], dot[h], at[h], squares[h], along[h], soft[h])
             for h in range(width):
-                a[among[h]] += sharpness * more[h]
-        most, norm, inner = largest(a[:k]), ZERO, ZERO
-        label, highest = present[first_at(a[:k], most)], most
-        if away:
-            e, e_log, part, part_log = shares[i], logs[i], ZERO, ZERO
-            for r in range(away):
-                part += e[r] * pull[r]
-                part_log += e_log[r] * pull[r] + e[r] * pull[r] * log_pull[r]
-            highest = max(most, top[i] + np.log(part))
-            norm = part * np.exp(top[i] - highest)
-            inner = norm * (part_log / part + top[i] - highest)
-        for c in range(k):
-            a[c] -= highest
+                a[some[h]] += sharpness * more[h]
+        top, norm, inner = largest(a[:k]), ZERO, ZERO
+        label = first_at(a[:k], top)
         for c in range(a.shape[0]):
-            q[c] = exp(a[c])
+            q[c] = exp(a[c] - top)
             norm += q[c]
-            inner += q[c] * a[c]
-        by = ONE / norm
+            inner += q[c] * (a[c] - top)
+        by, far = ONE / norm, ZERO
         for c in range(k):
             p[c] = q[c] * by
-            votes[c] = abs(p[c] - old[c])
+            far += ONE if abs(p[c] - old[c]) >= still else ZERO
         for c in range(k):
             total[c] += p[c]
-        log_norm = np.log(norm)
-        labels[i], gamma[i], log_sum[i] = label, weight_of(log_norm - inner * by, log_k), highest + log_norm
-        moved[i] = largest(votes[:k])
+        labels[i], gamma[i] = label, weight_of(np.log(norm) - inner * by, log_k)
+        moved += far
         numbers[label] += ONE
         right += y[i, label]
         changed += label != before[i]
-        if away:
-            scale = np.exp(top[i] - log_sum[i])
-            for r in range(away):
-                total_away[r] += scale * e[r] * pull[r]
-    sums = np.empty(y.shape[1], np.float32)
-    sums[present], sums[gone] = total, total_away
-    return sums, numbers, right, changed
+    return total, numbers, right, changed, moved
 
 
 @njit(inline="always")

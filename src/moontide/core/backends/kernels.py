@@ -24,7 +24,7 @@ LARGEST = 2**25  # N x K above which launches no longer matter
 KEPT = 4  # captured shapes
 PLAIN = "plain"  # a shape whose run cannot be captured
 ALL = slice(None)
-PAD = 8  # columns beyond the features, so that rows begin at multiples of 16 bytes
+PAD = 16  # columns beyond the features, so that rows begin at multiples of 32 bytes
 
 _plans: OrderedDict[Any, Any] = OrderedDict()
 _guard = threading.RLock()

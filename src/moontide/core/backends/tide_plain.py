@@ -172,7 +172,7 @@ class TIDERows(Rows):
                 p = xp.where(self.known.mask[at], self.known.hot[at], p)
             own = xp.argmax(p, axis=1)
             self.new[at] = self._narrow(p)
-            return own, entropy, xp.take_along_axis(y[here], own[:, None], axis=1)[:, 0], xp.max(xp.abs(p - z), axis=1)
+            return own, entropy, xp.take_along_axis(y[here], own[:, None], axis=1)[:, 0], xp.sum(xp.abs(p - z) >= eq.STILL, axis=1)
 
         own, entropy, right, moved = self._in_parts(part, rows)
         free, changed = self.free[rows], int((own != self.labels[rows]).sum())
@@ -186,7 +186,7 @@ class TIDERows(Rows):
         return Assigned(
             *weighted_sums(columns(z, some), gamma * trusted, f), hard[some], z.sum(0),
             like(class_counts(own, k), gamma), _total(right * free),
-            len(gamma) if self.known.mask is None else int(free.sum()), changed, eq.number(xp.max(moved)), some,
+            len(gamma) if self.known.mask is None else int(free.sum()), changed, eq.number(moved.sum()), some,
         )  # fmt: skip
 
     def _cosines(self, at: Any, fixed: eq.Fixed, classes: Assigned, left_out: Array, dots: Array, near: Array) -> Array:
