@@ -67,12 +67,7 @@ def coarse_centres(features: Floats, count: int, rng: np.random.Generator) -> Fl
 
 
 def nearest_lists(features: Floats, centres: Floats, count: int) -> Ints:
-    """Return the numbers of the `count` centres nearest to each row, nearest first, (N, P).
-
-    >>> nearest_lists(np.eye(2), np.eye(2), 1)
-    array([[0],
-           [1]])
-    """
+    """Return the numbers of the `count` centres nearest to each row, nearest first, (N, P)."""
     out = np.empty((len(features), count), np.int64)
     for start in range(0, len(features), BLOCK_ROWS):
         near = features[start : start + BLOCK_ROWS] @ centres.T  # (b, C)
@@ -81,11 +76,7 @@ def nearest_lists(features: Floats, centres: Floats, count: int) -> Ints:
 
 
 def nearest_cosines(rows: Floats, features: Array, count: int) -> Floats:
-    """Return the `count` largest cosines of unit rows (s, d) to `features` (N, d), largest first; -inf: no more.
-
-    >>> nearest_cosines(np.eye(3)[:1], np.eye(3), 2)
-    array([[1., 0.]])
-    """
+    """Return the `count` largest cosines of unit rows (s, d) to `features` (N, d), largest first; -inf: no more."""
     best, asked = np.full((len(rows), count), -np.inf, rows.dtype), like(rows, features)
     for start in range(0, len(features), BLOCK_ROWS):
         near = to_numpy(asked @ features[start : start + BLOCK_ROWS].T)  # (s, b)

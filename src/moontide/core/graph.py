@@ -133,12 +133,6 @@ def nearest_neighbours(features: Array, m: int, precision: str = "full") -> Grap
 
     Exactly up to `EXACT_ROWS` rows; above, on a CPU, by an inverted file whose recall is in the graph. On a GPU,
     `precision` "tf32" or "half" uses the tensor cores (products rounded to 10 bits, sums in float32).
-
-    >>> f = np.asarray([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0]])
-    >>> nearest_neighbours(f, 1).neighbours
-    array([[1],
-           [0],
-           [1]])
     """
     xp = namespace(features)
     n = features.shape[0]

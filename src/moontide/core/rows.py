@@ -68,12 +68,7 @@ class Nearest(Sums):
 
 
 def draw(shard: int, n: int, share: float) -> NDArray[np.int64]:
-    """Draw a share of the n rows of a shard, at least one: the keys (shard, row), (s, 2).
-
-    >>> draw(7, 4, 0.5)
-    array([[7, 0],
-           [7, 2]])
-    """
+    """Draw a share of the n rows of a shard, at least one: the keys (shard, row), (s, 2)."""
     rng = np.random.default_rng([SEED, shard])
     at = np.sort(rng.choice(n, max(1, min(n, round(share * n))), replace=False))
     return np.stack([np.full_like(at, shard), at], axis=1)

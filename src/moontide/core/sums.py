@@ -57,11 +57,7 @@ def _double(x: Any, metadata: Mapping[str, Any]) -> Any:
 
 
 def unpack(arrays: Mapping[str, NDArray[Any]]) -> Any:
-    """Make the object again from its arrays, among which others may be.
-
-    >>> unpack({"z": np.zeros(2), **Counted(1).pack()})
-    Counted(n=1)
-    """
+    """Make the object again from its arrays, among which others may be."""
     mine = {name.partition("."): x for name, x in arrays.items() if "." in name}
     kind = next(iter(mine))[0]
     values = {field: x.item() if x.ndim == 0 else x for (_, _, field), x in mine.items()}

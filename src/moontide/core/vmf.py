@@ -72,14 +72,7 @@ def _coefficients() -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
 
 
 def bessel(d: int, x: Array) -> Bessel:
-    """Return the Bessel function of order d/2 - 1 and the ratio A_d at `x` (float64, >= 0, any shape).
-
-    >>> i, x = bessel(3, np.asarray(2.0)), 2.0  # I_{1/2}(x) = sqrt(2 / (pi x)) sinh(x), A_3(x) = coth(x) - 1/x
-    >>> math.isclose(i.log_i + x + math.log(x) / 2, math.log(math.sqrt(2 / (math.pi * x)) * math.sinh(x)))
-    True
-    >>> math.isclose(i.a_by_x * x, 1 / math.tanh(x) - 1 / x) and math.isclose(1 - i.a_by_x * x, i.one_minus_a)
-    True
-    """
+    """Return the Bessel function of order d/2 - 1 and the ratio A_d at `x` (float64, >= 0, any shape)."""
     xp = namespace(x)
     nu = d / 2 - 1
     raised = max(0, math.ceil(_ORDER - nu))  # M
@@ -109,11 +102,7 @@ def widen(x: Any) -> tuple[ModuleType, Array, Any]:
 
 
 def bessel_ratio(d: int, kappa: Any) -> Array:
-    """A_d(kappa) = I_{d/2}(kappa) / I_{d/2-1}(kappa), the mean resultant length of a vMF distribution.
-
-    >>> bessel_ratio(512, np.asarray([0.0, 150.0, 500.0])).round(4)
-    array([0.    , 0.2715, 0.6117])
-    """
+    """A_d(kappa) = I_{d/2}(kappa) / I_{d/2-1}(kappa), the mean resultant length of a vMF distribution."""
     xp, x, dtype = widen(kappa)
     _, a_by_x, one_minus_a = bessel(d, x)
     a = x * a_by_x
@@ -125,9 +114,6 @@ def inverse_bessel_ratio(d: int, r: Any) -> Array:
 
     The answer for the float64 number `r` has a relative error below 1e-12. But near r = 1 the rounding of `r` itself
     moves kappa, by up to 1.1e-16 kappa / (d - 1) of it: kappa -> A_d -> kappa holds to 1e-9 for kappa < 9e6 (d - 1).
-
-    >>> inverse_bessel_ratio(512, bessel_ratio(512, np.asarray([0.0, 15.0, 150.0]))).round(9)
-    array([  0.,  15., 150.])
     """
     xp, r, dtype = widen(r)
     x = formulas.banerjee(d, r)
@@ -143,11 +129,7 @@ def inverse_bessel_ratio(d: int, r: Any) -> Array:
 
 
 def log_normaliser(d: int, kappa: Any) -> Array:
-    """Log C_d(kappa) = nu log kappa - d/2 log(2 pi) - log I_nu(kappa), nu = d/2 - 1; at 0, minus log the sphere's area.
-
-    >>> np.exp(-log_normaliser(3, np.asarray([0.0, 1.0]))) / math.pi  # 4 and 4 sinh(1)
-    array([4.        , 4.70080477])
-    """
+    """Log C_d(kappa) = nu log kappa - d/2 log(2 pi) - log I_nu(kappa), nu = d/2 - 1; at 0, minus log the area."""
     xp, x, dtype = widen(kappa)
     return xp.astype(-(bessel(d, x).log_i + x + d / 2 * math.log(2 * math.pi)), dtype)
 
@@ -157,10 +139,6 @@ def kl(d: int, mu_p: Array, kappa_p: Any, mu_q: Array, kappa_q: Any) -> Array:
 
     The paper's log(C_d(kappa_p) / C_d(kappa_q)) + kappa_p A_d(kappa_p) - kappa_q A_d(kappa_p) mu_q . mu_p, as a sum
     of two parts that are never negative: one is 0 for equal kappa, one for equal mu, and neither subtracts large terms.
-
-    >>> mu = np.eye(3)[:2]
-    >>> kl(3, mu, [10.0, 10.0], mu[:1], [10.0, 10.0]).round(6)
-    array([0., 9.])
     """
     xp, mu_p, dtype = widen(mu_p)
     mu_q, kappa_p, kappa_q = (like(a, mu_p) for a in (mu_q, kappa_p, kappa_q))

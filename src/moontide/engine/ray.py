@@ -46,8 +46,7 @@ def disconnect() -> None:
 
 def resources() -> dict[str, float]:
     """Return what the cluster has: CPU, GPU, memory in bytes."""
-    found: dict[str, float] = ray.cluster_resources()
-    return found
+    return ray.cluster_resources()  # type: ignore[no-any-return]
 
 
 def worker_count(workers: int | None, device: str = "cpu") -> int:
@@ -93,10 +92,9 @@ class Ray:
                 if not self._replace_dead() and not lost:  # an addition fails, too, when what it adds was lost
                     raise
                 last = error
-        raise ResourceError(
-            f"Workers died {ATTEMPTS} times in one call, probably for want of memory; split the shards, or use fewer "
-            f"workers on a machine ({str(last).strip().partition(chr(10))[0]})."
-        )
+        why = f"{str(last).strip().partition(chr(10))[0]}"
+        died = f"Workers died {ATTEMPTS} times in one call, probably for want of memory"
+        raise ResourceError(f"{died}; split the shards, or use fewer workers on a machine ({why}).")
 
     def close(self) -> None:
         """End the workers."""
@@ -111,11 +109,8 @@ class Ray:
         counted, running = 0, parts
         while running:
             _, running = ray.wait(running, num_returns=len(running), timeout=PATIENCE, fetch_local=False)
-            busy = set(running)
-            done = sum(
-                _progress(worker, number) if part in busy else len(share)
-                for worker, part, share in zip(self.workers, parts, self.shares, strict=True)
-            )
+            each = zip(self.workers, parts, self.shares, strict=True)
+            done = sum(_progress(worker, number) if part in running else len(share) for worker, part, share in each)
             self._tick(done - counted)
             counted = done
 

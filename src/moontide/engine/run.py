@@ -133,13 +133,12 @@ class Journal:
 
     def _report_step(self, changed: int, seconds: float | None) -> None:
         self.steps += 1
-        line = f"iteration {self.steps} of {self.expected_steps}: {changed} labels changed"
-        if seconds is None:
-            self.report(f"{line} (from the checkpoint)")
-            return
-        self.seconds.append(seconds)
-        left = (self.expected_steps - self.steps) * float(np.mean(self.seconds))
-        self.report(f"{line}, {seconds:.1f} s, about {left:.0f} s left")
+        how = " (from the checkpoint)"
+        if seconds is not None:
+            self.seconds.append(seconds)
+            left = (self.expected_steps - self.steps) * float(np.mean(self.seconds))
+            how = f", {seconds:.1f} s, about {left:.0f} s left"
+        self.report(f"iteration {self.steps} of {self.expected_steps}: {changed} labels changed{how}")
 
 
 def adapt_shards(

@@ -1,9 +1,8 @@
 """A worker: it has some of the shards, calls their methods, adds up their sums, and saves each after every step.
 
-A call that changes a shard has a number, and a shard keeps the number of its last one with the sums it returned: called
-again with that number, it only returns them. So a call may be repeated after any failure, by a new worker too, which
-finds the shards on disk as they were after their last step. A shard is saved while the next one is computed. Where the
-shards of a worker do not fit into its memory, it holds one at a time and takes the others from disk.
+A call has a number, and a shard keeps that of its last change with the sums it returned: called again with it, it only
+returns them. So a call may be repeated after any failure, by a new worker too, which finds the shards on disk as they
+were. Where the shards of a worker do not fit into its memory, it holds one at a time and takes the others from disk.
 
     folder/shard-00003.safetensors   state of a shard after its last step, and the sums it returned
     folder/graph-00003.safetensors   its neighbours

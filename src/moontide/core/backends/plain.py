@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable
 from typing import Any, ClassVar, TypeVar
 
-from moontide.core import formulas
+from moontide.core import formulas, ple
 from moontide.core.arrays import (
     Array,
     affine,
@@ -24,20 +24,6 @@ from moontide.core.arrays import (
     row_norms,
 )
 from moontide.core.mixture import VMF, First, Laplacian, Scores, Step, VMFClasses
-from moontide.core.ple import (
-    EPS,
-    Assignment,
-    anchor_kl,
-    at_anchor,
-    e_step,
-    free_energy,
-    means,
-    prototypes,
-    sample_weights,
-    shrink,
-    weighted_sums,
-    zero_shot,
-)
 from moontide.core.rows import Rows as Base
 
 T = TypeVar("T")
@@ -54,13 +40,13 @@ def m_step(vmf: VMF, step: Step) -> VMFClasses:
     o, (text, anchor_kappa, anchor_r, alpha) = vmf.options, vmf.anchors.of(step.present)
     sums, soft, counts = (like(x, text) for x in (step.sums, step.soft, step.counts))
     beta = formulas.shrinkage(counts, alpha)  # (L,)
-    v = means(sums, soft, o.count_epsilon)  # (L, d)
-    resultant = shrink(v, beta, text * anchor_r[:, None] if o.update == "exact" else text)  # (L, d)
+    v = ple.means(sums, soft, o.count_epsilon)  # (L, d)
+    resultant = ple.shrink(v, beta, text * anchor_r[:, None] if o.update == "exact" else text)  # (L, d)
     r = row_norms(resultant)  # (L,) A_d(kappa_k)
-    mu = resultant / clip(r, EPS)[:, None] if o.update_mu else text  # (L, d)
+    mu = resultant / clip(r, ple.EPS)[:, None] if o.update_mu else text  # (L, d)
     kappa = vmf.kappa(r) if o.update_kappa else anchor_kappa  # (L,)
-    kl = anchor_kl(row_dots(mu, text), anchor_kappa, anchor_r, kappa, vmf.d, o.log_normaliser)  # (L,)
-    vectors = prototypes(text, mu, kappa, vmf.scale, o.temper)  # (L, d)
+    kl = ple.anchor_kl(row_dots(mu, text), anchor_kappa, anchor_r, kappa, vmf.d, o.log_normaliser)  # (L,)
+    vectors = ple.prototypes(text, mu, kappa, vmf.scale, o.temper)  # (L, d)
     return vmf.classes(step.present, beta, kappa, kl, mu, vectors, vmf.offset(kappa))
 
 
@@ -96,14 +82,14 @@ class Rows(Base):
         if self.alone and not self.method.m_steps:  # else nobody asks which labels the first E-step changed
             self.labels = namespace(y).argmax(y, axis=1)
         if self.method.gamma == "zero_shot" or self.method.votes == "gamma":  # asked for before the first E-step
-            self.gamma[rows] = sample_weights(y)
+            self.gamma[rows] = ple.sample_weights(y)
         self.log_sum_y[rows] = self.method.text_weight * log_sum
 
     def _zero_shot(self, rows: slice) -> tuple[Array, Array, Array]:
         if not self.alone:
             return super()._zero_shot(rows)
         self.cosine = namespace(self.f).matmul(self.f, self.text.T, out=self._spare())  # (n, K)
-        self.y, log_sum = zero_shot(self.cosine, self.logit_scale, self.z)
+        self.y, log_sum = ple.zero_shot(self.cosine, self.logit_scale, self.z)
         self.z = self.y
         return self.y, self.cosine, log_sum
 
@@ -116,14 +102,14 @@ class Rows(Base):
         def block(rows: slice) -> Step:
             a = self._assign(rows, scores, new)
             gamma = a.gamma if self.method.gamma == "assignments" else self.gamma[rows]  # (b,)
-            free = free_energy(gamma, a.agreement, a.log_sum, self.log_sum_y[rows])
+            free = ple.free_energy(gamma, a.agreement, a.log_sum, self.log_sum_y[rows])
             changed = 0 if self.labels is None else (a.labels != self.labels[rows]).sum()
             still = self.counted and self.labels is not None and not changed
             moved = float(xp.max(xp.abs(a.z - self.z))) if still else math.inf
             laplacian = self.gamma[rows] * a.before
             counts = self._counts(a.z, gamma, a.labels)  # (K,)
             present = xp.nonzero(counts)[0] if self.counted else ALL
-            sums, soft = weighted_sums(columns(a.z, present), gamma, self.f[rows])  # (L, d), (L,)
+            sums, soft = ple.weighted_sums(columns(a.z, present), gamma, self.f[rows])  # (L, d), (L,)
             found.append((a.labels, gamma))
             return Step(sums, soft, counts[present], free, laplacian, changed, moved, present)
 
@@ -139,7 +125,7 @@ class Rows(Base):
         counts = class_counts(labels, len(self.text), gamma if self.method.gamma_in_counts else None)
         return namespace(gamma).astype(counts, gamma.dtype, copy=False)
 
-    def _assign(self, rows: slice, scores: Scores, new: Array) -> Assignment:
+    def _assign(self, rows: slice, scores: Scores, new: Array) -> ple.Assignment:
         """E-step of some rows, written to `new`."""
         present, b = scores.present, rows.stop - rows.start
         values: Any = None  # (b, L) products use all cores by themselves, what follows in threads does not
@@ -151,15 +137,15 @@ class Rows(Base):
 
         def part(at: slice) -> tuple[Array, ...]:
             here = slice(at.start - rows.start, at.stop - rows.start)
-            logits = values[here] if whole else at_anchor(cosine[here], scores.slope, scores.at_anchor)  # (b, K)
+            logits = values[here] if whole else ple.at_anchor(cosine[here], scores.slope, scores.at_anchor)  # (b, K)
             if not whole and values is not None:
                 logits[:, present] = values[here]
-            return e_step(logits, self._votes(at, self.vote_weight), self._wide(at), z[here])[1:]
+            return ple.e_step(logits, self._votes(at, self.vote_weight), self._wide(at), z[here])[1:]
 
         found = self._in_parts(part, rows)
         if new.dtype != self.f.dtype:
             new[rows] = self._narrow(z)
-        return Assignment(z, *found)
+        return ple.Assignment(z, *found)
 
     def finish(self) -> Laplacian:
         """Return gamma_i z_i . (M z)_i of the assignments as they are."""
