@@ -150,10 +150,9 @@ class TIDE(OnlineMethod):
             f, text = to_numpy(f), to_numpy(text)
         elif n * k > LARGE:
             require_memory(12 * n * k * f.dtype.itemsize, f"{self.name} on {n} x {k} at once", f)
-        given = {"class_prior": given_shares(state.class_prior), "negatives": state.negatives, "known": labels}
-        backend: Any = (
-            tide_plain if large else choose_tide(f, k, labels is not NO_LABELS, given["class_prior"] is not None)
-        )
+        shares = given_shares(state.class_prior)
+        given = {"class_prior": shares, "negatives": state.negatives, "known": labels}
+        backend: Any = tide_plain if large else choose_tide(f, k, labels is not NO_LABELS, shares is not None)
         more = {} if cosine is None or backend is tide_plain else {"cosine": cosine}
 
         def together(f: Array, text: Array) -> tuple[Any, ...]:
