@@ -126,10 +126,10 @@ def counts(rows: Sequence[Row]) -> str:
     least, most = min(runs), max(runs)
     many = f"{least:,} to {most:,} runs" if least < most else f"{least:,} run{'s' * (least > 1)}"
     if not half:
-        return f"{many} a cell."
+        return f"{many} per cell."
     worst = max(half)
     return (
-        f"{many} a cell. Half a 95 % interval of a gain is {np.median(half):.1f} in the median and at most {worst:.1f}."
+        f"{many} per cell. Half a 95 % interval of a gain is {np.median(half):.1f} in the median and at most {worst:.1f}."
     )
 
 
