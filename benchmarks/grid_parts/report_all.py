@@ -93,8 +93,9 @@ def counted(results: Results, groups: dict[str, list[Cell]]) -> str:
     for kind, group in groups.items():
         runs = [len(results.runs("accuracy", cell, title)) for cell in group for title in titles()]
         least, most = min(runs), max(runs)
-        words.append(f"{kind}: {least if least == most else f'{least} to {most}'}")
-    return f"Batches in a cell: {', '.join(words)}; one stream."
+        middle = round(float(np.median(runs)))
+        words.append(f"{kind}: {least if least == most else f'{least} to {most}, {middle} in the median'}")
+    return f"Batches per cell: {'; '.join(words)}; one stream."
 
 
 def _kind(groups: dict[str, list[Cell]], cell: Cell) -> str:
