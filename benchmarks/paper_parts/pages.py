@@ -122,15 +122,13 @@ def counts(rows: Sequence[Row]) -> str:
     """Say how many runs the numbers of methods other than zero-shot are of, and how well their gains are known."""
     others = [row for row in rows if row["method"] != "zero_shot"] or rows
     runs = [int(row["runs"]) for row in others]
-    half = [float(row["gain_half_interval"]) for row in others if row["gain_half_interval"]]
+    half = [float(row["gain_half_interval"]) for row in others if row.get("gain_half_interval")]
     least, most = min(runs), max(runs)
     many = f"{least:,} to {most:,} runs" if least < most else f"{least:,} run{'s' * (least > 1)}"
     if not half:
         return f"{many} per cell."
-    worst = max(half)
-    return (
-        f"{many} per cell. Half a 95 % interval of a gain is {np.median(half):.1f} in the median and at most {worst:.1f}."
-    )
+    known = f"{np.median(half):.1f} in the median and at most {max(half):.1f}"
+    return f"{many} per cell. Half the 95 % interval of a gain is {known}."
 
 
 def mean(values: Iterable[float | None]) -> float | None:

@@ -118,7 +118,9 @@ def test_a_slow_method_has_its_gain_on_the_batches_it_met_added_to_zero_shot_on_
     path.write_text("\n".join(",".join(line) for line in [heads, *lines]) + "\n")
     rows = pages.read_details([path])
     assert [float(row["accuracy"]) for row in rows] == [40.0, 45.0]
-    assert pages.counts(rows) == "3 runs per cell. Half a 95 % interval of a gain is 1.5 in the median and at most 1.5."
+    assert (
+        pages.counts(rows) == "3 runs per cell. Half the 95 % interval of a gain is 1.5 in the median and at most 1.5."
+    )
 
 
 def test_the_runtime_table_has_the_encoder_and_the_papers_times(tmp_path):
