@@ -172,7 +172,12 @@ class TIDERows(Rows):
                 p = xp.where(self.known.mask[at], self.known.hot[at], p)
             own = xp.argmax(p, axis=1)
             self.new[at] = self._narrow(p)
-            return own, entropy, xp.take_along_axis(y[here], own[:, None], axis=1)[:, 0], xp.sum(xp.abs(p - z) >= eq.STILL, axis=1)
+            return (
+                own,
+                entropy,
+                xp.take_along_axis(y[here], own[:, None], axis=1)[:, 0],
+                xp.sum(xp.abs(p - z) >= eq.STILL, axis=1),
+            )
 
         own, entropy, right, moved = self._in_parts(part, rows)
         free, changed = self.free[rows], int((own != self.labels[rows]).sum())
