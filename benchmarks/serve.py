@@ -8,7 +8,8 @@ bytes.
 
 `--clients 1 8 32` measures throughput instead: so many clients push at once, each again when it is answered, in turns
 in one run; `--impatient 400` adds clients that come again after 50 ms when they are refused; `--streams 2` shares the
-clients among streams; `--threads 0` lets the server compute on all cores, as it does by itself, where a micro-batch is
+clients among streams; `--kills 5 --pushes 10000` kills the server under 8 clients and looks whether anything is lost or
+doubled; `--threads 0` lets the server compute on all cores, as it does by itself, where a micro-batch is
 large enough; `--soak 1800` watches the memory and the latency of a server over so many seconds. Other programs on the
 machine change times by wall clock, so the tables also have what does not depend on them: the CPU time of the server for
 a push, and in a soak the time of a request that does nothing, asked for all the while.
@@ -33,10 +34,13 @@ for variable in THREADS:
     os.environ[variable] = "1"  # here, and in the server but for --threads: those of one would slow the other down
 
 import numpy as np  # noqa: E402
+from safetensors.numpy import load as load_arrays  # noqa: E402
 
 from moontide.protocols import as_online  # noqa: E402
 from moontide.registry import method  # noqa: E402
+from moontide.serve.databases import open_store  # noqa: E402
 from moontide.simulate import simulate  # noqa: E402
+from moontide.store.states import state_bytes  # noqa: E402
 from moontide.types import Task  # noqa: E402
 
 SERVER = "import sys; from moontide.cli import main; sys.exit(main())"
@@ -68,9 +72,14 @@ def main():
     parser.add_argument("--streams", type=int, default=1, help="streams that the clients share")
     parser.add_argument("--seconds", type=float, default=5, help="of a row of throughput")
     parser.add_argument("--soak", type=float, help="seconds to watch memory and latency, with 4 clients")
+    parser.add_argument("--pace", type=float, default=0.1, help="seconds between two pushes of a client in a soak")
     parser.add_argument("--threads", type=int, default=1, help="of linear algebra in the server; 0: one a core")
     parser.add_argument("--pin", action="store_true", help="the server on the first core, the clients on the second")
+    parser.add_argument("--kills", type=int, help="kill the server so many times under 8 clients, and see what is left")
+    parser.add_argument("--url", help="a PostgreSQL database for --kills, which is empty; else a folder")
     arguments = parser.parse_args()
+    if arguments.kills:
+        return kills(arguments)
     if arguments.pin:
         os.sched_setaffinity(0, {1})
     if arguments.clients or arguments.soak:
@@ -88,6 +97,90 @@ def main():
                     print(f"| {fsync} | {k} | {batch} | {' | '.join(cells)} |", flush=True)
 
 
+def kills(arguments):
+    """Kill the server again and again under 8 clients; every push must be there once, and the state to the last bit."""
+    data = simulate(1000, 100, dim=DIM, effective_classes=10, seed=0)
+    x, lock, answers = data.features.astype("<f4"), threading.Lock(), []
+    rng, failures = np.random.default_rng(0), []
+    pieces = [rng.integers(len(x), size=rng.integers(1, 7)) for _ in range(arguments.pushes)]  # rows of each push
+    todo = iter(enumerate(pieces))
+    port = free_port()
+
+    def work(number):
+        client = None
+        while True:
+            with lock:
+                i, rows = next(todo, (None, None))
+            if i is None:
+                return
+            headers = (
+                f"Content-Type: application/octet-stream\r\nX-Shape: {len(rows)},{DIM}\r\nIdempotency-Key: {i}\r\n"
+            )
+            body, got = x[rows].tobytes(), None
+            while got is None:
+                try:
+                    client = client or Client(port)
+                    got = client.ask("POST", "/streams/a/embeddings", body, headers, refusals=True)
+                except (OSError, IndexError):  # killed while we waited, or not back yet
+                    failures.append(i)
+                    client = None
+                    time.sleep(0.02)
+            with lock:
+                answers.append((i, got))
+
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+        place = arguments.url or folder
+        _, server = stack.enter_context(serving(place, "always", 1, port))
+        stream = {"name": "a", "prototypes": data.text.tolist(), "method": "tda"}
+        with Client(port) as client:
+            client.ask("POST", "/streams", json.dumps(stream).encode(), "Content-Type: application/json\r\n")
+        threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
+        for thread in threads:
+            thread.start()
+        for kill in range(1, arguments.kills + 1):
+            while len(answers) < arguments.pushes * kill // (arguments.kills + 1):
+                time.sleep(0.005)
+            server.kill()
+            server.wait()
+            _, server = stack.enter_context(serving(place, "always", 1, port))
+            print(f"kill {kill} after {len(answers)} answers", flush=True)
+        for thread in threads:
+            thread.join()
+        with Client(port) as client:
+            total = client.ask("GET", "/streams/a")["total"]
+        server.terminate()
+        server.wait()
+        store = open_store(place)
+        batches = [(row.first, row.size) for row in store.answers("a", 0, 2**62)]
+        state = store.load("a")[0].state
+        store.close()
+    order = np.full(total, -1)
+    for i, got in answers:
+        span = order[got["first"] : got["first"] + got["size"]]
+        if (span != -1).any() or len(span) != len(pieces[i]):
+            sys.exit(f"The push {i} shares its place with another.")
+        span[:] = pieces[i]
+    if total != sum(map(len, pieces)) or (order < 0).any():
+        sys.exit(f"{total} samples are in the stream, of {sum(map(len, pieces))} that were answered.")
+    solver = method("tda")
+    online = as_online(solver)
+    text = data.text.astype("<f4")
+    replayed = online.start(Task(text[:1], text, 100.0))
+    for first, size in batches:
+        replayed, _ = online.step(replayed, x[order[first : first + size]])
+    expected, found = (load_arrays(data) for data in (state_bytes(solver, replayed), state))
+    if any(expected[name].tobytes() != found[name].tobytes() for name in expected | found):
+        sys.exit("The state is not that of one process over the same micro-batches.")
+    told = f"{len(answers)} pushes, {total} samples, {len(batches)} micro-batches, {arguments.kills} kills"
+    print(f"{told}, {len(failures)} requests cut off: nothing lost or doubled, the state the same to the last bit")
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
 def pin(process):
     """Keep all threads of a process on the first core."""
     for task in os.listdir(f"/proc/{process}/task"):
@@ -95,9 +188,9 @@ def pin(process):
 
 
 @contextlib.contextmanager
-def serving(folder, fsync, threads):
+def serving(folder, fsync, threads, port=0):
     """Run a server; yields its port and its process."""
-    command = [sys.executable, "-c", SERVER, "serve", "--port", "0", "--data", folder, "--fsync", fsync]
+    command = [sys.executable, "-c", SERVER, "serve", "--port", str(port), "--data", folder, "--fsync", fsync]
     limits = {name: str(threads) for name in THREADS if threads}
     others = {name: value for name, value in os.environ.items() if name not in THREADS}
     server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=others | limits)
@@ -121,8 +214,8 @@ def throughput(arguments):
         "pushes/s",
         "samples/s",
         "refused/s",
-        "KiB written a push",
-        "CPU ms a push",
+        "KiB written per push",
+        "CPU ms per push",
     )
     print(f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}")
     for fsync in arguments.fsync:
@@ -137,7 +230,7 @@ def throughput(arguments):
                     load = Load(arguments.method, k, batch, port, server.pid, arguments.streams)
                     load.run(2, 1, 1.0 if not arguments.soak else 20.0)  # warms up
                     if arguments.soak:
-                        load.soak(arguments.soak)
+                        load.soak(arguments.soak, arguments.pace)
                         continue
                     for clients in arguments.clients:
                         cells = load.run(clients, 1.0, arguments.seconds)
@@ -162,11 +255,14 @@ class Load:
                 made = client.ask("POST", "/streams", stream, "Content-Type: application/json\r\n")
                 self.paths.append(f"/streams/{made['name']}/embeddings")
 
-    def run(self, clients, patience, seconds):
-        """Push for some seconds; `patience`: when to come again after a refusal. Returns cells of the table."""
+    def run(self, clients, patience, seconds, pace=0.0):
+        """Push for some seconds; `patience`: when to come again after a refusal; `pace`: the least time of a push.
+
+        Returns cells of the table.
+        """
         head = "POST {} HTTP/1.1\r\nHost: localhost\r\n{}Content-Length: {}\r\n\r\n"
         requests = [head.format(path, self.headers, len(self.body)).encode() + self.body for path in self.paths]
-        swarm = [Pusher(self.port, requests[i % len(requests)], patience) for i in range(clients)]
+        swarm = [Pusher(self.port, requests[i % len(requests)], patience, pace) for i in range(clients)]
         written, spent_before = self.written(), self.cpu_seconds()
         begin = time.perf_counter()
         drive(swarm, begin + seconds)
@@ -192,15 +288,15 @@ class Load:
         fields = Path(f"/proc/{self.process}/stat").read_text().rpartition(")")[2].split()
         return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
 
-    def soak(self, seconds, parts=6):
+    def soak(self, seconds, pace, parts=6):
         """Print memory and latency of the parts of a long run, with the latency of a request that does nothing."""
-        print("| s | MiB | push p50 | push p99 | nothing p50 | nothing p99 | ratio | pushes/s | CPU ms a push |")
+        print("| s | MiB | push p50 | push p99 | idle p50 | idle p99 | ratio | pushes/s | CPU ms per push |")
         print("|---" * 9 + "|")
         for part in range(parts):
             stop, idle = threading.Event(), []
             thread = threading.Thread(target=self.do_nothing, args=(stop, idle))
             thread.start()
-            cells = self.run(4, 1.0, seconds / parts)
+            cells = self.run(4, 1.0, seconds / parts, pace)
             stop.set()
             thread.join()
             pages = int(Path(f"/proc/{self.process}/statm").read_text().split()[1])
@@ -267,8 +363,8 @@ def row(name, k, batch, pushes, port, fsync, folder):
 class Pusher:
     """A client of many in one thread: sends its push, reads the answer, and comes again, later where it is refused."""
 
-    def __init__(self, port, request, patience):
-        self.port, self.request, self.patience = port, memoryview(request), patience
+    def __init__(self, port, request, patience, pace):
+        self.port, self.request, self.patience, self.pace = port, memoryview(request), patience, pace
         self.took, self.refused, self.socket = [], 0, None
 
     def begin(self, selector):
@@ -317,7 +413,7 @@ class Pusher:
         if status != b"200":
             sys.exit(self.received.decode())
         self.took.append(now - self.start)
-        return now
+        return max(now, self.start + self.pace)
 
     def close(self, selector):
         if self.socket is not None:

@@ -176,7 +176,8 @@ def _sort(found: Classified, sort: SortChoice) -> None:
     folder = sort.sort_into or Path(os.path.commonpath([path.absolute().parent for path in files]))
     apply(moves, folder)
     emit(sorted_into=folder)
-    note(f"sorted {counted(len(moves), 'image')} into {folder}; to take it back: moontide undo {folder}")
+    done = "renamed {} in" if sort.sort_into is None else "sorted {} into"
+    note(f"{done.format(counted(len(moves), 'image'))} {folder}; to take it back: moontide undo {folder}")
 
 
 def _inputs(

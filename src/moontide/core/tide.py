@@ -25,7 +25,7 @@ from moontide.core.arrays import (
 )
 from moontide.core.backends import fused
 from moontide.core.ple import EPS
-from moontide.core.simplex import log_softmax, one_hot
+from moontide.core.simplex import log_softmax, one_hot, softmax_log_sum
 from moontide.core.sums import SAME, Sums
 
 ALL = slice(None)
@@ -77,22 +77,13 @@ def either(condition: Any, this: Any, other: Any) -> Any:
     >>> either(1 > 2, 1, 2)
     2
     """
-    return (
-        namespace(condition).where(condition, this, other)
-        if is_torch_array(condition)
-        else this
-        if condition
-        else other
-    )
+    if is_torch_array(condition):
+        return namespace(condition).where(condition, this, other)
+    return this if condition else other
 
 
 class Crowd(NamedTuple):
-    """How concentrated the classes of a batch are (Eqs. 1, 2, 3).
-
-    >>> import numpy as np
-    >>> Crowd.of_shares(np.asarray([0.5, 0.5])).density > 0.99
-    True
-    """
+    """How concentrated the classes of a batch are (Eqs. 1, 2, 3)."""
 
     excess: float  # v: by how much two samples agree more often than with equally frequent classes
     agreement: float  # rho: how much neighbours agree, from 0 to 1
@@ -124,22 +115,13 @@ def agreement_by_class(y: Array, votes: Array, degree: Array) -> tuple[Array, Ar
     """Return sum_ij W_ij y_ik y_jk and the most it can be, sum_ij W_ij y_ik^2, (K,) each.
 
     `votes` is W y (N, K) and `degree` W 1 (N, 1).
-
-    >>> import numpy as np
-    >>> agreement_by_class(np.eye(2), np.asarray([[0.0, 1.0], [0.5, 0.5]]), np.ones((2, 1)))
-    (array([0. , 0.5]), array([1., 1.]))
     """
     xp = namespace(y)
     return xp.sum(y * votes, axis=0), (degree.T @ (y * y))[0, :]
 
 
 def agreements(y: Array, total: Array, own: Array, n: int) -> Array:
-    """Return the mean over the n - 1 samples j != i of y_i . y_j, from sum_j y_j (K,) and own_i = |y_i|^2, (N,).
-
-    >>> import numpy as np
-    >>> agreements(np.asarray([[1.0, 0.0]]), np.asarray([2.0, 1.0]), np.asarray([1.0]), 3)
-    array([0.5])
-    """
+    """Return the mean over the n - 1 samples j != i of y_i . y_j, from sum_j y_j (K,) and own_i = |y_i|^2, (N,)."""
     return (y @ total - own) / max(n - 1, 1)
 
 
@@ -148,10 +130,6 @@ def evened(y: Array, total: Array) -> tuple[Array, Array]:
 
     `total` (K,) are the n_k, sums of y over all samples, with one pseudo-sample as in Eq. 5. Rows of e sum to 1. Two
     products of a matrix by a vector, and no further N x K array than y^2.
-
-    >>> import numpy as np
-    >>> [x.round(2) for x in evened(np.asarray([[0.75, 0.25]]), np.asarray([2.0, 0.0]))]
-    [array([0.5, 0.5]), array([0.5])]
     """
     weight = 1 / (total + 1)  # (K,)
     scale = 1 / (y @ weight)  # (N,)
@@ -164,9 +142,6 @@ def outlasting(v: Any, left: Any) -> Any:
     What draws images to a text is one number per class, and so is what `evened` takes out: of an excess that comes from
     the texts next to nothing is left. Images of a class that is there stay with it, as far as their predictions are
     sure, and so does their excess, in part. Where they are unsure nothing may be left of a true one: a quarter counts.
-
-    >>> outlasting(2.0, 1.0), outlasting(2.0, 0.25), outlasting(2.0, 0.0)
-    (2.0, 0.75, 0.5)
     """
     return v * held(OUTLASTS * left / v, DOUBTED, 1.0)
 
@@ -198,9 +173,6 @@ def excess(agree: float, sure: float, k: int) -> Any:
     U is the mean of y_i . y_j over pairs of samples, an unbiased Simpson index of the classes, less its standard error
     (of a mean over pairs: twice that of the mean of the N agreements), as only a sure excess should push classes away;
     q is what two samples of one class agree at most.
-
-    >>> excess(0.5, 1.0, 4)
-    1.0
     """
     q = (sure - 1 / k) / (1 - 1 / k)
     return held((k * agree - 1) / held(q, 1e-6, 1.0), 1 / LARGEST, math.inf)
@@ -212,9 +184,6 @@ def corroboration(rho: float, company: float, m: int) -> Any:
     Where a text draws images of other classes, predictions agree and images do not look alike. `company`, (N - 1) U
     over mean |y_i|^2, is how many other samples of its class a sample has if U is right: with fewer than m, not all of
     its neighbours can agree.
-
-    >>> corroboration(0.4, 6.0, 3), corroboration(0.1, 0.3, 3)
-    (0.4, 1.0)
     """
     return held(rho / held(company / m, 1e-6, 1.0), 0.0, 1.0)
 
@@ -249,10 +218,6 @@ def presence(near: Array, most: Array, total: Array) -> Array:
     of neighbours on the class (`agreement_by_class`) and rho = sum_k near_k / sum_k most_k that on all. Images of a
     class that is there look alike, and so the little of it that each is predicted to be agrees. What is predicted of a
     class that is absent comes from single images of other classes. One pseudo-sample has the average.
-
-    >>> import numpy as np
-    >>> presence(np.asarray([9.0, 0.1]), np.asarray([10.0, 1.0]), np.asarray([9.0, 9.0])).round(2)
-    array([1.  , 0.21])
     """
     xp = namespace(near)
     rho = mean_agreement(number(xp.sum(near)), number(xp.sum(most)))
@@ -264,9 +229,6 @@ def bias_weight(pseudo_count: float) -> float:
 
     The log share of class k among the predictions is its true log share, of variance near 1 / a, plus the bias of the
     text, of variance 2. The bias is expected to be the part 2 / (2 + 1 / a) of what is seen.
-
-    >>> bias_weight(0.5)
-    0.5
     """
     return pseudo_count / (pseudo_count + 0.5)
 
@@ -277,10 +239,6 @@ def text_bias(y: Array, total: Array, expected: Array | float, presence: Array) 
     `total` (K,) is sum_j y_j over all samples; `expected` is (N - 1) / K, or (N - 1) times the known share of a class.
     The other samples alone are counted, with one pseudo-sample, so that a sample does not count against itself. Where a
     class is predicted too seldom, b is multiplied by pi_k^2 (`presence`): a class that is absent is not to be helped.
-
-    >>> import numpy as np
-    >>> text_bias(np.asarray([[1.0, 0.0]]), np.asarray([2.0, 0.0]), 0.5, np.asarray([1.0, 0.5])).round(2)
-    array([[ 0.29, -0.1 ]])
     """
     xp = namespace(y)
     bias = xp.log((total + 1 - y) / (expected + 1))
@@ -300,7 +258,7 @@ def metric(square: Array, sums: Array, count: Array, n: int) -> Array:
     are those of the samples of each class.
     """
     xp, d, free = namespace(square), square.shape[0], freedom(count, n)
-    between = xp.sum(sums**2 / clip(count, 1)[:, None], axis=0) / n  # (d,)
+    between = (1 / clip(count, 1)) @ (sums * sums) / n  # (d,)
     variance = clip(square - between, 0)  # (d,)
     return xp.sqrt((free * variance / clip(xp.mean(variance), EPS) + d) / (free + d))
 
@@ -312,9 +270,10 @@ def anchor_weight(anchor: Array, sums: Array, count: Array, n: int) -> Any:
     variance of n unit samples by their zero-shot labels, of which `sums` (K, d) and `count` (K,) are those of each
     class. 1 where no class has two samples.
     """
-    xp, free, mean = namespace(anchor), freedom(count, n), sums / clip(count, 1)[:, None]
-    within = (n - number(xp.sum(count * row_dots(mean, mean)))) / held(free, 1.0, math.inf)
-    about = number(xp.sum(count * row_dots(mean - anchor, mean - anchor)))
+    xp, free = namespace(anchor), freedom(count, n)
+    square = number(xp.sum(row_dots(sums, sums) / clip(count, 1)))  # sum_k c_k |mean_k|^2
+    within = (n - square) / held(free, 1.0, math.inf)
+    about = n + square - 2 * number(xp.sum(row_dots(sums, anchor)))  # sum_k c_k |mean_k - anchor_k|^2
     tau2 = (about - (n - free) * within) / n
     return either(free < 1, 1.0, held(within / held(tau2, 1e-3, math.inf), 0.3, 30.0))
 
@@ -330,11 +289,11 @@ class Labels(NamedTuple):
 
     @classmethod
     def of(cls, known: Array | None, state: Any, k: int) -> Labels:
-        """Collect what is known of samples of k classes."""
-        past = (state.known_sums, state.known_counts)
-        if known is None or not bool(namespace(known).any(known >= 0)):
-            return cls(None, None, None, *past)
-        return cls(known, (known >= 0)[:, None], one_hot(known, k, state.text), *past)
+        """Collect what is known of samples of k classes, or return NO_LABELS."""
+        xp, past = namespace(state.text), (state.known_sums, state.known_counts)
+        if known is not None and bool(xp.any(known >= 0)):
+            return cls(known, (known >= 0)[:, None], one_hot(known, k, state.text), *past)
+        return cls(None, None, None, *past) if bool(xp.any(state.known_counts > 0)) else NO_LABELS
 
     def clamp(self, z: Array) -> Array:
         """Return assignments with the known ones in their place."""
@@ -343,12 +302,6 @@ class Labels(NamedTuple):
     def instead_of(self, labels: Array) -> Array:
         """Return labels (N,) with the known ones in their place."""
         return labels if self.known is None else namespace(labels).where(self.known >= 0, self.known, labels)
-
-    @property
-    def any(self) -> bool:
-        """Whether some label is known, here or in the past."""
-        past = self.counts is not None and bool(namespace(self.counts).any(self.counts > 0))
-        return self.known is not None or past
 
 
 NO_LABELS = Labels(None, None, None, None, None)
@@ -360,8 +313,8 @@ def cosine_to_means(
     """Eqs. 8 and 9: cos(f_i, R_ik), R_ik = beta_ik S_k / s_k + (1 - beta_ik) mu'_k, beta = c / (c + alpha), (N, H).
 
     All of them are without the share u of sample i: S_k - u gamma_i z_ik f_i, and so on, `mine` being u gamma_i z_ik
-    and `hard` the counts c_ik without it, (N, H). `along` (H,) is S_k . mu'_k. Nothing but `dots`, f_i . S_k, is N x H x
-    d work, as |S_k - u f_i|^2 = |S_k|^2 - 2 u f_i . S_k + u^2.
+    and `hard` the counts c_ik without it, (N, H). `along` (H,) is S_k . mu'_k. Nothing but `dots`, f_i . S_k, is a
+    product of matrices, as |S_k - u f_i|^2 = |S_k|^2 - 2 u f_i . S_k + u^2.
     """
     beta = hard / (hard + alpha)  # (N, H)
     other = 1 - beta
@@ -390,9 +343,6 @@ def reliability(right: int, known: int, per_class: float) -> float:
     A class mean of n labels of which the share 1 - r is wrong is off by a bias that no n removes: it is worth at most
     as many known labels as make its variance as large as that bias squared. The two pseudo-labels are right: where
     nothing is known, or nothing that is known speaks against the model, its labels count as they do without known ones.
-
-    >>> reliability(10, 10, 50.0), round(reliability(48, 98, 10.0), 2)
-    (1.0, 0.29)
     """
     r = (right + 2) / (known + 2)
     return 1 / (1 + per_class * (1 - r) ** 2)
@@ -406,10 +356,6 @@ def trust(base: Array, cosine: Array, known: Array, sharpness: float) -> float:
     likely as it makes the known labels, with a penalty on leaving 1. It is 0.83 without any; few labels change little,
     and one more does not move it far, as it would the likeliest weight. Each is judged at a few temperatures of the
     sum, with a penalty as well: predictions that are only too sure would gain by any smaller weight.
-
-    >>> import numpy as np
-    >>> trust(np.asarray([[0.0, 9.0]]), np.asarray([[5.0, 0.0]]), np.asarray([0]), 1.0) < 1
-    True
     """
     xp, fits = namespace(base), np.empty((len(TRUSTS), len(TEMPERS)))
     for i, text in enumerate(TRUSTS):
@@ -452,20 +398,12 @@ def expected_right(q: float, density: float, n: int) -> Any:
     predictions are calibrated on average: of labels with mean probability q under y the share q is right. The batch is
     a second look. If it were independent, (1 - q)^2 would be wrong; it is not, and less so the denser the classes are:
     (1 - q)^r, r = 1 + (0.7 - 0.55 w) (1 - 1/N), which for one sample is zero-shot's q.
-
-    >>> expected_right(0.5, 0.5, 1)
-    0.5
     """
     return 1 - held(1 - q, 0.0, 1.0) ** (1 + (0.7 - 0.55 * density) * (1 - 1 / n))
 
 
 def log_ratios(z: Array, label: Array) -> Array:
-    """Return log(z_ik / z_il), l the label of sample i, (N, K); `label` is (N, 1).
-
-    >>> import numpy as np
-    >>> log_ratios(np.asarray([[0.5, 0.5]]), np.asarray([[0]]))
-    array([[0., 0.]])
-    """
+    """Return log(z_ik / z_il), l the label of sample i, (N, K); `label` is (N, 1)."""
     xp = namespace(z)
     log_z = xp.log(z + 1e-30)
     log_z -= xp.take_along_axis(log_z, label, axis=1)
@@ -476,22 +414,15 @@ def confidences(e: Array, log_z: Array, power: float) -> tuple[Array, Array]:
     """Return the probability of the label under z^T and its derivative by log T, (N,) each.
 
     `log_z` (N, K) are the `log_ratios` and `e` is exp(T log_z).
-
-    >>> import numpy as np
-    >>> confidences(np.ones((1, 2)), np.zeros((1, 2)), 1.0)[0]
-    array([0.5])
     """
     confidence = 1 / row_sums(e)  # (N,)
     return confidence, -power * row_dots(e, log_z) * confidence**2
 
 
-def calibration(target: float, means_at: Callable[[float], tuple[float, float]]) -> Any:
+def calibration(target: Any, means_at: Callable[[Any], tuple[Any, Any]]) -> Any:
     """Eq. 14, its T, held in [0.02, 5], by Newton's method on log T, or a halved interval where that leads outside.
 
     `means_at(T)` returns the means over the samples of `confidences`, the first of which rises with T.
-
-    >>> round(calibration(0.2, lambda power: (power / 10, power / 10)), 3)
-    2.0
     """
     target = number(target)
     if is_torch_array(target) and fused(target.float()):
@@ -510,31 +441,29 @@ def calibration(target: float, means_at: Callable[[float], tuple[float, float]])
     return power
 
 
-def unlikeness(cosine: Array, f: Array, scale: float, negatives: Array) -> Array:
-    """Eq. 15 of a sample alone, from its cosines to the classes (N, K), itself (N, d) and negatives (G, d): (N,).
+def unlikeness(cosine: Array) -> Array:
+    """Eq. 15 of a sample alone, from its cosines to the classes (N, K): 1 - (max_k f_i . t_k - mean_k f_i . t_k), (N,).
 
-    1 - (max_k f_i . t_k - mean_k f_i . t_k), what the maximum softmax at temperature 1 sorts by. Negatives add half the
-    log odds of the share that they take in a softmax over classes and negatives, in units of a cosine.
+    It is what the maximum softmax at temperature 1 sorts by.
 
     >>> import numpy as np
-    >>> unlikeness(np.asarray([[1.0, 0.0]]), np.eye(2)[:1], 100.0, np.zeros((0, 2)))
+    >>> unlikeness(np.asarray([[1.0, 0.0]]))
     array([0.5])
     """
     xp = namespace(cosine)
-    score = 1 - (xp.max(cosine, axis=1) - xp.mean(cosine, axis=1))  # (N,)
-    if negatives.shape[0]:
-        score = score + negative_odds(f, negatives, log_sum_exp(scale * cosine), scale)
-    return score
+    return 1 - (xp.max(cosine, axis=1) - xp.mean(cosine, axis=1))
 
 
-def negative_odds(f: Array, negatives: Array, evidence: Array, scale: float) -> Array:
-    """Eq. 15, what negatives (G, d) add: half the log odds of their share, `evidence` (N,) that of the classes, (N,).
+def negative_odds(f: Array, negatives: Array, log_sum: Array, scale: float) -> Array:
+    """Eq. 15, what negatives (G, d) add, (N,): half the log odds of their share, in units of a cosine.
+
+    The share is that in a softmax over classes and negatives; `log_sum` (N,) is log sum_k exp(scale f_i . t_k).
 
     >>> import numpy as np
     >>> negative_odds(np.eye(2), np.eye(2)[:1], np.asarray([1.0, 1.0]), 1.0)
     array([ 0. , -0.5])
     """
-    return (log_sum_exp(scale * (f @ negatives.T)) - evidence) / (2 * scale)
+    return (softmax_log_sum(scale * (f @ negatives.T))[1] - log_sum) / (2 * scale)
 
 
 def with_neighbours(score: Array, votes_of: Any) -> Array:
@@ -548,18 +477,6 @@ def with_neighbours(score: Array, votes_of: Any) -> Array:
     both = votes_of(xp.stack([score, xp.ones_like(score)], axis=1))  # (N, 2)
     around = xp.where(both[:, 1] > 0, both[:, 0] / clip(both[:, 1], EPS), score)
     return (score + around) / 2
-
-
-def log_sum_exp(x: Array) -> Array:
-    """Return log sum_k exp(x_k) of each row, (N,).
-
-    >>> import numpy as np
-    >>> log_sum_exp(np.zeros((1, 1)))
-    array([0.])
-    """
-    xp = namespace(x)
-    top = xp.max(x, axis=1, keepdims=True)
-    return (top + xp.log(row_sums(xp.exp(x - top)))[:, None])[:, 0]
 
 
 def rows_at(x: Array, which: Any) -> Array:
@@ -588,21 +505,14 @@ class Predicted(Sums):
     some: Any = field(default_factory=lambda: ALL, metadata=SAME)  # (H,) class numbers; a slice: all
 
     @classmethod
-    def of(cls, f: Array, y: Array, labels: Array, some: Any = ALL, places: Any = None) -> Predicted:
-        """Add up samples f (n, d) with predictions y (n, K); `places` (n,) are the labels as places in `some`."""
-        xp, k = namespace(f), y.shape[1] if isinstance(some, slice) else len(some)
+    def of(cls, f: Array, y: Array, labels: Array) -> Predicted:
+        """Add up samples f (n, d) with predictions y (n, K) and labels (n,)."""
+        xp, (n, d), k = namespace(f), f.shape, y.shape[1]
         sure = xp.take_along_axis(y, labels[:, None], axis=1)  # (n, 1)
-        return cls.of_labels(f, xp.sum(y, axis=0), sure, labels if places is None else places, k, some)
-
-    @classmethod
-    def of_labels(cls, f: Array, total: Array, sure: Array, places: Array, k: int, some: Any) -> Predicted:
-        """Add up samples f (n, d) whose labels, places in the k classes of `some`, have the probability `sure`."""
-        xp, counts = namespace(f), like(class_counts(places, k), f)
-        both = class_sums(places, xp.concat([sure * f, sure, sure * sure], axis=1), k)  # (k, d + 2)
-        d = f.shape[1]
+        both = class_sums(labels, xp.concat([sure * f, sure, sure * sure], axis=1), k)  # (K, d + 2)
+        sums, counts = class_sums(labels, f, k), like(class_counts(labels, k), f)
         centre, square = xp.sum(f, axis=0), xp.sum(f * f, axis=0)
-        weights = both[:, d], both[:, d + 1], both[:, :d]
-        return cls(f.shape[0], total, centre, square, class_sums(places, f, k), counts, *weights, some)
+        return cls(n, xp.sum(y, axis=0), centre, square, sums, counts, both[:, d], both[:, d + 1], both[:, :d])
 
 
 @dataclass

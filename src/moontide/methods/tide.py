@@ -143,41 +143,33 @@ class TIDE(OnlineMethod):
 
         `cosine` (N, K) are those to the text, where they are at hand.
         """
-        (n, k), of, text = (f.shape[0], state.text.shape[0]), namespace(f).asarray, state.text
+        (n, k), text, kind = (f.shape[0], state.text.shape[0]), state.text, namespace(f)
         labels = Labels.of(known, state, k)
-        labels = labels if labels.any else NO_LABELS
         large = n * k > LARGE and device_type(f) == "cpu" and labels is NO_LABELS
         if large:
             f, text = to_numpy(f), to_numpy(text)
         elif n * k > LARGE:
             require_memory(12 * n * k * f.dtype.itemsize, f"{self.name} on {n} x {k} at once", f)
-        shares, negatives = given_shares(state.class_prior), state.negatives
+        shares = given_shares(state.class_prior)
+        given = {"class_prior": shares, "negatives": state.negatives, "known": labels}
         backend: Any = tide_plain if large else choose_tide(f, k, labels is not NO_LABELS, shares is not None)
         more = {} if cosine is None or backend is tide_plain else {"cosine": cosine}
 
         def together(f: Array, text: Array) -> tuple[Any, ...]:
-            rows = backend.TIDERows(
-                self, f, text, state.logit_scale, graph, half=large, alone=not large, known=labels, **more
-            )
-            found = solve(
-                self.mixture(text, state.logit_scale, class_prior=shares, negatives=negatives, known=labels), rows.call
-            )
-            decided = rows.labels if large else None
-            return *rows.unpack(), decided, rows.unknown, *found[:-1], *found.crowd
+            how = {"half": large, "alone": not large, "known": labels, **more}
+            rows = backend.TIDERows(self, f, text, state.logit_scale, graph, **how)
+            found = solve(self.mixture(text, state.logit_scale, **given), rows.call)
+            return *rows.unpack(), rows.unknown, rows.labels, *found[:-1], *found.crowd
 
-        given = shares is not None or graph is not None or (negatives is not None and len(negatives) > 0)
-        run = tide_plain.run if given else backend.run
-        found = run(together, (self, state.logit_scale), f, text)
-        z, y, decided, unknown, steps, changed, beta, alpha, sharpness, *crowd = found
-        names, numbers = (
-            (*eq.Crowd._fields, "anchor_weight", "sharpness", "changed"),
-            (*crowd, alpha, sharpness, changed),
-        )
+        plain = shares is not None or graph is not None or len(state.negatives) > 0
+        run = tide_plain.run if plain else backend.run
+        z, y, unknown, decided, steps, beta, *numbers = run(together, (self, state.logit_scale), f, text)
+        names = "changed", "anchor_weight", "sharpness", *eq.Crowd._fields
         details = dict(zip(names, eq.on_host(numbers), strict=True))
-        changed = details.pop("changed")
-        z, y, beta, unknown = map(of, (z, y, beta, unknown))
-        decided = None if decided is None else of(decided)
-        return Result(z, y, None, (), steps, int(changed) == 0, None, beta, details, unknown, decided)
+        converged = details.pop("changed") == 0
+        if large:
+            z, y, unknown, decided, beta = map(kind.asarray, (z, y, unknown, decided, beta))
+        return Result(z, y, None, (), steps, converged, None, beta, details, unknown, decided if large else None)
 
     def mixture(self, text: Array, logit_scale: float, **given: Any) -> TIDEMixture:
         """Return what `driver.solve` needs."""
@@ -199,17 +191,10 @@ class TIDEMixture:
     """TIDE for `driver.solve`: what it makes of the sums over its samples, equation by equation."""
 
     def __init__(
-        self,
-        options: TIDE,
-        text: Array,
-        class_prior: Array | None = None,
-        negatives: Array | None = None,
-        known: Labels = NO_LABELS,
+        self, options: TIDE, text: Array, class_prior: Any = None, negatives: Any = None, known: Labels = NO_LABELS
     ) -> None:
-        self.options, self.text, self.negatives, self.known = options, text, negatives, known
-        self.shares = class_prior  # (K,)
-        self.m_steps = options.iterations
-        self.started = False
+        self.options, self.text, self.shares, self.negatives, self.known = options, text, class_prior, negatives, known
+        self.m_steps, self.started = options.iterations, False
 
     def begin(self, run: Run) -> Assigned:
         """Zero-shot predictions, how many classes are there, anchors and metric (Eqs. 1 to 7 and 10)."""
@@ -277,15 +262,15 @@ class TIDEMixture:
         hard = like(step.labels, self.text)
         hard = hard if self.known.counts is None else hard + self.known.counts  # (K,)
         beta, sharpness = hard / (hard + self.alpha), self.fixed.sharpness
-        return Solution(len(trace) - 1, step.changed, beta, self.alpha, sharpness, self.crowd)
+        return Solution(len(trace) - 1, beta, step.changed, self.alpha, sharpness, self.crowd)
 
 
 class Solution(NamedTuple):
     """What is known of the classes at the end; the assignments are with the samples."""
 
     steps: int
-    changed: Any  # labels that the last E-step changed
     beta: Array  # (K,)
+    changed: Any  # labels that the last E-step changed
     alpha: float
     sharpness: float
     crowd: eq.Crowd

@@ -456,7 +456,7 @@ def laplacian(pointer: Any, neighbour: Any, weight: Any, z: Any) -> Any:
 
 @loops
 def row_products(x: Any, text: Any) -> Any:
-    """Return x_i . t_k, (N, K), each the same whatever the other rows are, as a product of matrices does not have it."""
+    """Return x_i . t_k, (N, K), each of them the same whatever the other rows are, unlike a product of matrices."""
     found = np.empty((x.shape[0], text.shape[0]), np.float32)
     for c in range(text.shape[0]):
         row = text[c]
@@ -596,9 +596,9 @@ def tide_step(start: Any, stop: Any, base: Any, y: Any, counts: Any, prior: Any,
               labels: Any, gamma: Any, log_k: Any, still: Any) -> Any:  # fmt: skip
     """Eq. 11 of TIDE, of rows from `start` to `stop`: `class_pull`, `cosine_to_means` and `assign` in one pass.
 
-    `prior` (K,) are log shares where these are known, else empty. `some` (H,) are the classes with labels, and `hard` to
+    `prior` (K,) are log shares where these are known, else empty. `some` (H,) are the classes with labels, `hard` to
     `squares` what `cosine_to_means` needs of them. Returns sum_i z_i and the numbers of labels, (K,) each, the sum of
-    the zero-shot probabilities of the labels, how many labels changed and how many z_ik moved by `still` or more.
+    the zero-shot probabilities of the labels, how many labels changed, and how many z_ik moved by `still` or more.
     """
     k, width, free, right, changed, moved = z.shape[1], some.shape[0], prior.shape[0] == 0, 0.0, 0, 0.0
     votes, a, q = padded(k, ZERO), padded(k, LOWEST - BIAS), padded(k, ZERO)
@@ -666,27 +666,17 @@ def tide_logs(start: Any, stop: Any, z: Any, labels: Any, out: Any) -> None:
 
 
 @loops
-def tide_confidence(start: Any, stop: Any, log_z: Any, power: Any) -> Any:
-    """Eq. 14 of TIDE: the sums of `confidences` over rows from `start` to `stop`."""
-    confidence, slope = 0.0, 0.0
+def tide_confidence(start: Any, stop: Any, log_z: Any, power: Any, z: Any) -> Any:
+    """Eq. 14 of TIDE: the sums of `confidences` over rows from `start` to `stop`; z^T, unless `z` has no columns."""
+    confidence, slope, width = 0.0, 0.0, z.shape[1]
     for i in range(start, stop):
-        row, total, inner = log_z[i], ZERO, ZERO
+        row, p, total, inner = log_z[i], z[i], ZERO, ZERO
         for c in range(row.shape[0]):
             e = exp(power * row[c])
             total += e
             inner += e * row[c]
         confidence += ONE / total
         slope -= power * inner / (total * total)
+        for c in range(width):
+            p[c] = exp(power * row[c]) / total
     return confidence, slope
-
-
-@loops
-def tide_calibrate(start: Any, stop: Any, log_z: Any, power: Any, z: Any) -> None:
-    """z^T of rows from `start` to `stop`, scaled to sum 1."""
-    for i in range(start, stop):
-        row, p, total = log_z[i], z[i], ZERO
-        for c in range(row.shape[0]):
-            p[c] = exp(power * row[c])
-            total += p[c]
-        for c in range(row.shape[0]):
-            p[c] /= total

@@ -23,6 +23,7 @@ from moontide.core.threads import in_threads, row_blocks
 from moontide.core.tide import Assigned, Compared, Confident, Predicted
 
 Floats = NDArray[np.float32]
+NARROW = 128  # rows up to which a product of the text with samples is faster than one of samples with the text
 one = np.float32
 run = tide_plain.run
 
@@ -85,7 +86,12 @@ class TIDERows(tide_plain.TIDERows):
     def _keep(self, fixed: eq.Fixed) -> None:
         """Keep what all E-steps need: the cosines to the anchors, and logits there without votes and prior."""
         f, offset = self.in_metric / fixed.scale, fixed.offset  # f_i . mu'_k is a sum of products with text and offset
-        self.at_anchor = np.matmul(f, self.text.T, out=self._spare())  # (n, K)
+        if len(f) <= f.shape[1]:
+            self.gram = self.in_metric @ self.in_metric.T  # (n, n)
+        if len(f) <= NARROW:
+            self.at_anchor = (self.text @ f.T).T.copy()  # (n, K)
+        else:
+            self.at_anchor = np.matmul(f, self.text.T, out=self._spare())
         self.log_y = self._room()
         slope, expected = one(fixed.slope), np.zeros_like(fixed.total) + one(1) / (fixed.expected + one(1))
         self._in_blocks(
@@ -93,8 +99,6 @@ class TIDERows(tide_plain.TIDERows):
             f @ offset, _numba.anchor_lengths(self.text, slope, offset, 1 / fixed.scale), fixed.total, expected,
             fixed.presence**2, one(fixed.bias_weight), one(fixed.sharpness), self.log_y,
         )  # fmt: skip
-        if len(f) <= f.shape[1]:
-            self.gram = self.in_metric @ self.in_metric.T
 
     def step(self, fixed: eq.Fixed, classes: Assigned) -> Assigned:
         """E-step with the classes given, Eq. 11; the sums of Eq. 8 that it needs are made here, and not returned."""
@@ -125,11 +129,11 @@ class TIDERows(tide_plain.TIDERows):
         if self.log_z is None:
             self.log_z = self._room() if self.new is None else self.new
             self._in_blocks(_numba.tide_logs, self.z, self.labels, self.log_z)
-        return Confident(*self._in_blocks(_numba.tide_confidence, self.log_z, one(power)))
+        return Confident(*self._in_blocks(_numba.tide_confidence, self.log_z, one(power), self.z[:, :0]))
 
     def finish(self, power: float | None) -> Counted:
-        """Calibrate the assignments by a temperature, and average the scores for the unknown with those of neighbours."""
-        self._in_blocks(_numba.tide_calibrate, self.log_z, one(power), self.z)
+        """Calibrate the assignments by a temperature, and average scores for the unknown with those of neighbours."""
+        self._in_blocks(_numba.tide_confidence, self.log_z, one(power), self.z)
         self.unknown = eq.with_neighbours(self.unknown, self._votes_on)
         return Counted(len(self.f))
 

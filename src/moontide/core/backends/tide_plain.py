@@ -66,11 +66,12 @@ class TIDERows(Rows):
 
     def first(self, negatives: Array | None) -> Predicted:  # type: ignore[override]
         """Make the zero-shot predictions, and score how unlike all of the classes each sample is (Eq. 15)."""
-        names = self.text[:0] if negatives is None else like(negatives, self.f)  # (G, d)
 
         def block(rows: slice) -> Predicted:
             y, cosine, log_sum = self._zero_shot(rows)  # (b, K), (b, K), (b,)
-            self.unknown[rows] = eq.unlikeness(cosine, self.f[rows], self.logit_scale, names)
+            self.unknown[rows] = eq.unlikeness(cosine)
+            if negatives is not None and len(negatives):
+                self.unknown[rows] += eq.negative_odds(self.f[rows], like(negatives, y), log_sum, self.logit_scale)
             if self.alone:
                 self.cosine, self.log_sum, self.labels = cosine, log_sum, self.known.instead_of(self.labels)
             return Predicted.of(self.f[rows], y, self.labels[rows])
