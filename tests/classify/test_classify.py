@@ -184,7 +184,7 @@ def test_an_empty_store_is_a_sentence(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (("photos", "--encoder", "colour"), "'--classes' must say which names"),
+        (("photos", "--encoder", "colour"), "'--classes' must list the class names"),
         (("photos", *ARGUMENTS, "--out", "labels.txt"), "must end in .csv, .jsonl, .json"),
         (("photos", *ARGUMENTS, "--report", "report.pdf"), "must end in .html"),
         (("photos", *ARGUMENTS, "--report", "no/report.html"), "does not exist"),
@@ -254,7 +254,7 @@ def test_help_has_an_example_and_says_what_each_flag_does(moontide):
 def test_demo_without_photographs_shows_the_simulated_part(moontide, tmp_path):
     status, out, err = moontide("demo", "--images", "nowhere", "--out", "out/demo", "--batches", 4)
     assert status == 0
-    assert "There is no file or folder nowhere. The demo goes on without photographs." in err
+    assert "There is no file or folder nowhere. The demo continues without photographs." in err
     assert "Simulated features" in out
     assert "Photographs as" not in out
     assert (tmp_path / "out/demo/accuracy.png").read_bytes()[:4] == b"\x89PNG"

@@ -431,7 +431,7 @@ def unwritable_output(folder, arrays):
     return [npz(folder, **arrays), "--out", "/proc/p.csv"]
 
 
-@case("is an input of this very command")
+@case("is also an input of this command")
 def output_that_is_the_input(folder, arrays):
     path = npz(folder, **arrays)
     return [path, "--out", path]

@@ -192,7 +192,7 @@ def test_scopes_and_ends_on_the_command_line(capfd, sqlite):
     assert (kept.scope, kept.stream) == ("push", "camera")
     assert 7100 < kept.expires - time.time() <= 7200
     for arguments, words in (
-        (["--new-token", "camera"], "not there yet"),
+        (["--new-token", "camera"], "must be a new name"),
         (["--new-token", " "], "must not be empty"),
         (["--new-token", "b", "--expires", "soon"], "such as 30d"),
         (["--scope", "read"], "are for '--new-token'"),

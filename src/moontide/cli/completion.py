@@ -1,4 +1,4 @@
-"""`moontide completion`: what a shell needs to complete commands and options."""
+"""`moontide completion`: print a shell completion script."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from cyclopts import Parameter
 
 
 def completion(shell: Annotated[Literal["bash", "zsh", "fish"], Parameter(help="The shell.")], /) -> None:
-    """Print a script that completes commands and options in a shell. For example:
+    """Print a shell script that completes commands and options.
+
+    For example:
 
     moontide completion bash > ~/.local/share/bash-completion/completions/moontide
     moontide completion zsh > ~/.zfunc/_moontide
