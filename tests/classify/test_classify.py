@@ -74,7 +74,7 @@ def test_only_bad_files_are_a_sentence(moontide, tmp_path):
     (tmp_path / "photos" / "a.jpg").write_text("no")
     status, _, err = moontide("classify", "photos", *ARGUMENTS)
     assert status == 2
-    assert "None of the 1 images can be used; photos/a.jpg: it is no image of a known kind." in err
+    assert "None of the 1 images can be used; photos/a.jpg: it is not an image of a known format." in err
 
 
 def test_every_kind_of_table_says_the_same(moontide, photos, rows_of):
@@ -190,7 +190,7 @@ def test_an_empty_store_is_a_sentence(tmp_path):
         (("photos", *ARGUMENTS, "--report", "no/report.html"), "does not exist"),
         (("photos", *ARGUMENTS, "--batch-size", "0"), "'--batch-size' must be at least 1"),
         (("photos", *ARGUMENTS, "--method", "mooon"), "Did you mean 'moon'?"),
-        (("photos", *ARGUMENTS, "--template", "a photo"), "must have {} where the class name goes"),
+        (("photos", *ARGUMENTS, "--template", "a photo"), "must contain {} in place of the class name"),
         (("nowhere", *ARGUMENTS), "There is no file or folder nowhere."),
         (("photos", "--classes", "red,blue", "--encoder", "colur:x"), "Did you mean 'colour'?"),
         (("store", "photos", *ARGUMENTS), "A store must be the only path"),

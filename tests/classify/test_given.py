@@ -126,7 +126,7 @@ def test_negative_names_are_embedded_in_the_prompts_of_the_classes(
     assert "unknown" in rows_of("labels.csv")[0]
     (tmp_path / "words.txt").write_text("red\n")
     status, _, err = moontide("classify", "photos", *colours, *options)
-    assert (status, "must have at least one name that is no class" in err) == (2, True)
+    assert (status, "must have at least one name that is not a class" in err) == (2, True)
 
 
 def test_a_store_keeps_negatives_until_the_words_change(moontide, photos, tmp_path, colours, texts, tasks):

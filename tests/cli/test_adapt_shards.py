@@ -90,7 +90,7 @@ def test_every_bad_shard_is_named_before_anything_runs(adapt: Any, shards: Path)
     status, out, err = adapt()
     assert (status, out) == (2, "")
     assert "4 of 6 shards cannot be used" in err
-    assert "a.npy is cut short" in err
+    assert "a.npy is truncated" in err
     assert "So are d.npy, e.parquet, f.parquet." in err
     assert len(err) <= 310
     assert "iteration" not in err

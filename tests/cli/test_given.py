@@ -201,7 +201,7 @@ def test_groups_are_compared_without_known_samples(arrays, wrong):
         (["--known", "known.csv", "--out", "known.csv"], "is also an input of this command"),
         (["--negatives", "n.npy"], "'negatives' must have the dimension of the text features, 16. Got 4 instead"),
         (["--group-by", "camera"], "has no array 'camera'"),
-        (["--group-by", "folder"], "has no ids, and so no folders"),
+        (["--group-by", "folder"], "has no ids, and therefore no folders"),
     ],
 )
 def test_what_cannot_be_used_is_one_sentence(moontide, features, known, tmp_path, monkeypatch, arguments, words):

@@ -38,7 +38,7 @@ def demo(
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise FileError(f"The folder {out} cannot be made: {error.strerror}.") from error
+        raise FileError(f"The folder {out} cannot be created: {error.strerror}.") from error
     report, figure, written = out / "report.html", out / "accuracy.png", {}
     parts: dict[str, Sequence[Scores]] = {}
     try:

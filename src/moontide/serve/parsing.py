@@ -1,8 +1,8 @@
-"""Bodies of requests in JSON: small ones are read here, large ones by a process of their own.
+"""JSON request bodies: small ones are parsed here, large ones in a separate process.
 
-The JSON reader holds the interpreter until it is done, so that no thread helps: 30 MiB would keep every other client
-waiting for seconds. A body above `INLINE` bytes goes to `python -m moontide.serve.parsing`, which has a bound on its
-memory and its time, and comes back as raw float32 with what else was in it.
+The JSON parser holds the interpreter lock until it is done, so a thread would not help: 30 MiB would keep every other
+client waiting for seconds. A body above `INLINE` bytes goes to `python -m moontide.serve.parsing`, which has limits on
+memory and time, and returns raw float32 and the other fields.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ def parse(body: bytes, field: str, others: tuple[str, ...]) -> Parsed:
     try:
         done = subprocess.run(command, input=body, capture_output=True, timeout=PARSE_SECONDS, check=False)
     except subprocess.TimeoutExpired:
-        raise ResourceError(f"The body takes over {PARSE_SECONDS} s to read; send less, or raw float32.") from None
+        raise ResourceError(f"The body takes over {PARSE_SECONDS} s to parse; send less, or raw float32.") from None
     if len(done.stdout) < 12:
-        raise ResourceError("The body takes too much memory to read; send less, or raw float32.")
+        raise ResourceError("The body takes too much memory to parse; send less, or raw float32.")
     size, n, d = struct.unpack("<III", done.stdout[:12])
     told = json.loads(done.stdout[12 : 12 + size])
     if "error" in told:
@@ -77,7 +77,7 @@ def parse_here(body: bytes, field: str, others: tuple[str, ...]) -> Parsed:
 
 
 def check_rows(values: Any, name: str) -> Any:
-    """Check embeddings (n, d) and bring them to float32.
+    """Validate embeddings (n, d) and convert them to float32.
 
     >>> check_rows([[1, 2], [3, float("nan")]], "embeddings")
     Traceback (most recent call last):
@@ -108,7 +108,7 @@ def main(field: str, *others: str) -> None:
         if x is not None:
             shape, numbers = x.shape, x.astype("<f4").tobytes()
         if len(json.dumps(rest)) > REST_BYTES:
-            raise InputError(f"What is not {field} may have {REST_BYTES} bytes, and has more.")
+            raise InputError(f"The fields other than {field} may have at most {REST_BYTES} bytes; send less.")
     except (JSONError, InputError) as error:
         shape, numbers = (0, 0), b""
         told = {"error": str(error), "kind": "json" if isinstance(error, JSONError) else "input"}

@@ -1,4 +1,4 @@
-"""Listening: one process, one event loop, bounds on what a connection may hold, and an end without loss."""
+"""The listener: one process, one event loop, limits per connection, and a shutdown without loss."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SWITCH_SECONDS = 0.0005  # so that a step does not keep the event loop waiting f
 
 
 class Protocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
-    """HTTP/1.1 by uvicorn, with limits on the time and the size that a connection takes.
+    """HTTP/1.1 by uvicorn, with limits on the time and size of each connection.
 
     Where there are too many connections, one that does not read its answer makes room, or one without a request.
     """
@@ -54,7 +54,7 @@ class Protocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
             if stuck or idle:
                 min(stuck or idle, key=lambda each: each.since).drop()
             else:
-                self.refuse(503, f"The server has {MAX_CONNECTIONS} connections, as many as may be; come again.")
+                self.refuse(503, f"The server has {MAX_CONNECTIONS} connections, which is the limit; try again.")
 
     def data_received(self, data: bytes) -> None:
         """Start the clock for a further request, and stop it when the headers are in."""
@@ -73,7 +73,7 @@ class Protocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
                 if self.timer is None:  # an answer is under way
                     self.drop()
                 else:
-                    self.refuse(431, f"The headers of a request may have {MAX_HEADER_BYTES} bytes.")
+                    self.refuse(431, f"The headers of a request may have at most {MAX_HEADER_BYTES} bytes.")
 
     def on_headers_complete(self) -> None:
         """Begin with a request; one that does not wait for the answer to the one before it is not read."""
@@ -128,10 +128,10 @@ class Protocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
 
     def too_slow(self) -> None:
         """End a connection whose headers do not come in."""
-        self.refuse(408, f"The headers of a request must come in within {HEADER_SECONDS:g} s.")
+        self.refuse(408, f"The headers of a request must arrive within {HEADER_SECONDS:g} s.")
 
     def refuse(self, status: int, sentence: str) -> None:
-        """Say why, and close the connection."""
+        """Send the reason, and close the connection."""
         body = problem(sentence)
         head = f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\ncontent-type: application/json\r\n"
         head += "retry-after: 1\r\n" if status == 503 else ""
@@ -191,7 +191,7 @@ class JSONLines(logging.Formatter):
 
 
 def run(service: Service, host: str = "127.0.0.1", port: int = 8000, log_format: str = "text") -> None:
-    """Serve until a signal comes; then answer what is open, make checkpoints and end."""
+    """Serve until a signal arrives; then answer open requests, write checkpoints and exit."""
     check_port(port)
     check_exposure(host, service.gate.tokens)
     handler = logging.StreamHandler()
@@ -211,7 +211,7 @@ def run(service: Service, host: str = "127.0.0.1", port: int = 8000, log_format:
 
 
 def check_port(port: int) -> None:
-    """Refuse a number that is no port.
+    """Refuse an invalid port number.
 
     >>> check_port(70000)
     Traceback (most recent call last):
@@ -223,7 +223,7 @@ def check_port(port: int) -> None:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Open the socket to listen on; port 0 takes a free one.
+    """Open the socket to listen on; port 0 picks a free one.
 
     >>> with listen("127.0.0.1", 0) as listening:
     ...     listening.getsockname()[0]
