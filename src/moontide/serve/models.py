@@ -8,8 +8,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
+from moontide.serve.parsing import MAX_CLASSES
+
 MAX_PUSH = 4096  # samples
-MAX_CLASSES = 100_000  # of a stream
 MAX_PROMPTS = 100  # of a class, besides its name
 DEFAULT_METHOD = "tide"
 Value = bool | int | float | str  # of an option
@@ -191,8 +192,8 @@ def in_words(found: Sequence[Any]) -> str:
     >>> in_words([{"loc": ("window",), "msg": "Input should be greater than 0"}])
     "'window': Input should be greater than 0."
     """
-    said = [f"'{'.'.join(map(str, each['loc']))}': {each['msg']}" for each in found[:3]]
-    return "; ".join(said)[:500] + "."
+    problems = [f"'{'.'.join(map(str, each['loc']))}': {each['msg']}" for each in found[:3]]
+    return "; ".join(problems)[:500] + "."
 
 
 def body(**kinds: dict[str, Any]) -> dict[str, Any]:

@@ -1,13 +1,15 @@
 """JSON request bodies: small ones are parsed here, large ones in a separate process.
 
-The JSON parser holds the interpreter lock until it is done, so a thread would not help: 30 MiB would keep every other
-client waiting for seconds. A body above `INLINE` bytes goes to `python -m moontide.serve.parsing`, which has limits on
-memory and time, and returns raw float32 and the other fields.
+The JSON reader holds the interpreter until it is done, so that no thread helps: 30 MiB would keep every other client
+waiting for seconds. A body above `INLINE` bytes with more rows or words than any request may have is refused unread.
+Another goes to `python -m moontide.serve.parsing`, which has a bound on its memory and its time and yields to the
+server, and comes back as raw float32 with what else was in it.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import struct
 import subprocess
 import sys
@@ -19,8 +21,11 @@ from moontide.core.arrays import as_real, unit_rows
 from moontide.errors import InputError, MoontideError, ResourceError
 
 INLINE = 2**18  # bytes that are read in a few milliseconds
-PARSE_SECONDS, PARSE_BYTES = 10, 2**31  # of the other process
-REST_BYTES = 2**22  # of what is not numbers
+PARSE_SECONDS, PARSE_BYTES, NICE = 10, 2**31, 10  # of the other process
+OTHER_BYTES = 2**22  # of what is not numbers
+MAX_CLASSES = 100_000  # of a stream
+MOST = {b"[": 2 * MAX_CLASSES, b'"': 8 * MAX_CLASSES}  # rows and words: names, synonyms and their quotes
+PIECE = 2**20  # bytes that are searched at once
 Parsed = tuple[dict[str, Any], Any]  # the other fields, and rows of float32 or None
 
 
@@ -36,6 +41,11 @@ def parse(body: bytes, field: str, others: tuple[str, ...]) -> Parsed:
     """
     if len(body) <= INLINE:
         return parse_here(body, field, others)
+    for mark, most in MOST.items():
+        if sum(body.count(mark, start, start + PIECE) for start in range(0, len(body), PIECE)) > most:
+            raise ResourceError(
+                f"The body has over {most} {mark.decode()}, more rows or words than a request may have."
+            )
     command = [sys.executable, "-m", "moontide.serve.parsing", field, *others]
     try:
         done = subprocess.run(command, input=body, capture_output=True, timeout=PARSE_SECONDS, check=False)
@@ -44,11 +54,11 @@ def parse(body: bytes, field: str, others: tuple[str, ...]) -> Parsed:
     if len(done.stdout) < 12:
         raise ResourceError("The body takes too much memory to parse; send less, or raw float32.")
     size, n, d = struct.unpack("<III", done.stdout[:12])
-    told = json.loads(done.stdout[12 : 12 + size])
-    if "error" in told:
-        raise {"json": JSONError, "input": InputError}[told["kind"]](told["error"])
+    head = json.loads(done.stdout[12 : 12 + size])
+    if "error" in head:
+        raise {"json": JSONError, "input": InputError}[head["kind"]](head["error"])
     x = np.frombuffer(done.stdout, "<f4", n * d, 12 + size).reshape(n, d).copy() if n else None
-    return told["rest"], x
+    return head["others"], x
 
 
 def parse_here(body: bytes, field: str, others: tuple[str, ...]) -> Parsed:
@@ -95,6 +105,8 @@ def check_rows(values: Any, name: str) -> Any:
 
 def main(field: str, *others: str) -> None:
     """Read a body from the standard input, and write what it holds to the standard output."""
+    if hasattr(os, "nice"):
+        os.nice(NICE)
     try:
         import resource
 
@@ -103,17 +115,17 @@ def main(field: str, *others: str) -> None:
         pass
     shape, numbers = (0, 0), b""
     try:
-        rest, x = parse_here(sys.stdin.buffer.read(), field, others)
-        told: dict[str, Any] = {"rest": rest}
+        found, x = parse_here(sys.stdin.buffer.read(), field, others)
+        head: dict[str, Any] = {"others": found}
         if x is not None:
             shape, numbers = x.shape, x.astype("<f4").tobytes()
-        if len(json.dumps(rest)) > REST_BYTES:
-            raise InputError(f"The fields other than {field} may have at most {REST_BYTES} bytes; send less.")
+        if len(json.dumps(found)) > OTHER_BYTES:
+            raise InputError(f"What is not {field} may have {OTHER_BYTES} bytes, and has more.")
     except (JSONError, InputError) as error:
         shape, numbers = (0, 0), b""
-        told = {"error": str(error), "kind": "json" if isinstance(error, JSONError) else "input"}
-    head = json.dumps(told).encode()
-    sys.stdout.buffer.write(struct.pack("<III", len(head), *shape) + head + numbers)
+        head = {"error": str(error), "kind": "json" if isinstance(error, JSONError) else "input"}
+    first = json.dumps(head).encode()
+    sys.stdout.buffer.write(struct.pack("<III", len(first), *shape) + first + numbers)
 
 
 if __name__ == "__main__":

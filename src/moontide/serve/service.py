@@ -28,8 +28,8 @@ from moontide.serve.auth import Gate, Token
 from moontide.serve.batching import BusyError, PushQueue
 from moontide.serve.images import TooLargeError, embed
 from moontide.serve.metrics import Metrics
-from moontide.serve.models import DEFAULT_METHOD, MAX_CLASSES, MAX_PUSH
-from moontide.serve.parsing import check_rows
+from moontide.serve.models import DEFAULT_METHOD, MAX_PUSH
+from moontide.serve.parsing import MAX_CLASSES, check_rows
 from moontide.serve.records import Answer, Config, Corrected, Correction, Floats, Item, Labels, digest_of
 from moontide.serve.state import GoneError, ServedStream, TakenError
 from moontide.serve.stream_store import DamagedError, Snapshot, StoreError, StreamStore
@@ -38,7 +38,6 @@ from moontide.store.classes import ClassList
 
 TICK = 1.0  # seconds between two syncs of the policy "interval", and two looks for changed tokens
 MAX_MAKING = 4  # streams that are being made at a time
-MAKE_SECONDS = 20.0  # for the first step of a new stream, which may have to compile its loops
 CLOSE_SECONDS = 30.0  # for the queues to finish when the server is stopped
 
 T = TypeVar("T")
@@ -123,8 +122,8 @@ class Service:
             if isinstance(text, DamagedError):
                 raise text
             config = Config.read(text)
-            solver = method(config.method, **config.options)
-            queue = self._queue(ServedStream(name, config, self.store, solver, self.device, self.limits.keep))
+            chosen = method(config.method, **config.options)
+            queue = self._queue(ServedStream(name, config, self.store, chosen, self.device, self.limits.keep))
             self.queues[name] = queue
             while queue.stream.moment is None:
                 with contextlib.suppress(BusyError):  # many records take their time
@@ -159,7 +158,7 @@ class Service:
         await self.aside(self.store.sync)
         if self.trouble is not None:
             await self.aside(self.store.try_write)
-            log.warning("the data in %s can be written again", self.store.place)
+            log.warning("the data in %s can be written again", self.store.location)
             self.trouble = None
 
     async def _read_tokens(self) -> None:
@@ -251,8 +250,8 @@ class Service:
         if preset is not None and preset not in presets:
             raise unknown_name(f"preset of {method_name}", preset, presets)
         given = {key: math.inf if value == "inf" else value for key, value in (options or {}).items()}
-        solver = method(method_name, **{**(presets[preset] if preset else {}), **given})
-        values = {key: getattr(solver, key) for key in solver.specs()}
+        chosen = method(method_name, **{**(presets[preset] if preset else {}), **given})
+        values = {key: getattr(chosen, key) for key in chosen.specs()}
         if len(self.queues) + len(self.making) >= self.limits.max_streams:
             raise BusyError(f"There are {len(self.queues)} streams, which is the limit; delete one first.", 60)
         if len(self.making) >= MAX_MAKING:
@@ -260,7 +259,7 @@ class Service:
         stream = name or secrets.token_hex(6)
         if stream in self.queues or stream in self.failed or stream in self.making:
             raise TakenError(f"The stream {stream!r} exists already; choose another name, or delete it first.")
-        self.making[stream] = thread = ThreadPoolExecutor(1, f"stream {stream}")
+        self.making[stream] = thread = ThreadPoolExecutor(2, f"stream {stream}")
         made = False
         try:
             if synonyms is not None and (classes is None or prototypes is not None):
@@ -269,7 +268,7 @@ class Service:
             text, names, scale, source = await self._classes(asked, prototypes, sample, template)
             scale = scale if logit_scale is None else logit_scale
             config = Config(method_name, values, names, text.shape[1], scale, source, created=time.time(), **batching)
-            new = ServedStream(stream, config, self.store, solver, self.device, self.limits.keep)
+            new = ServedStream(stream, config, self.store, chosen, self.device, self.limits.keep)
             moment = await self._in_time(thread, lambda: new.prepare(text, self.device))
             await asyncio.get_running_loop().run_in_executor(thread, lambda: new.add(moment))
             made = True
@@ -286,11 +285,10 @@ class Service:
     async def _in_time(self, thread: ThreadPoolExecutor, function: Callable[[], T]) -> T:
         """Run a function in a thread, with a time limit."""
         work = asyncio.get_running_loop().run_in_executor(thread, function)
-        done, _ = await asyncio.wait({work}, timeout=MAKE_SECONDS)
-        if not done:
+        if not await batching.in_time(work):
             work.add_done_callback(lambda late: late.cancelled() or late.exception())
             raise ResourceError(
-                f"A step over one sample takes longer than {MAKE_SECONDS:g} s with these options; use others."
+                f"A step over one sample takes longer than {batching.STEP_SECONDS:g} s with these options; use others."
             )
         return work.result()
 
