@@ -2,7 +2,7 @@
 
     scripts/bench paper                              # every suite with the paper's number of runs, overnight
     scripts/bench paper --seconds 5                  # at most 5 seconds of computing for each method on each scenario
-    scripts/bench paper --minutes 60                 # as many runs as an hour allows, the same seconds for each
+    scripts/bench paper --minutes 60                 # as many runs as an hour allows
     scripts/bench paper --estimate                   # the first run of everything, and how long the others would take
     scripts/bench paper --suites batch-64 ablation   # some of the suites
     scripts/bench paper --write docs/paper.md        # the tables into the marked parts of the page, too
@@ -10,6 +10,9 @@
 
 The first run of every method is done first and kept: its time tells how long the rest will take. Stopped at any moment,
 the same command goes on from there. Records are in `--out`, one line a run; `details.csv` there sums them up.
+
+With `--minutes`, a method whose run takes t seconds does as many as c / sqrt(t), with the c that makes all fit: of all
+ways to spend the time, the one with the least sum of squared standard errors where all methods scatter alike.
 """
 
 from __future__ import annotations
@@ -40,7 +43,7 @@ from moontide.bench.suites import Entry, Scenario, Suite, load_suite
 from moontide.errors import MoontideError
 from moontide.options import json_safe
 from moontide.report.bench import details
-from moontide.report.results import collect
+from moontide.report.results import Table, collect
 from moontide.store.disk import replacing
 
 FOLDER = Path("../shared/features")
@@ -50,7 +53,7 @@ SUITES = (
     "lambda-design", "beta", "batch-sizes", "all-classes", "random-classes", "sample-wise", "sensitivity",
     "convergence",
 )  # fmt: skip
-LEAST = 1  # runs of a method that takes too long
+LEAST = 3  # runs of a method that takes too long
 ALONE = 0.2  # seconds from which a method is a task by itself, so that all cores end together
 USED = 0.9  # share of the cores' time that computing is expected to get
 
@@ -124,28 +127,35 @@ def cells_of(suite: Suite, features: str, scenario: Scenario, method: str | None
     return [Cell(features, scenario.suite, scenario.id, *entry.key) for entry in entries]
 
 
-def limit_by(times: Mapping[Cell, float], suite: Suite, seconds: float | None) -> Limit:
-    """Return how many runs a method does so that it computes no longer than `seconds`; None: all of them.
+class Effort(NamedTuple):
+    """A method whose run takes t seconds does amount / t^power of them."""
+
+    amount: float
+    power: float
+
+
+def limit_by(times: Mapping[Cell, float], suite: Suite, effort: Effort | None) -> Limit:
+    """Return how many runs a method does by its time and an effort; None: all of them.
 
     All entries of one method do as many as the slowest, so that they are compared on the same batches.
     """
 
     def limit(pack: Pack, scenario: Scenario, entry: Entry) -> int:
         found = [times[cell] for cell in cells_of(suite, pack.hash, scenario, entry.name) if cell in times]
-        return most_runs(scenario.runs, found, seconds)
+        return most_runs(scenario.runs, found, effort)
 
     return limit
 
 
-def most_runs(runs: int, found: Sequence[float], seconds: float | None) -> int:
-    """Return how many of the runs fit into the seconds, rounded so that cells differ in few numbers: 10, 13, 16, 20."""
-    if seconds is None or not found:
+def most_runs(runs: int, found: Sequence[float], effort: Effort | None) -> int:
+    """Return how many of the runs an effort allows, rounded so that cells differ in few numbers: 10, 13, 16, 20."""
+    if effort is None or not found:
         return runs
-    fit = max(LEAST, int(seconds / max(*found, 1e-6)))
+    fit = max(LEAST, int(effort.amount / max(*found, 1e-6) ** effort.power))
     return min(runs, fit if fit < 10 else round(10 ** (math.floor(10 * math.log10(fit) + 1e-9) / 10)))
 
 
-def left(suites: Sequence[Suite], known: Known, seconds: float | None) -> dict[Cell, float]:
+def left(suites: Sequence[Suite], known: Known, effort: Effort | None) -> dict[Cell, float]:
     """Return the seconds that what is left of each cell will take, by the times of the runs that are there."""
     wanted: Counter[Cell] = Counter()
     for suite in suites:
@@ -153,30 +163,31 @@ def left(suites: Sequence[Suite], known: Known, seconds: float | None) -> dict[C
             for scenario in suite.scenarios:
                 for method in {entry.name for entry in suite.entries}:
                     cells = [cell for cell in cells_of(suite, features, scenario, method) if cell in known.times]
-                    most = most_runs(scenario.runs, [known.times[cell] for cell in cells], seconds)
+                    most = most_runs(scenario.runs, [known.times[cell] for cell in cells], effort)
                     wanted |= Counter(dict.fromkeys(cells, most))
     return {cell: max(0, most - known.counts[cell]) * known.times[cell] for cell, most in wanted.items()}
 
 
-def seconds_for(suites: Sequence[Suite], known: Known, total: float) -> float:
-    """Return the most seconds for each method on each scenario and pack with which all takes no longer than `total`."""
+def effort_for(suites: Sequence[Suite], known: Known, total: float) -> Effort:
+    """Return the greatest effort with which all that is left takes no longer than `total` seconds."""
     low, high = 0.0, 1e5
     for _ in range(30):
         middle = (low + high) / 2
-        low, high = (middle, high) if sum(left(suites, known, middle).values()) <= total else (low, middle)
-    return low
+        fits = sum(left(suites, known, Effort(middle, 0.5)).values()) <= total
+        low, high = (middle, high) if fits else (low, middle)
+    return Effort(low, 0.5)
 
 
-def estimate(suites: Sequence[Suite], known: Known, seconds: float | None, jobs: int) -> str:
+def estimate(suites: Sequence[Suite], known: Known, effort: Effort | None, jobs: int) -> str:
     """Return how long what is left will take, by method and together."""
     by_method: Counter[str] = Counter()
-    for cell, time_of in left(suites, known, seconds).items():
+    for cell, time_of in left(suites, known, effort).items():
         by_method[cell.method] += time_of
     lines = [f"{method}: {time_of / 60:.1f} core-minutes left" for method, time_of in by_method.most_common()]
     total = sum(by_method.values()) / 60
     lines.append(f"together {total:.0f} core-minutes, about {total / jobs:.1f} minutes on {jobs} cores")
-    if seconds is not None:
-        lines.append(f"at most {seconds:.3g} seconds for each method on each scenario and pack")
+    if effort is not None:
+        lines.append(f"at most {effort.amount:.3g} / t^{effort.power:g} runs of what takes t seconds, at least {LEAST}")
     return "\n".join(lines)
 
 
@@ -238,7 +249,7 @@ def weight(place: tuple[Path, str, str], part: Sequence[tuple[str, str]]) -> flo
 
 
 def work(
-    args: argparse.Namespace, suites: Sequence[Suite], known: Known, seconds: float | None, until: float | None = None
+    args: argparse.Namespace, suites: Sequence[Suite], known: Known, effort: Effort | None, until: float | None = None
 ) -> None:
     """Do the runs that are missing, those with low numbers first: whenever it is stopped, all suites are as far."""
     source, about, workers = Source(args.device), environment(), {}
@@ -246,7 +257,7 @@ def work(
     for suite in suites:
         folder, outcome = folder_of(args.out, suite), RunCounts()
         folder.mkdir(parents=True, exist_ok=True)
-        limit = limit_by(known.times, suite, seconds)
+        limit = limit_by(known.times, suite, effort)
         todo = plan(suite, find_data(args.data), known.done[suite.name], outcome, limit, source)
         if not suite.timing:
             jobs += [(suite, job) for job in todo]
@@ -275,6 +286,11 @@ def work(
         print(f"failed {count} times: {reason}", file=sys.stderr)
 
 
+def tables_of(folder: Path) -> tuple[Path, list[Table]]:
+    """Sum up the records of a suite."""
+    return folder, collect(folder).tables
+
+
 def run(args: argparse.Namespace) -> Path:
     """Run what is asked for and is not there yet, and return the file that sums it up, also after an interrupt."""
     names = None if args.methods is None else args.methods.split(",")
@@ -282,18 +298,18 @@ def run(args: argparse.Namespace) -> Path:
     until = None if args.minutes is None else time.monotonic() + 60 * args.minutes
     try:
         work(args, [suite.shorten(1) for suite in suites], read_known(suites, args.out), None, until)
-        known, seconds = read_known(suites, args.out), args.seconds
-        if until is not None and seconds is None:
-            seconds = seconds_for(suites, known, USED * args.jobs * max(0.0, until - time.monotonic()))
-        print(estimate(suites, known, seconds, args.jobs), file=sys.stderr, flush=True)
+        known, effort = read_known(suites, args.out), None if args.seconds is None else Effort(args.seconds, 1.0)
+        if until is not None and effort is None:
+            effort = effort_for(suites, known, USED * args.jobs * max(0.0, until - time.monotonic()))
+        print(estimate(suites, known, effort, args.jobs), file=sys.stderr, flush=True)
         if not args.estimate:
-            work(args, suites, known, seconds, until)
+            work(args, suites, known, effort, until)
     finally:
         path: Path = args.out / "details.csv"
         folders = sorted(folder for folder in args.out.iterdir() if any(folder.glob("*.jsonl")))
-        tables = [table for folder in folders for table in collect(folder).tables]
+        found = dict(in_processes(tables_of, folders, args.jobs) if args.jobs > 1 else map(tables_of, folders))
         with replacing(path) as handle:
-            handle.write(details(tables).encode())
+            handle.write(details([table for folder in folders for table in found[folder]]).encode())
     return path
 
 

@@ -214,8 +214,8 @@ def throughput(arguments):
         "pushes/s",
         "samples/s",
         "refused/s",
-        "KiB written a push",
-        "CPU ms a push",
+        "KiB written per push",
+        "CPU ms per push",
     )
     print(f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}")
     for fsync in arguments.fsync:
@@ -290,7 +290,7 @@ class Load:
 
     def soak(self, seconds, pace, parts=6):
         """Print memory and latency of the parts of a long run, with the latency of a request that does nothing."""
-        print("| s | MiB | push p50 | push p99 | nothing p50 | nothing p99 | ratio | pushes/s | CPU ms a push |")
+        print("| s | MiB | push p50 | push p99 | idle p50 | idle p99 | ratio | pushes/s | CPU ms per push |")
         print("|---" * 9 + "|")
         for part in range(parts):
             stop, idle = threading.Event(), []

@@ -58,12 +58,11 @@ def runs_of(cell: Cell, kind: str, runs: int) -> int:
 def report(results: Results, packs: Sequence[Pack]) -> str:
     """Return the table of means with harm, and one table per kind with a column for each pack."""
     groups = {kind: [c for c in cells_of(packs, kind) if c in results.cells("accuracy")] for kind in KINDS}
-    plain = {cell: _average(results, cell, "zero_shot") for group in groups.values() for cell in group}
+    found = [cell for group in groups.values() for cell in group]
     streams = results.cells("stream")
     rows = []
     for title in titles():
-        gaps = {cell: _average(results, cell, title) - plain[cell] for cell in plain}
-        gaps = {cell: gap for cell, gap in gaps.items() if not np.isnan(gap)}
+        gaps = {cell: gap for cell in found if not np.isnan(gap := gain(results, cell, title))}
         worst = min(gaps, key=lambda cell: gaps[cell])
         below = sum(gap < -MARGIN for gap in gaps.values())
         on = [results.runs("stream", cell, title) for cell in streams if title in on_streams()]
@@ -78,6 +77,14 @@ def report(results: Results, packs: Sequence[Pack]) -> str:
         parts.append(f"**{kind}**\n\n" + table(["method", *(_head(cell) for cell in group)], own))
     parts.append(f"{counted(results, groups)} –: methods without a memory have no stream of their own.")
     return "\n\n".join(parts)
+
+
+def gain(results: Results, cell: Cell, title: str) -> float:
+    """Return the mean gain on zero-shot over the batches that a method has met, NaN where there are none."""
+    plain = dict(zip(*(results.runs("accuracy", cell, "zero_shot", name) for name in ("run", "accuracy")), strict=True))
+    own = dict(zip(*(results.runs("accuracy", cell, title, name) for name in ("run", "accuracy")), strict=True))
+    both = [own[run] - plain[run] for run in own.keys() & plain.keys()]
+    return float(np.mean(both)) if both else float("nan")
 
 
 def counted(results: Results, groups: dict[str, list[Cell]]) -> str:

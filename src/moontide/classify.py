@@ -269,11 +269,11 @@ def label_images(
     >>> label_images(images, task, "a-model").comparison.accuracy
     0.5
     """
-    solver = method or make_method(DEFAULT)
-    result = run_groups(solver, task, groups, batch_size)
+    method = method or make_method(DEFAULT)
+    result = run_groups(method, task, groups, batch_size)
     if truth is None:
         truth = folder_labels([image.id for image in images], task.class_names or ())
-    return Classified(images, task, result, skipped, truth, encoder, solver.name, batch_size, groups)
+    return Classified(images, task, result, skipped, truth, encoder, method.name, batch_size, groups)
 
 
 def folder_labels(ids: Iterable[str], names: Sequence[str]) -> IntArray | None:
@@ -306,7 +306,7 @@ def located(ids: Iterable[str], folder: str = "") -> list[ImageFile]:
     archives: dict[Path, dict[str, ImageFile]] = {}
     found = []
     for one in ids:
-        path, archive = _place(one, folder)
+        path, archive = _located(one, folder)
         if archive is not None and archive not in archives:
             try:
                 archives[archive] = {image.id: image for image in list_images([archive]).images}
@@ -317,7 +317,7 @@ def located(ids: Iterable[str], folder: str = "") -> list[ImageFile]:
     return found
 
 
-def _place(name: str, folder: str) -> tuple[Path, Path | None]:
+def _located(name: str, folder: str) -> tuple[Path, Path | None]:
     """Return the path of an image by its id, and the archive that it lies in, if any."""
     for path in (Path(name), Path(folder) / name):
         archive = next((parent for parent in path.parents if parent.suffix == ".tar" and parent.is_file()), None)

@@ -118,13 +118,13 @@ class Call:
     again: bool = True
 
 
-def path_of(stream: str, rest: str = "") -> str:
+def path_of(stream: str, tail: str = "") -> str:
     """Return the path of a stream, whatever its name.
 
     >>> path_of("../a b", "/known")
     '/streams/..%2Fa%20b/known'
     """
-    return f"/streams/{quote(stream, safe='')}{rest}"
+    return f"/streams/{quote(stream, safe='')}{tail}"
 
 
 def create_call(name: str, prototypes: Any, classes: Sequence[str] | None, settings: Mapping[str, Any]) -> Call:
@@ -186,9 +186,9 @@ def pause(attempt: int, response: httpx.Response | None) -> float:
     >>> 0.05 <= pause(0, None) <= 0.3
     True
     """
-    said = "" if response is None else response.headers.get("Retry-After", "")
-    if said.replace(".", "", 1).isdigit():
-        return min(float(said), LONGEST)
+    asked = "" if response is None else response.headers.get("Retry-After", "")
+    if asked.replace(".", "", 1).isdigit():
+        return min(float(asked), LONGEST)
     return float(min(PAUSE * 2**attempt, LONGEST) * random.uniform(0.5, 1))
 
 

@@ -97,11 +97,11 @@ def draw(path: str | Path, parts: Mapping[str, Sequence[Scores]]) -> None:
         x = where + 0.28 * (i - 1)
         heights = [100 * means(tasks)[i] for tasks in parts.values()]
         axes.bar(x, heights, 0.26, color=colour, label=name)
-        for place, height, tasks in zip(x, heights, parts.values(), strict=True):
-            axes.text(place, 3, f"{height:.1f} %", ha="center", fontsize=9, weight="bold")
+        for at, height, tasks in zip(x, heights, parts.values(), strict=True):
+            axes.text(at, 3, f"{height:.1f} %", ha="center", fontsize=9, weight="bold")
             if len(tasks) > 1:
                 dots = [100 * task.accuracies[i] for task in tasks]
-                axes.plot([place] * len(tasks), dots, "o", color="black", markersize=3, alpha=0.5)
+                axes.plot([at] * len(tasks), dots, "o", color="black", markersize=3, alpha=0.5)
     axes.set_xticks(where, [title.replace(", ", "\n") for title in parts])
     axes.set_xlim(-0.6, len(parts) - 0.4)
     axes.set_ylim(0, 105)

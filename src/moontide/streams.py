@@ -112,24 +112,15 @@ class Stream:
         self._begin(as_online(chosen), as_online(chosen).start(task), task.class_names, batch_size, max_wait, clock)
 
     def _begin(
-        self,
-        method: OnlineMethod,
-        state: State,
-        class_names: Sequence[str] | None,
-        batch_size: int | None,
-        max_wait: float | None,
-        clock: Callable[[], float],
-        rows: Any = None,
-        known: Array | None = None,
-    ) -> None:
+        self, method: OnlineMethod, state: State, class_names: Any, batch_size: Any, max_wait: Any, clock: Any,
+        rows: Any = None, known: Any = None,
+    ) -> None:  # fmt: skip
         if batch_size is not None and not (isinstance(batch_size, int) and batch_size >= 1):
             raise OptionError(f"'batch_size' must be an integer of at least 1, or None. Got {batch_size!r} instead.")
         if max_wait is not None and batch_size is None:
             raise OptionError("'max_wait' has no effect without 'batch_size': nothing waits. Leave it out.")
         if max_wait is not None and not max_wait >= 0:
-            raise OptionError(
-                f"'max_wait' must be a number of seconds of at least 0, or None. Got {max_wait!r} instead."
-            )
+            raise OptionError(f"'max_wait' must be a number of seconds of at least 0, or None. Got {max_wait!r}.")
         self.method, self.state = method, state
         self.class_names = None if class_names is None else tuple(class_names)
         self.batch_size, self.max_wait, self._clock = batch_size, max_wait, clock

@@ -14,7 +14,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from moontide.core.arrays import Array, as_matrix, as_real, device, is_torch_array, like, namespace, to_numpy, unit_rows
+from moontide.core.arrays import (
+    Array,
+    as_matrix,
+    as_real,
+    device,
+    is_torch_array,
+    like,
+    namespace,
+    to_numpy,
+    unit_pair,
+    unit_rows,
+)
 from moontide.core.graph import Graph, adapt_graph
 from moontide.errors import InputError, listed, missing_extra
 
@@ -63,8 +74,9 @@ class Task:
         if not (math.isfinite(scale) and scale > 0):
             raise InputError(f"'logit_scale' must be a positive number (100 for CLIP). Got {self.logit_scale} instead.")
         set_ = object.__setattr__
-        set_(self, "features", unit_rows(features, "image_features"))
-        set_(self, "text", like(unit_rows(text, "text_features"), features))
+        features, text = unit_pair(features, text, ("image_features", "text_features"))
+        set_(self, "features", features)
+        set_(self, "text", like(text, features))
         set_(self, "logit_scale", scale)
         if self.class_names is not None:
             set_(self, "class_names", check_class_names(self.class_names, self.k, self.n))
@@ -162,7 +174,7 @@ def check_class_names(names: Sequence[str], k: int, n: int | None = None) -> tup
     if double:
         more = f" and {len(double) - SHOWN} more" if len(double) > SHOWN else ""
         shown = ", ".join(double[:SHOWN])
-        warnings.warn(f"class names appear more than once: {shown}{more}", UserWarning, stacklevel=3)
+        warnings.warn(f"class names appear more than once: {shown}{more}; name each once", UserWarning, stacklevel=3)
     return names
 
 

@@ -59,9 +59,9 @@ def mine_negatives(candidates: Array, text: Array, share: float = 0.15, quantile
     if kept == 0:
         raise InputError(f"'share' must keep at least one candidate. Got {share:g} of {u.shape[0]}; raise it.")
     cosine = xp.sort(u @ t.T, axis=1)  # (M, K)
-    place = quantile * (t.shape[0] - 1)
-    low, high = math.floor(place), math.ceil(place)
-    q = cosine[:, low] + (place - low) * (cosine[:, high] - cosine[:, low])  # (M,)
+    at = quantile * (t.shape[0] - 1)
+    low, high = math.floor(at), math.ceil(at)
+    q = cosine[:, low] + (at - low) * (cosine[:, high] - cosine[:, low])  # (M,)
     return xp.argsort(q, stable=True)[:kept]
 
 
@@ -246,8 +246,8 @@ def otsu(scores: Array) -> float:
     within: Any = np.full(100, np.inf)
     split = (low > 0) & (low < n)
     a = low[split]
-    rest = sums[-1] - sums[a]
-    within[split] = (squares[-1] - sums[a] ** 2 / a - rest**2 / (n - a)) / n
+    above = sums[-1] - sums[a]
+    within[split] = (squares[-1] - sums[a] ** 2 / a - above**2 / (n - a)) / n
     equal = np.flatnonzero(within == within.min())
     return float(thresholds[equal[len(equal) // 2]])
 

@@ -63,10 +63,12 @@ def test_it_takes_the_runs_that_fit_into_the_time():
     fast, slow = paper.cells_of(suite, "f", scenario)
     known = paper.Known({}, {fast: 0.001, slow: 0.01}, Counter({fast: 1, slow: 1}))
     assert sum(paper.left([suite], known, None).values()) == pytest.approx(999 * 0.011)
-    seconds = paper.seconds_for([suite], known, 1.1)
-    assert sum(paper.left([suite], known, seconds).values()) == pytest.approx(1.1, abs=0.25)
-    assert paper.seconds_for([suite], known, 1e6) > 1000 * 0.01
-    assert [paper.most_runs(1000, [0.01], s) for s in (0.001, 0.07, 0.1, 0.19, 10, 99)] == [1, 7, 10, 16, 1000, 1000]
+    effort = paper.effort_for([suite], known, 1.1)
+    assert sum(paper.left([suite], known, effort).values()) == pytest.approx(1.1, abs=0.25)
+    assert paper.most_runs(1000, [0.01], paper.effort_for([suite], known, 1e6)) == 1000
+    seconds = [paper.Effort(s, 1.0) for s in (0.001, 0.07, 0.1, 0.19, 10, 99)]
+    assert [paper.most_runs(1000, [0.01], effort) for effort in seconds] == [paper.LEAST, 7, 10, 16, 1000, 1000]
+    assert [paper.most_runs(1000, [t], paper.Effort(10, 0.5)) for t in (0.01, 1, 4, 100)] == [100, 10, 5, paper.LEAST]
 
 
 def test_a_limit_of_seconds_holds_for_all_entries_of_a_method_alike(features, tmp_path):
@@ -74,10 +76,10 @@ def test_a_limit_of_seconds_holds_for_all_entries_of_a_method_alike(features, tm
     runs = {}
     for record in read_records(tmp_path / "out" / "convergence"):
         runs.setdefault((record["method"], str(record["options"]), record["scenario"]["id"]), []).append(record["run"])
-    assert set(map(tuple, runs.values())) == {(0,)}
+    assert set(map(tuple, map(sorted, runs.values()))) == {tuple(range(paper.LEAST))}
     suite = load_suite("convergence")
     cells = paper.cells_of(suite, "f", suite.scenarios[0], "moon")
-    limit = paper.limit_by({cells[0]: 0.01, cells[-1]: 0.1}, suite, 5.0)
+    limit = paper.limit_by({cells[0]: 0.01, cells[-1]: 0.1}, suite, paper.Effort(5.0, 1.0))
 
     class Features:
         hash = "f"

@@ -80,7 +80,7 @@ class Waits(TorchDispatchMode):  # refuses what waits for a GPU, or copies to it
 def watched(solve, f, text):
     from moontide.core.backends import _triton
 
-    names = ("e_step", "m_step", "top_m", "votes", "tide_step", "tide_confidence")
+    names = ("zero_shot", "e_step", "m_step", "top_m", "votes", "tide_step", "tide_confidence", "lengths", "newton")
     given = {name: getattr(_triton, name) for name in names}
     for name, kernel in given.items():  # the interpreter itself copies
         setattr(_triton, name, lambda *a, kernel=kernel, **b: outside(kernel, a, b))

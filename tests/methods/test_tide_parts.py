@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from moontide.core.tide import (
     LARGEST,
+    Assigned,
+    Compared,
     Crowd,
-    Groups,
-    Means,
-    Model,
     Predicted,
     agreement_by_class,
     agreements,
+    anchor_rows,
     anchor_weight,
     anchors,
     bias_weight,
@@ -50,8 +50,9 @@ def unit(x: Any) -> Any:
 def crowding(y: Any, near: Any, most: Any, m: int) -> Crowd:
     own = (y * y).sum(1)
     agree = agreements(y, y.sum(0), own, len(y))
-    even = left_of(y)
-    return crowd_of(agree.mean(), agree.std(), own.mean(), y.max(1).mean(), near.sum(), most.sum(), even, *y.shape, m)
+    even, even_own = evened(y, y.sum(0))
+    numbers = agree.sum(), (agree**2).sum(), own.sum(), y.max(1).sum(), 0.0
+    return crowd_of(Compared(*numbers, near, most, even, even_own.sum(), np.zeros((0, 1))), *y.shape, m)
 
 
 def left_of(y: Any) -> tuple[float, float]:
@@ -60,11 +61,17 @@ def left_of(y: Any) -> tuple[float, float]:
 
 
 def anchors_of(f: Any, text: Any, y: Any) -> Any:
-    return anchors(text, y.mean(0), Predicted.of(f, y, y.argmax(1)))
+    slope, offset = anchors(text, y.mean(0), Predicted.of(f, y, y.argmax(1)))
+    return anchor_rows(text, slope, offset, np.ones(f.shape[1]))
+
+
+def grouped(f: Any, labels: Any, k: int) -> tuple[Any, Any, int]:
+    one = np.eye(k)[labels]
+    return one.T @ f, one.sum(0), len(f)
 
 
 def metric_of(f: Any, labels: Any, k: int) -> Any:
-    return metric((f * f).mean(0), Groups.of(f, labels, k), len(f))
+    return metric((f * f).mean(0), *grouped(f, labels, k))
 
 
 @pytest.mark.parametrize(("k", "a"), [(5, 0.2), (20, 0.05), (20, 1.0)])
@@ -222,8 +229,8 @@ def test_metric_and_anchor_weight_do_not_depend_on_the_scale(seed: int, factor: 
     assert (scale**2).mean() == pytest.approx(1)
     turn = np.linalg.qr(rng.normal(size=(8, 8)))[0]
     x, anchor = unit(f), unit(rng.normal(size=(4, 8)))
-    assert anchor_weight(anchor @ turn, Groups.of(x @ turn, labels, 4), 30) == pytest.approx(
-        anchor_weight(anchor, Groups.of(x, labels, 4), 30)
+    assert anchor_weight(anchor @ turn, *grouped(x @ turn, labels, 4)) == pytest.approx(
+        anchor_weight(anchor, *grouped(x, labels, 4))
     )
 
 
@@ -245,7 +252,7 @@ def test_the_anchor_weight_is_the_ratio_of_variances_the_classes_were_drawn_with
     labels = np.repeat(np.arange(k), each)
     f = mean[labels] + sigma * rng.normal(size=(k * each, d)) / d**0.5
     length = np.linalg.norm(f, axis=1, keepdims=True).mean()  # unit rows, as near as a scale comes
-    found = anchor_weight(anchor / length, Groups.of(unit(f), labels, k), len(f))
+    found = anchor_weight(anchor / length, *grouped(unit(f), labels, k))
     assert found == pytest.approx(sigma**2 / tau**2, rel=0.15)
 
 
@@ -253,8 +260,9 @@ def test_the_anchor_weight_is_the_ratio_of_variances_the_classes_were_drawn_with
 def test_the_anchor_weight_is_held_between_a_third_and_thirty(wanted: float) -> None:
     rng, labels = np.random.default_rng(0), np.repeat(np.arange(5), 20)
     f = unit(rng.normal(size=(5, 16))[labels] + (0.01 if wanted < 1 else 0.3) * rng.normal(size=(100, 16)))
-    groups = Groups.of(f, labels, 5)
-    assert anchor_weight(groups.mean[::-1] if wanted < 1 else groups.mean, groups, 100) == wanted
+    sums, counts, n = grouped(f, labels, 5)
+    mean = sums / counts[:, None]
+    assert anchor_weight(mean[::-1] if wanted < 1 else mean, sums, counts, n) == wanted
 
 
 @given(seed=SEEDS, share=st.floats(0, 1), trusted=st.floats(0.1, 1))
@@ -264,10 +272,10 @@ def test_a_class_mean_without_a_sample_is_the_mean_of_the_others(seed: int, shar
     z, gamma = rng.dirichlet(np.full(k, 0.5), size=n), rng.random(n)
     weight, label = trusted * gamma[:, None] * z, z.argmax(1)
     hard = trusted * np.bincount(label, minlength=k)
-    own = np.full((n, 1), trusted)
-    means = Means(weight, weight.T @ f, weight.sum(0), hard, label, own[:, 0])
-    model = Model(f, anchor, f @ anchor.T, None, alpha, 1.0, own, 1.0, 1.0, None)
-    found = cosine_to_means(model, means, slice(None), np.full((n, 1), share))
+    sums, left = weight.T @ f, hard - share * trusted * np.eye(k)[label]
+    classes = Assigned(sums, weight.sum(0), hard, hard, hard, 0.0, n, 0, 0.0)
+    along = (sums * anchor).sum(1)
+    found = cosine_to_means(f @ sums.T, f @ anchor.T, share * weight, left, classes, along, alpha)
     for i in range(n):
         kept = weight.copy()
         kept[i] *= 1 - share

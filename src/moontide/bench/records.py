@@ -144,9 +144,9 @@ def _commit() -> str | None:
     git = ["git", "-C", str(here.parent)]
     try:
         subprocess.run([*git, "ls-files", "--error-unmatch", here.name], check=True, capture_output=True)
-        told = subprocess.run(
+        found = subprocess.run(
             [*git, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"], check=True, capture_output=True
         )
     except (OSError, subprocess.CalledProcessError):
         return None
-    return told.stdout.decode().strip()
+    return found.stdout.decode().strip()

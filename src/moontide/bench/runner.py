@@ -93,8 +93,8 @@ def run_suite(
         raise OptionError("A GPU is for one process: leave 'jobs' at 1, or 'device' at cpu.")
     for entry in suite.entries:
         entry.build()
-    outcome, out, source = RunCounts(), Path(out), Source(device, encoder)
-    todo = plan(suite, find_data(data), {key(record) for record in read_records(out)}, outcome, limit, source)
+    counts, out, source = RunCounts(), Path(out), Source(device, encoder)
+    todo = plan(suite, find_data(data), {key(record) for record in read_records(out)}, counts, limit, source)
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -102,11 +102,11 @@ def run_suite(
     total = sum(len(job.entries) for job in todo)
     worker = Worker(suite, out, environment(), source)
     for written, failed in map(worker, todo) if jobs == 1 else in_processes(worker, todo, jobs):
-        outcome.written += written
-        outcome.failed.update(failed)
+        counts.written += written
+        counts.failed.update(failed)
         if progress:
-            progress(outcome.written + outcome.failed.total(), total)
-    return outcome
+            progress(counts.written + counts.failed.total(), total)
+    return counts
 
 
 @dataclass
@@ -147,11 +147,11 @@ def plan(
     suite: Suite,
     paths: Iterable[Path],
     done: set[Any],
-    outcome: RunCounts,
+    counts: RunCounts,
     limit: Limit | None = None,
     source: Source | None = None,
 ) -> list[Job]:
-    """List the jobs that are left; count in `outcome` what is done, and say what cannot be done.
+    """List the jobs that are left; count in `counts` what is done, and say what cannot be done.
 
     Data of which none can be read are an error.
 
@@ -170,27 +170,27 @@ def plan(
             unread += 1
             if unread == len(paths):
                 raise
-            outcome.skipped.append(str(error))
+            counts.skipped.append(str(error))
             continue
         able = []
         for number, entry in enumerate(suite.entries):
             missing = method_type(entry.name).needs - pack.extras.keys()
             if missing:
-                outcome.skipped.append(f"{entry.name} on {pack.dataset}: it needs {' and '.join(sorted(missing))}.")
+                counts.skipped.append(f"{entry.name} on {pack.dataset}: it needs {' and '.join(sorted(missing))}.")
             else:
                 able.append(number)
         for scenario in suite.scenarios:
             try:
                 scenario.batches(pack.dataset, pack.labels, 0)
             except MoontideError as error:
-                outcome.skipped.append(f"{scenario.id} on {pack.dataset}: {error}")
+                counts.skipped.append(f"{scenario.id} on {pack.dataset}: {error}")
                 continue
             most = {n: limit(pack, scenario, suite.entries[n]) if limit else scenario.runs for n in able}
             keys = {n: key(_facts(suite, pack, scenario, 0, suite.entries[n])) for n in able}
             for run in range(min(scenario.runs, max(most.values(), default=0))):
                 wanted = [n for n in able if run < most[n]]
                 left = tuple(n for n in wanted if key_of_run(keys[n], run) not in done)
-                outcome.found += len(wanted) - len(left)
+                counts.found += len(wanted) - len(left)
                 if left:
                     jobs.append(Job(path, scenario, run, left))
     return jobs
@@ -300,7 +300,7 @@ def score(method: Method, pack: Pack, batches: Sequence[IntArray], setting: str)
     >>> scores["accuracy"], scores["correct"], scores["n"]
     (0.666667, 2, 3)
     """
-    solver = as_online(method)
+    online = as_online(method)
     state: Any = None
     seconds, hits, before, confidence, near = 0.0, [], [], [], 0
     for indices in batches:
@@ -311,8 +311,8 @@ def score(method: Method, pack: Pack, batches: Sequence[IntArray], setting: str)
         else:
             if state is None:
                 method.require(task)
-                state = solver.start(task)
-            state, result = solver.step(state, samples(method, task))
+                state = online.start(task)
+            state, result = online.step(state, samples(method, task))
         predicted = to_numpy(result.labels)
         seconds += time.perf_counter() - start
         hits.append(predicted == labels)

@@ -21,13 +21,10 @@ from moontide.cli.common import (
     Source,
     check_not_input,
     note,
-    print_answers,
-    print_groups,
-    print_summary,
     progress_bar,
 )
 from moontide.cli.given import NO_GIVEN, GivenFiles, GroupBy
-from moontide.cli.output import emit, seed
+from moontide.cli.output import counted, seed
 from moontide.cli.shards import NO_CLUSTER, Cluster, adapt_many, is_many
 from moontide.errors import OptionError
 
@@ -85,22 +82,22 @@ def adapt(
         moontide adapt 'shards/*.parquet' --text classes.npy --engine ray --out predictions/
     """
     answers.check()
-    solver = choice.make()
+    method = choice.make()
     if not is_many(features, cluster):
         order = seed() if shuffle else None
-        _adapt_file(Path(features), solver, out, answers, given, source, group_by, batch_size, order)
+        _adapt_file(Path(features), method, out, answers, given, source, group_by, batch_size, order)
         return
     if batch_size is not None or shuffle or group_by is not None or answers != NO_ANSWER_CHOICE:
         raise OptionError(
             "All shards are one task: '--batch-size', '--shuffle', '--group-by', '--unknown', '--roll-up' and "
             "'--multi' do not go with it."
         )
-    adapt_many(features, solver, out, cluster, source, given)
+    adapt_many(features, method, out, cluster, source, given)
 
 
 def _adapt_file(
     features: Path,
-    solver: Method,
+    method: Method,
     out: str | None,
     answers: AnswerChoice,
     given: GivenFiles,
@@ -110,37 +107,22 @@ def _adapt_file(
     shuffle_seed: int | None,
 ) -> None:
     """Label one file or store, write the predictions and print the summary."""
-    from moontide.evaluate import compare_groups, compare_predictions, scored_rows
-    from moontide.plausible import ask
-    from moontide.store.classes import read_classes
     from moontide.store.files import check_output, read_task
     from moontide.store.inputs import read_groups
-    from moontide.store.predictions import more_columns, write_predictions
 
-    given.require(solver)
+    given.require(method)
     if out is not None:
         check_output(out)
         check_not_input(Path(out), features, source.text, source.labels, *given.paths)
-    task, labels, ids = read_task(features, **asdict(source))
-    ask(task)
-    task = given.add(task, ids)
-    groups = None if group_by is None else read_groups(features, group_by, ids, task.n)
-    result = _run(solver, task, groups, batch_size, shuffle_seed)
-    said, more = answers.make(task, result, None if source.classes is None else read_classes(source.classes))
-    if out is not None:
-        write_predictions(out, result, ids, task.class_names, more_columns(task, groups) | more, said)
-        note(f"wrote {out}")
-        emit(out=out)
-    rows = scored_rows(task)
-    if groups is not None:
-        print_groups(compare_groups(labels, result, groups, rows))
-    if said is not None:
-        print_answers(said)
-    print_summary(compare_predictions(labels, result, rows), result, task)
+    data = read_task(features, **asdict(source), questions=True)
+    task = given.add(data.task, data.ids)
+    groups = None if group_by is None else read_groups(features, group_by, data.ids, task.n)
+    result = _run(method, task, groups, batch_size, shuffle_seed)
+    answers.conclude(data, task, result, out, source.classes, groups)
 
 
 def _run(
-    solver: Method, task: Task, groups: Sequence[str] | None, batch_size: int | None, shuffle_seed: int | None
+    method: Method, task: Task, groups: Sequence[str] | None, batch_size: int | None, shuffle_seed: int | None
 ) -> Result:
     """Label the task and say how it went."""
     from moontide.core.progress import reporting
@@ -148,14 +130,14 @@ def _run(
 
     parts = len(split_rows(task.n, groups, batch_size, shuffle_seed))
     start = time.perf_counter()
-    with progress_bar(solver.name) as progress, ExitStack() as stack:
+    with progress_bar(method.name) as progress, ExitStack() as stack:
         if parts == 1:  # one long run tells of its parts
             stack.enter_context(reporting(lambda what, done, total: progress(done, total, what)))
-        result = run_groups(solver, task, groups, batch_size, shuffle_seed=shuffle_seed, progress=progress)
+        result = run_groups(method, task, groups, batch_size, shuffle_seed=shuffle_seed, progress=progress)
     if batch_size is not None or groups is not None:
-        how = [] if groups is None else [f"{len(set(groups))} groups"]
-        how += [] if batch_size is None else [f"{parts} batches"]
-        note(f"{solver.name}: {task.n} samples in {' and '.join(how)}, {time.perf_counter() - start:.2f} s")
+        how = [] if groups is None else [counted(len(set(groups)), "group")]
+        how += [] if batch_size is None else [counted(parts, "batch")]
+        note(f"{method.name}: {counted(task.n, 'sample')} in {' and '.join(how)}, {time.perf_counter() - start:.2f} s")
     graph = result.details.get("graph")
     if graph is not None and graph.recall < 1:
         note(f"neighbours: searched approximately, {100 * graph.recall:.1f} % of the true ones found on a sample")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import App, Parameter
 
 from moontide.cli.common import note, progress_bar, table_console
-from moontide.cli.output import emit, everywhere
+from moontide.cli.output import counted, emit, everywhere
 from moontide.encoders.base import DEFAULT
 
 if TYPE_CHECKING:
@@ -71,28 +71,29 @@ def run(
         encoder = encoder or DEFAULT
         data = _encoded(data, dataset, encoder, device, out, VIEWS if "views" in needs else None)
     with progress_bar(suite) as progress:
-        outcome = run_suite(
+        counts = run_suite(
             chosen, data, out, jobs=jobs, progress=progress, device=device, encoder=_if_adapted(chosen, encoder)
         )
-    return _sum_up(outcome, out, chosen.name)
+    return _sum_up(counts, out, chosen.name)
 
 
-def _sum_up(outcome: RunCounts, out: Path, suite: str) -> int:
+def _sum_up(counts: RunCounts, out: Path, suite: str) -> int:
     """Say what was run and print the table; returns the exit status."""
-    for reason in outcome.skipped:
+    for reason in counts.skipped:
         note(f"skipped: {reason}")
-    for reason, count in outcome.failed.items():
-        note(f"failed {count} times: {reason}")
-    note(f"{outcome.written} runs done and {outcome.found} found in {out}")
-    emit(written=outcome.written, found=outcome.found, skipped=outcome.skipped, failed=outcome.failed, results=out)
-    if outcome.written + outcome.found:
+    for reason, count in counts.failed.items():
+        note(f"failed {counted(count, 'time')}: {reason}")
+    note(f"{counted(counts.written, 'run')} done and {counts.found} found in {out}")
+    emit(written=counts.written, found=counts.found, skipped=counts.skipped, failed=counts.failed, results=out)
+    if counts.written + counts.found:
         _print(out, suite)
-    return 1 if outcome.failed or not outcome.written + outcome.found else 0
+    return 1 if counts.failed or not counts.written + counts.found else 0
 
 
 def _encoded(data: Path, dataset: str, encoder: str, device: str, out: Path, views: int | None) -> Path:
     """Encode the images of a dataset into a store in the results folder, or go on with it."""
-    from moontide.cli.encode import EncoderChoice, PassChoice, encode
+    from moontide.cli.encode import PassChoice, encode
+    from moontide.cli.encoder import EncoderChoice
 
     store = out / "features" / dataset
     encode((str(data),), out=store, choice=EncoderChoice(encoder, device), dataset=dataset, way=PassChoice(views=views))

@@ -47,11 +47,11 @@ class Given:
         Parameter(help="The class balance: a .csv with the columns class and share, a .json, an .npy or an .npz."),
     ] = None
 
-    def require(self, solver: Method) -> None:
+    def require(self, method: Method) -> None:
         """Refuse what the method cannot use, before anything is read."""
         for field in fields(self):
             if getattr(self, field.name) is not None:
-                solver.require_accepted(field.name)
+                method.require_accepted(field.name)
 
 
 @Parameter(name="*", group=GIVEN)

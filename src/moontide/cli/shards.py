@@ -11,7 +11,7 @@ from cyclopts import Group, Parameter
 
 from moontide.cli.common import Source, note, print_classes, progress_bar
 from moontide.cli.given import GivenFiles
-from moontide.cli.output import emit, say
+from moontide.cli.output import counted, emit, say
 from moontide.errors import OptionError
 from moontide.protocols import Method
 
@@ -80,7 +80,7 @@ def is_many(features: str, cluster: Cluster) -> bool:
 
 
 def adapt_many(
-    features: str, solver: Method, out: str | None, cluster: Cluster, source: Source, given: GivenFiles
+    features: str, method: Method, out: str | None, cluster: Cluster, source: Source, given: GivenFiles
 ) -> None:
     """Run a method over shards and print what changed."""
     from moontide.core.devices import check_device
@@ -92,7 +92,7 @@ def adapt_many(
 
     if given.known is not None:
         raise OptionError("'--known' does not go with shards; leave it out, or use one file.")
-    given.require(solver)
+    given.require(method)
     store = is_store(features)
     if out is None or (source.text is None and not store):
         raise OptionError(
@@ -123,10 +123,10 @@ def adapt_many(
     )
     workers = Workers(cluster.engine or "local", cluster.address, cluster.workers, device=source.device)
     start = time.perf_counter()
-    with progress_bar(solver.name) as progress:
-        found = adapt_shards(task, solver, out, workers=workers, graph=cluster.graph, report=note, progress=progress)
-    replaced = f", {found.replaced} workers replaced" if found.replaced else ""
-    note(f"wrote {len(found.files)} files to {out} in {time.perf_counter() - start:.1f} s{replaced}")
+    with progress_bar(method.name) as progress:
+        found = adapt_shards(task, method, out, workers=workers, graph=cluster.graph, report=note, progress=progress)
+    replaced = f", {counted(found.replaced, 'worker')} replaced" if found.replaced else ""
+    note(f"wrote {counted(len(found.files), 'file')} to {out} in {time.perf_counter() - start:.1f} s{replaced}")
     emit(out=out, samples=found.n, changed=found.changed)
     say(f"changed    {found.changed} of {found.n}")
     print_classes(found.counts, names)

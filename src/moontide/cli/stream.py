@@ -18,16 +18,13 @@ from moontide.cli.common import (
     Source,
     check_not_input,
     note,
-    print_answers,
-    print_summary,
     progress_bar,
 )
 from moontide.cli.given import NO_GIVEN, GivenFiles
-from moontide.cli.output import emit
+from moontide.cli.output import counted, emit
 from moontide.errors import OptionError
 
 if TYPE_CHECKING:
-    from moontide.answers import Answers
     from moontide.protocols import Method
     from moontide.types import Result, Task
 
@@ -71,10 +68,7 @@ def stream(
         moontide stream tuesday.npz --resume tda.safetensors --out tuesday.csv
         moontide stream monday.npz --known labels.csv --class-prior shares.csv
     """
-    from moontide.plausible import ask
-    from moontide.store.classes import read_classes
     from moontide.store.files import PREDICTIONS, check_output, read_task
-    from moontide.store.predictions import more_columns, write_predictions
     from moontide.streams import save_state as write_state
 
     answers.check()
@@ -82,23 +76,15 @@ def stream(
         if path is not None:
             check_output(path, kinds)
             check_not_input(path, features, source.text, source.labels, *given.paths)
-    data = read_task(features, **asdict(source))
-    ask(data.task)
-    solver, state, batch_size = _beginning(choice, given, data.task, resume, batch_size)
+    data = read_task(features, **asdict(source), questions=True)
+    method, state, batch_size = _beginning(choice, given, data.task, resume, batch_size)
     task = given.add(data.task, data.ids)
-    state, result = _run(solver, task, batch_size, state, drop_last)
-    n = len(result.labels)
-    said, more = answers.make(task, result, None if source.classes is None else read_classes(source.classes))
-    if out is not None:
-        ids = data.ids and data.ids[:n]
-        write_predictions(out, result, ids, task.class_names, more_columns(task, n=n) | more, said)
-        note(f"wrote {out}")
-        emit(out=out)
+    state, result = _run(method, task, batch_size, state, drop_last)
     if save_state is not None:
-        write_state(save_state, solver, state, batch_size)
+        write_state(save_state, method, state, batch_size)
         emit(state=save_state, seen=state.seen)
-        note(f"wrote {save_state}, the state after {state.seen} samples")
-    _sum_up(data.labels, result, task, said)
+        note(f"wrote {save_state}, the state after {counted(state.seen, 'sample')}")
+    answers.conclude(data, task, result, out, source.classes)
 
 
 def _beginning(
@@ -107,34 +93,27 @@ def _beginning(
     """Return the method, the state it goes on from if any, and the batch size."""
     from moontide.streams import load_state, saved_batch_size
 
-    solver, state = (choice.make(), None) if resume is None else load_state(resume, task.features)
+    method, state = (choice.make(), None) if resume is None else load_state(resume, task.features)
     if resume is not None:
-        check_same_method(choice, solver, resume)
+        check_same_method(choice, method, resume)
         if given.class_prior is not None or given.negatives is not None:
             raise OptionError("'--class-prior' and '--negatives' are part of a state; leave them out with '--resume'.")
         batch_size = saved_batch_size(resume) if batch_size is None else batch_size
-    given.require(solver)
-    return solver, state, BATCH if batch_size is None else batch_size
+    given.require(method)
+    return method, state, BATCH if batch_size is None else batch_size
 
 
-def _run(solver: Method, task: Task, batch_size: int, state: Any, drop_last: bool) -> tuple[Any, Result]:
+def _run(method: Method, task: Task, batch_size: int, state: Any, drop_last: bool) -> tuple[Any, Result]:
     """Label the task and say how it went."""
     from moontide.streams import run_stream
 
     start = time.perf_counter()
-    with progress_bar(solver.name) as progress:
-        state, result = run_stream(solver, task, batch_size, state=state, drop_last=drop_last, progress=progress)
+    with progress_bar(method.name) as progress:
+        state, result = run_stream(method, task, batch_size, state=state, drop_last=drop_last, progress=progress)
     n = len(result.labels)
-    note(f"{solver.name}: {n} samples in {-(-n // batch_size)} batches, {time.perf_counter() - start:.2f} s")
+    how = f"{counted(n, 'sample')} in {counted(-(-n // batch_size), 'batch')}"
+    note(f"{method.name}: {how}, {time.perf_counter() - start:.2f} s")
     return state, result
-
-
-def _sum_up(labels: Any, result: Result, task: Task, said: Answers | None) -> None:
-    from moontide.evaluate import compare_predictions, scored_rows
-
-    if said is not None:
-        print_answers(said)
-    print_summary(compare_predictions(labels, result, scored_rows(task, len(result.labels))), result, task)
 
 
 def check_same_method(choice: Choice, saved: Method, path: Path) -> None:
@@ -155,7 +134,7 @@ def check_same_method(choice: Choice, saved: Method, path: Path) -> None:
         )
 
 
-def in_words(solver: Method) -> str:
+def in_words(method: Method) -> str:
     """Name a method and the options that are not at their defaults.
 
     >>> import moontide
@@ -164,7 +143,7 @@ def in_words(solver: Method) -> str:
     """
     from moontide.protocols import PerBatch
 
-    inside = solver.method if isinstance(solver, PerBatch) else solver
+    inside = method.method if isinstance(method, PerBatch) else method
     values = {name: getattr(inside, name) for name in inside.specs()}
     changed = [f"{name}={value}" for name, value in values.items() if value != inside.specs()[name].default]
     return f"{inside.name} with {', '.join(changed) or 'its defaults'}"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,7 +15,6 @@ from moontide.core.arrays import (
     class_counts,
     class_sums,
     clip,
-    columns,
     device,
     is_torch_array,
     like,
@@ -24,14 +23,16 @@ from moontide.core.arrays import (
     row_norms,
     row_sums,
 )
+from moontide.core.backends import fused
 from moontide.core.ple import EPS
-from moontide.core.simplex import log_softmax, one_hot
-from moontide.core.sums import LARGER, SAME, Sums
+from moontide.core.simplex import log_softmax, one_hot, softmax_log_sum
+from moontide.core.sums import SAME, Sums
 
 ALL = slice(None)
 OUTLASTS = 3.0  # what is left of an excess without the bias of the text is one part in so many or more, if it is real
 DOUBTED = 0.25  # what counts of an excess of which nothing is left
 LARGEST = 1e3  # of the pseudo-count: at 1000 the prior is flat for any batch
+STILL = 1e-4  # assignments that move by less no longer change
 NEWTON = 12  # steps of Newton's method for the calibration
 COLDEST, WARMEST = 0.02, 5.0  # powers that the assignments are raised to
 TRUSTS = (1.0, 0.7, 0.5, 0.35, 0.25, 0.18)  # weights of the text, tried on known labels
@@ -50,6 +51,17 @@ def number(x: Array) -> Any:
     return x if on_gpu else float(x)
 
 
+def on_host(numbers: Sequence[Any]) -> list[float]:
+    """Return numbers as Python's floats; for those on a GPU, it is waited for once.
+
+    >>> on_host([1, 0.5])
+    [1.0, 0.5]
+    """
+    there = [x for x in numbers if is_torch_array(x)]
+    values = iter(namespace(there[0]).stack([x.double() for x in there]).tolist() if there else ())
+    return [next(values) if is_torch_array(x) else float(x) for x in numbers]
+
+
 def held(x: Any, low: float, high: float) -> Any:
     """Return a number held in an interval.
 
@@ -65,22 +77,13 @@ def either(condition: Any, this: Any, other: Any) -> Any:
     >>> either(1 > 2, 1, 2)
     2
     """
-    return (
-        namespace(condition).where(condition, this, other)
-        if is_torch_array(condition)
-        else this
-        if condition
-        else other
-    )
+    if is_torch_array(condition):
+        return namespace(condition).where(condition, this, other)
+    return this if condition else other
 
 
 class Crowd(NamedTuple):
-    """How concentrated the classes of a batch are (Eqs. 1, 2, 3).
-
-    >>> import numpy as np
-    >>> Crowd.of_shares(np.asarray([0.5, 0.5])).density > 0.99
-    True
-    """
+    """How concentrated the classes of a batch are (Eqs. 1, 2, 3)."""
 
     excess: float  # v: by how much two samples agree more often than with equally frequent classes
     agreement: float  # rho: how much neighbours agree, from 0 to 1
@@ -112,22 +115,13 @@ def agreement_by_class(y: Array, votes: Array, degree: Array) -> tuple[Array, Ar
     """Return sum_ij W_ij y_ik y_jk and the most it can be, sum_ij W_ij y_ik^2, (K,) each.
 
     `votes` is W y (N, K) and `degree` W 1 (N, 1).
-
-    >>> import numpy as np
-    >>> agreement_by_class(np.eye(2), np.asarray([[0.0, 1.0], [0.5, 0.5]]), np.ones((2, 1)))
-    (array([0. , 0.5]), array([1., 1.]))
     """
     xp = namespace(y)
     return xp.sum(y * votes, axis=0), (degree.T @ (y * y))[0, :]
 
 
 def agreements(y: Array, total: Array, own: Array, n: int) -> Array:
-    """Return the mean over the n - 1 samples j != i of y_i . y_j, from sum_j y_j (K,) and own_i = |y_i|^2, (N,).
-
-    >>> import numpy as np
-    >>> agreements(np.asarray([[1.0, 0.0]]), np.asarray([2.0, 1.0]), np.asarray([1.0]), 3)
-    array([0.5])
-    """
+    """Return the mean over the n - 1 samples j != i of y_i . y_j, from sum_j y_j (K,) and own_i = |y_i|^2, (N,)."""
     return (y @ total - own) / max(n - 1, 1)
 
 
@@ -136,10 +130,6 @@ def evened(y: Array, total: Array) -> tuple[Array, Array]:
 
     `total` (K,) are the n_k, sums of y over all samples, with one pseudo-sample as in Eq. 5. Rows of e sum to 1. Two
     products of a matrix by a vector, and no further N x K array than y^2.
-
-    >>> import numpy as np
-    >>> [x.round(2) for x in evened(np.asarray([[0.75, 0.25]]), np.asarray([2.0, 0.0]))]
-    [array([0.5, 0.5]), array([0.5])]
     """
     weight = 1 / (total + 1)  # (K,)
     scale = 1 / (y @ weight)  # (N,)
@@ -152,31 +142,19 @@ def outlasting(v: Any, left: Any) -> Any:
     What draws images to a text is one number per class, and so is what `evened` takes out: of an excess that comes from
     the texts next to nothing is left. Images of a class that is there stay with it, as far as their predictions are
     sure, and so does their excess, in part. Where they are unsure nothing may be left of a true one: a quarter counts.
-
-    >>> outlasting(2.0, 1.0), outlasting(2.0, 0.25), outlasting(2.0, 0.0)
-    (2.0, 0.75, 0.5)
     """
     return v * held(OUTLASTS * left / v, DOUBTED, 1.0)
 
 
-def crowd_of(
-    u: float, deviation: float, sure: float, confidence: float, near: float, most: float, even: tuple[float, float],
-    n: int, k: int, m: int,
-) -> Crowd:  # fmt: skip
-    """Measure the concentration of the classes of n samples from what their predictions add up to.
-
-    `u` and `deviation` are mean and standard deviation of the agreements, `sure` is the mean of |y_i|^2, `confidence`
-    that of max_k y_ik, `near` is sum_ij W_ij y_i . y_j and `most` is sum_ij W_ij |y_i|^2. `even` are `u` and `sure` of
-    the predictions of `evened`.
-
-    >>> crowd_of(0.25, 0.0, 1.0, 1.0, 0.0, 1.0, (0.25, 1.0), 100, 4, 3).density > 0.99
-    True
-    """
-    false = (1 - confidence) * n / k
+def crowd_of(found: Compared, n: int, k: int, m: int) -> Crowd:
+    """Measure the concentration of the classes (Eqs. 1, 2, 3) from sums over all n samples, with m neighbours each."""
+    u, sure, false = found.agree / n, found.own / n, (1 - found.confidence / n) * n / k
     if n < 2 or k < 2:
         return Crowd.of(1 / LARGEST, 1.0, 1.0, false)
-    v = outlasting(excess(u - 2 * deviation / math.sqrt(n), sure, k), excess(*even, k))
-    rho = mean_agreement(near, most)
+    deviation = held(found.agree_square / n - u * u, 0.0, math.inf) ** 0.5
+    left = (number((found.even**2).sum()) - found.even_own) / (n * (n - 1))
+    v = outlasting(excess(u - 2 * deviation / math.sqrt(n), sure, k), excess(left, found.even_own / n, k))
+    rho = mean_agreement(number(found.near.sum()), number(found.most.sum()))
     return Crowd.of(v, rho, corroboration(rho, (n - 1) * u / sure, min(m, n - 1)), false)
 
 
@@ -195,9 +173,6 @@ def excess(agree: float, sure: float, k: int) -> Any:
     U is the mean of y_i . y_j over pairs of samples, an unbiased Simpson index of the classes, less its standard error
     (of a mean over pairs: twice that of the mean of the N agreements), as only a sure excess should push classes away;
     q is what two samples of one class agree at most.
-
-    >>> excess(0.5, 1.0, 4)
-    1.0
     """
     q = (sure - 1 / k) / (1 - 1 / k)
     return held((k * agree - 1) / held(q, 1e-6, 1.0), 1 / LARGEST, math.inf)
@@ -209,25 +184,16 @@ def corroboration(rho: float, company: float, m: int) -> Any:
     Where a text draws images of other classes, predictions agree and images do not look alike. `company`, (N - 1) U
     over mean |y_i|^2, is how many other samples of its class a sample has if U is right: with fewer than m, not all of
     its neighbours can agree.
-
-    >>> corroboration(0.4, 6.0, 3), corroboration(0.1, 0.3, 3)
-    (0.4, 1.0)
     """
     return held(rho / held(company / m, 1e-6, 1.0), 0.0, 1.0)
 
 
-def anchors(text: Array, p: Array, first: Predicted, scale: Array | float = 1.0) -> Array:
-    """Eq. 4: mu'_k = mean image + slope (t_k - mean text), unit rows (K, d), in the metric `scale` (d,).
+def anchors(text: Array, p: Array, first: Predicted) -> tuple[Any, Array]:
+    """Eq. 4: slope and offset (d,) of the anchors, mu'_k = mean image + slope (t_k - mean text) = slope t_k + offset.
 
     The slope is that of least squares of images on their expected text, both centred, held in [0, 1]: text and images
     lie apart, and images follow their text only in part. The text expected of a sample is that of its label l with its
     probability, and otherwise the mean text sum_k p_k t_k: x_i = y_il t_l + (1 - y_il) mean text.
-
-    >>> import numpy as np
-    >>> first = Predicted.of(np.eye(2), np.eye(2), np.asarray([0, 1]))
-    >>> anchors(np.eye(2), np.asarray([0.5, 0.5]), first)
-    array([[1., 0.],
-           [0., 1.]])
     """
     xp, n, centre, mean_text = namespace(text), first.n, first.centre / first.n, p @ text  # (d,), (d,)
     apart = rows_at(text, first.some) - mean_text  # (H, d)
@@ -235,8 +201,13 @@ def anchors(text: Array, p: Array, first: Predicted, scale: Array | float = 1.0)
     along = number(xp.sum(first.sure_sums * apart)) / n - number(xp.sum(centre * mean))
     square = number(xp.sum(first.sure_squares * row_dots(apart, apart))) / n - number(xp.sum(mean * mean))
     slope = held(along / held(square, 1e-6, math.inf), 0.0, 1.0) * (square > 1e-6)
+    return slope, centre - slope * mean_text
+
+
+def anchor_rows(text: Array, slope: Any, offset: Array, scale: Array) -> Array:
+    """Return anchors in the metric `scale` (d,), unit rows, (K, d)."""
     found = text * (slope / scale)  # (K, d)
-    found += (centre - slope * mean_text) / scale
+    found += offset / scale
     return found / clip(row_norms(found), EPS)[:, None]
 
 
@@ -247,10 +218,6 @@ def presence(near: Array, most: Array, total: Array) -> Array:
     of neighbours on the class (`agreement_by_class`) and rho = sum_k near_k / sum_k most_k that on all. Images of a
     class that is there look alike, and so the little of it that each is predicted to be agrees. What is predicted of a
     class that is absent comes from single images of other classes. One pseudo-sample has the average.
-
-    >>> import numpy as np
-    >>> presence(np.asarray([9.0, 0.1]), np.asarray([10.0, 1.0]), np.asarray([9.0, 9.0])).round(2)
-    array([1.  , 0.21])
     """
     xp = namespace(near)
     rho = mean_agreement(number(xp.sum(near)), number(xp.sum(most)))
@@ -262,9 +229,6 @@ def bias_weight(pseudo_count: float) -> float:
 
     The log share of class k among the predictions is its true log share, of variance near 1 / a, plus the bias of the
     text, of variance 2. The bias is expected to be the part 2 / (2 + 1 / a) of what is seen.
-
-    >>> bias_weight(0.5)
-    0.5
     """
     return pseudo_count / (pseudo_count + 0.5)
 
@@ -275,67 +239,43 @@ def text_bias(y: Array, total: Array, expected: Array | float, presence: Array) 
     `total` (K,) is sum_j y_j over all samples; `expected` is (N - 1) / K, or (N - 1) times the known share of a class.
     The other samples alone are counted, with one pseudo-sample, so that a sample does not count against itself. Where a
     class is predicted too seldom, b is multiplied by pi_k^2 (`presence`): a class that is absent is not to be helped.
-
-    >>> import numpy as np
-    >>> text_bias(np.asarray([[1.0, 0.0]]), np.asarray([2.0, 0.0]), 0.5, np.asarray([1.0, 0.5])).round(2)
-    array([[ 0.29, -0.1 ]])
     """
     xp = namespace(y)
     bias = xp.log((total + 1 - y) / (expected + 1))
     return xp.where(bias < 0, bias * presence**2, bias)
 
 
-class Groups(NamedTuple):
-    """Samples by their labels: what an analysis of variance needs."""
-
-    mean: Array  # (K, d) zero where there is no sample
-    count: Array  # (K,)
-    freedom: float  # N less the number of classes with samples
-
-    @classmethod
-    def of(cls, f: Array, labels: Array, k: int) -> Groups:
-        """Collect the groups of samples with one label."""
-        return cls.of_sums(class_sums(labels, f, k), like(class_counts(labels, k), f), f.shape[0])
-
-    @classmethod
-    def of_sums(cls, sums: Array, count: Array, n: int) -> Groups:
-        """Return the groups of n samples from the sum of the samples of each, (K, d), and their number, (K,)."""
-        return cls(sums / clip(count, 1)[:, None], count, n - number(namespace(sums).sum(count > 0)))
+def freedom(count: Array, n: int) -> Any:
+    """Return n less the number of classes with samples, of which `count` (K,) has the numbers."""
+    return n - number(namespace(count).sum(count > 0))
 
 
-def metric(square: Array, groups: Groups, n: int) -> Array:
+def metric(square: Array, sums: Array, count: Array, n: int) -> Array:
     """Eq. 6: the standard deviation of each dimension within classes, shrunk to their mean by d pseudo-samples, (d,).
 
     Dividing by it makes the classes round, as a von Mises-Fisher distribution wants them. Relative to the mean: a scale
-    does not matter to a cosine. `square` is the mean of f_i^2 over the n samples, (d,).
-
-    >>> import numpy as np
-    >>> metric(np.full(2, 0.5), Groups.of(np.eye(2), np.asarray([0, 1]), 2), 2)
-    array([1., 1.])
+    does not matter to a cosine. `square` is the mean of f_i^2 over the n samples, (d,), `sums` (K, d) and `count` (K,)
+    are those of the samples of each class.
     """
-    xp, d = namespace(square), square.shape[0]
-    between = xp.sum(groups.count[:, None] * groups.mean**2, axis=0) / n  # (d,)
+    xp, d, free = namespace(square), square.shape[0], freedom(count, n)
+    between = (1 / clip(count, 1)) @ (sums * sums) / n  # (d,)
     variance = clip(square - between, 0)  # (d,)
-    average = clip(xp.mean(variance), EPS)
-    return xp.sqrt((groups.freedom * variance / average + d) / (groups.freedom + d))
+    return xp.sqrt((free * variance / clip(xp.mean(variance), EPS) + d) / (free + d))
 
 
-def anchor_weight(anchor: Array, groups: Groups, n: int) -> Any:
+def anchor_weight(anchor: Array, sums: Array, count: Array, n: int) -> Any:
     """Eq. 7: alpha = sigma^2 / tau^2, held in [0.3, 30]: the empirical Bayes weight of an anchor in a class mean.
 
     sigma^2 is the variance within classes and tau^2 that of the class means about their anchors, both by an analysis of
-    variance of the zero-shot labels of n unit rows. Where every sample has a class of its own, there is none and alpha
-    is 1. Only classes with samples count, so that the others may be left out of both.
-
-    >>> import numpy as np
-    >>> anchor_weight(np.eye(2), Groups(np.eye(2), np.ones(2), 0), 2)
-    1.0
+    variance of n unit samples by their zero-shot labels, of which `sums` (K, d) and `count` (K,) are those of each
+    class. 1 where no class has two samples.
     """
-    xp, (mean, count, freedom) = namespace(anchor), groups
-    within = (n - number(xp.sum(count * row_dots(mean, mean)))) / held(freedom, 1.0, math.inf)
-    about = number(xp.sum(count * row_dots(mean - anchor, mean - anchor)))
-    tau2 = (about - (n - freedom) * within) / n
-    return either(freedom < 1, 1.0, held(within / held(tau2, 1e-3, math.inf), 0.3, 30.0))
+    xp, free = namespace(anchor), freedom(count, n)
+    square = number(xp.sum(row_dots(sums, sums) / clip(count, 1)))  # sum_k c_k |mean_k|^2
+    within = (n - square) / held(free, 1.0, math.inf)
+    about = n + square - 2 * number(xp.sum(row_dots(sums, anchor)))  # sum_k c_k |mean_k - anchor_k|^2
+    tau2 = (about - (n - free) * within) / n
+    return either(free < 1, 1.0, held(within / held(tau2, 1e-3, math.inf), 0.3, 30.0))
 
 
 class Labels(NamedTuple):
@@ -349,73 +289,40 @@ class Labels(NamedTuple):
 
     @classmethod
     def of(cls, known: Array | None, state: Any, k: int) -> Labels:
-        """Collect what is known of samples of k classes."""
-        past = (state.known_sums, state.known_counts)
-        if known is None or not bool(namespace(known).any(known >= 0)):
-            return cls(None, None, None, *past)
-        return cls(known, (known >= 0)[:, None], one_hot(known, k, state.text), *past)
+        """Collect what is known of samples of k classes, or return NO_LABELS."""
+        xp, past = namespace(state.text), (state.known_sums, state.known_counts)
+        if known is not None and bool(xp.any(known >= 0)):
+            return cls(known, (known >= 0)[:, None], one_hot(known, k, state.text), *past)
+        return cls(None, None, None, *past) if bool(xp.any(state.known_counts > 0)) else NO_LABELS
 
     def clamp(self, z: Array) -> Array:
         """Return assignments with the known ones in their place."""
         return z if self.mask is None else namespace(z).where(self.mask, self.hot, z)
 
-    @property
-    def any(self) -> bool:
-        """Whether some label is known, here or in the past."""
-        past = self.counts is not None and bool(namespace(self.counts).any(self.counts > 0))
-        return self.known is not None or past
+    def instead_of(self, labels: Array) -> Array:
+        """Return labels (N,) with the known ones in their place."""
+        return labels if self.known is None else namespace(labels).where(self.known >= 0, self.known, labels)
 
 
 NO_LABELS = Labels(None, None, None, None, None)
 
 
-class Model(NamedTuple):
-    """What stays the same while z is estimated, of some samples."""
-
-    f: Array  # (N, d) in the metric
-    anchor: Array  # (K, d) in the metric
-    at_anchor: Array  # (N, K) cosines of both
-    log_y: Array  # (N, K) less the bias of the text
-    alpha: float
-    sharpness: float
-    left_out: Array  # (N, 1) share of a sample that is left out of its class
-    vote_weight: float
-    smoothing: float
-    prior: Array | None  # (K,) log shares of the classes, where known
-
-
-class Means(NamedTuple):
-    """Statistics of the H classes with labels after an M-step; a class without any is at its anchor."""
-
-    weight: Array  # (N, H) gamma_i z_ik, discounted for samples without a known label
-    sums: Array  # (H, d)
-    soft: Array  # (H,)
-    hard: Array  # (H,)
-    places: Array  # (N,) the label of each sample, as a place in the H classes
-    own: Array  # (N,) what a sample adds to the hard count of its label
-
-
-def cosine_to_means(model: Model, means: Means, some: Any, left_out: Array, dots: Array | None = None) -> Array:
+def cosine_to_means(
+    dots: Array, at_anchor: Array, mine: Array, hard: Array, classes: Assigned, along: Array, alpha: Any
+) -> Array:
     """Eqs. 8 and 9: cos(f_i, R_ik), R_ik = beta_ik S_k / s_k + (1 - beta_ik) mu'_k, beta = c / (c + alpha), (N, H).
 
-    All of them without the share `left_out` of sample i: S_k - u gamma_i z_ik f_i, and so on. Nothing but f_i . S_k is
-    N x H x d work, as |S_k - u f_i|^2 = |S_k|^2 - 2 u f_i . S_k + u^2; it is `dots` (N, H) where it is at hand.
+    All of them are without the share u of sample i: S_k - u gamma_i z_ik f_i, and so on, `mine` being u gamma_i z_ik
+    and `hard` the counts c_ik without it, (N, H). `along` (H,) is S_k . mu'_k. Nothing but `dots`, f_i . S_k, is a
+    product of matrices, as |S_k - u f_i|^2 = |S_k|^2 - 2 u f_i . S_k + u^2.
     """
-    xp, f = namespace(model.f), model.f
-    anchor, at_anchor = rows_at(model.anchor, some), columns(model.at_anchor, some)  # (H, d), (N, H)
-    mine = left_out * means.weight  # (N, H)
-    each = xp.arange(f.shape[0], device=device(f))
-    hard = xp.zeros_like(mine) + means.hard  # (N, H)
-    hard[each, means.places] = clip(hard[each, means.places] - left_out[:, 0] * means.own, 0)
-    beta = hard / (hard + model.alpha)  # (N, H)
-    rest = 1 - beta
-    beta /= clip(means.soft - mine, 1e-9)
-    dots = f @ means.sums.T if dots is None else dots  # (N, H)
-    top = beta * (dots - mine) + rest * at_anchor  # f_i . R_ik
-    square = row_dots(means.sums, means.sums) + mine * (mine - 2 * dots)  # |S_k - mine f_i|^2
-    along = row_dots(means.sums, anchor) - mine * at_anchor  # (S_k - mine f_i) . mu'_k
-    square = beta * (beta * square + 2 * rest * along) + rest * rest
-    return top / xp.sqrt(clip(square, EPS))
+    beta = hard / (hard + alpha)  # (N, H)
+    other = 1 - beta
+    beta /= clip(classes.soft - mine, 1e-9)
+    top = beta * (dots - mine) + other * at_anchor  # f_i . R_ik
+    square = row_dots(classes.sums, classes.sums) + mine * (mine - 2 * dots)  # |S_k - mine f_i|^2
+    square = beta * (beta * square + 2 * other * (along - mine * at_anchor)) + other * other
+    return top / namespace(dots).sqrt(clip(square, EPS))
 
 
 def sharpening(density: float, per_class: float, alpha: float) -> float:
@@ -436,9 +343,6 @@ def reliability(right: int, known: int, per_class: float) -> float:
     A class mean of n labels of which the share 1 - r is wrong is off by a bias that no n removes: it is worth at most
     as many known labels as make its variance as large as that bias squared. The two pseudo-labels are right: where
     nothing is known, or nothing that is known speaks against the model, its labels count as they do without known ones.
-
-    >>> reliability(10, 10, 50.0), round(reliability(48, 98, 10.0), 2)
-    (1.0, 0.29)
     """
     r = (right + 2) / (known + 2)
     return 1 / (1 + per_class * (1 - r) ** 2)
@@ -452,10 +356,6 @@ def trust(base: Array, cosine: Array, known: Array, sharpness: float) -> float:
     likely as it makes the known labels, with a penalty on leaving 1. It is 0.83 without any; few labels change little,
     and one more does not move it far, as it would the likeliest weight. Each is judged at a few temperatures of the
     sum, with a penalty as well: predictions that are only too sure would gain by any smaller weight.
-
-    >>> import numpy as np
-    >>> trust(np.asarray([[0.0, 9.0]]), np.asarray([[5.0, 0.0]]), np.asarray([0]), 1.0) < 1
-    True
     """
     xp, fits = namespace(base), np.empty((len(TRUSTS), len(TEMPERS)))
     for i, text in enumerate(TRUSTS):
@@ -482,29 +382,12 @@ def assign(logits: Array) -> tuple[Array, Array]:
     return z, xp.log(total) - row_dots(z, logits)
 
 
-def learn_from_known(
-    model: Model, known: Array, means: Means, some: Any, base: Array, counts: Array, z: Array, per_class: float
-) -> tuple[float, float]:
-    """Return the weight of the text and the reliability of other labels, from n' labelled samples (Eqs. 12, 13).
-
-    What is asked is what the model makes of each labelled sample where its label is not known: without its own part in
-    class means and counts, and with the votes of its neighbours. `base` (n', K) are text and votes.
-    """
-    xp = namespace(z)
-    cosine = 1 * model.at_anchor  # (n', K)
-    cosine[:, some] = cosine_to_means(model, means, some, model.left_out)
-    base = base + class_pull(model, counts, z, model.left_out)
-    text = trust(base, cosine, known, model.sharpness)
-    found = xp.argmax(text * base + model.sharpness * cosine, axis=1)
-    return text, reliability(int(xp.sum(found == known)), int(known.shape[0]), per_class)
-
-
-def class_pull(model: Model, counts: Array, z: Array, left_out: Any) -> Array:
-    """Eq. 11, its prior: log(n_k - u z_ik + a*), (N, L), the collapsed mixture's; or the log shares that are known."""
-    if model.prior is not None:
-        return model.prior + 0 * z
+def class_pull(fixed: Fixed, counts: Array, z: Array, left_out: Any) -> Array:
+    """Eq. 11, its prior: log(n_k - u z_ik + a*), (N, K), the collapsed mixture's; or the log shares that are known."""
+    if fixed.prior is not None:
+        return fixed.prior + 0 * z
     pull = clip(counts - left_out * z, 0)
-    pull += model.smoothing
+    pull += fixed.smoothing
     return namespace(z).log(pull)
 
 
@@ -515,20 +398,12 @@ def expected_right(q: float, density: float, n: int) -> Any:
     predictions are calibrated on average: of labels with mean probability q under y the share q is right. The batch is
     a second look. If it were independent, (1 - q)^2 would be wrong; it is not, and less so the denser the classes are:
     (1 - q)^r, r = 1 + (0.7 - 0.55 w) (1 - 1/N), which for one sample is zero-shot's q.
-
-    >>> expected_right(0.5, 0.5, 1)
-    0.5
     """
     return 1 - held(1 - q, 0.0, 1.0) ** (1 + (0.7 - 0.55 * density) * (1 - 1 / n))
 
 
 def log_ratios(z: Array, label: Array) -> Array:
-    """Return log(z_ik / z_il), l the label of sample i, (N, K); `label` is (N, 1).
-
-    >>> import numpy as np
-    >>> log_ratios(np.asarray([[0.5, 0.5]]), np.asarray([[0]]))
-    array([[0., 0.]])
-    """
+    """Return log(z_ik / z_il), l the label of sample i, (N, K); `label` is (N, 1)."""
     xp = namespace(z)
     log_z = xp.log(z + 1e-30)
     log_z -= xp.take_along_axis(log_z, label, axis=1)
@@ -539,24 +414,21 @@ def confidences(e: Array, log_z: Array, power: float) -> tuple[Array, Array]:
     """Return the probability of the label under z^T and its derivative by log T, (N,) each.
 
     `log_z` (N, K) are the `log_ratios` and `e` is exp(T log_z).
-
-    >>> import numpy as np
-    >>> confidences(np.ones((1, 2)), np.zeros((1, 2)), 1.0)[0]
-    array([0.5])
     """
     confidence = 1 / row_sums(e)  # (N,)
     return confidence, -power * row_dots(e, log_z) * confidence**2
 
 
-def calibration(target: float, means_at: Callable[[float], tuple[float, float]]) -> Any:
+def calibration(target: Any, means_at: Callable[[Any], tuple[Any, Any]]) -> Any:
     """Eq. 14, its T, held in [0.02, 5], by Newton's method on log T, or a halved interval where that leads outside.
 
     `means_at(T)` returns the means over the samples of `confidences`, the first of which rises with T.
-
-    >>> round(calibration(0.2, lambda power: (power / 10, power / 10)), 3)
-    2.0
     """
     target = number(target)
+    if is_torch_array(target) and fused(target.float()):
+        from moontide.core.backends import _triton
+
+        return _triton.calibration(target, means_at, COLDEST, WARMEST, NEWTON)
     low, high, power = COLDEST, WARMEST, 1.0 + 0 * target
     for _ in range(NEWTON):
         confidence, rise = means_at(power)
@@ -565,35 +437,33 @@ def calibration(target: float, means_at: Callable[[float], tuple[float, float]])
             break
         low, high = either(gap > 0, power, low), either(gap > 0, high, power)
         step = power * math.e ** held(gap / held(rise, 1e-6, math.inf), -1.0, 1.0)
-        power = either((low < step) & (step < high), step, (low * high) ** 0.5)
+        power = either((low <= step) & (step <= high), step, (low * high) ** 0.5)
     return power
 
 
-def unlikeness(cosine: Array, f: Array, scale: float, negatives: Array) -> Array:
-    """Eq. 15 of a sample alone, from its cosines to the classes (N, K), itself (N, d) and negatives (G, d): (N,).
+def unlikeness(cosine: Array) -> Array:
+    """Eq. 15 of a sample alone, from its cosines to the classes (N, K): 1 - (max_k f_i . t_k - mean_k f_i . t_k), (N,).
 
-    1 - (max_k f_i . t_k - mean_k f_i . t_k), what the maximum softmax at temperature 1 sorts by. Negatives add half the
-    log odds of the share that they take in a softmax over classes and negatives, in units of a cosine.
+    It is what the maximum softmax at temperature 1 sorts by.
 
     >>> import numpy as np
-    >>> unlikeness(np.asarray([[1.0, 0.0]]), np.eye(2)[:1], 100.0, np.zeros((0, 2)))
+    >>> unlikeness(np.asarray([[1.0, 0.0]]))
     array([0.5])
     """
     xp = namespace(cosine)
-    score = 1 - (xp.max(cosine, axis=1) - xp.mean(cosine, axis=1))  # (N,)
-    if negatives.shape[0]:
-        score = score + negative_odds(f, negatives, log_sum_exp(scale * cosine), scale)
-    return score
+    return 1 - (xp.max(cosine, axis=1) - xp.mean(cosine, axis=1))
 
 
-def negative_odds(f: Array, negatives: Array, evidence: Array, scale: float) -> Array:
-    """Eq. 15, what negatives (G, d) add: half the log odds of their share, `evidence` (N,) that of the classes, (N,).
+def negative_odds(f: Array, negatives: Array, log_sum: Array, scale: float) -> Array:
+    """Eq. 15, what negatives (G, d) add, (N,): half the log odds of their share, in units of a cosine.
+
+    The share is that in a softmax over classes and negatives; `log_sum` (N,) is log sum_k exp(scale f_i . t_k).
 
     >>> import numpy as np
     >>> negative_odds(np.eye(2), np.eye(2)[:1], np.asarray([1.0, 1.0]), 1.0)
     array([ 0. , -0.5])
     """
-    return (log_sum_exp(scale * (f @ negatives.T)) - evidence) / (2 * scale)
+    return (softmax_log_sum(scale * (f @ negatives.T))[1] - log_sum) / (2 * scale)
 
 
 def with_neighbours(score: Array, votes_of: Any) -> Array:
@@ -607,18 +477,6 @@ def with_neighbours(score: Array, votes_of: Any) -> Array:
     both = votes_of(xp.stack([score, xp.ones_like(score)], axis=1))  # (N, 2)
     around = xp.where(both[:, 1] > 0, both[:, 0] / clip(both[:, 1], EPS), score)
     return (score + around) / 2
-
-
-def log_sum_exp(x: Array) -> Array:
-    """Return log sum_k exp(x_k) of each row, (N,).
-
-    >>> import numpy as np
-    >>> log_sum_exp(np.zeros((1, 1)))
-    array([0.])
-    """
-    xp = namespace(x)
-    top = xp.max(x, axis=1, keepdims=True)
-    return (top + xp.log(row_sums(xp.exp(x - top)))[:, None])[:, 0]
 
 
 def rows_at(x: Array, which: Any) -> Array:
@@ -647,21 +505,14 @@ class Predicted(Sums):
     some: Any = field(default_factory=lambda: ALL, metadata=SAME)  # (H,) class numbers; a slice: all
 
     @classmethod
-    def of(cls, f: Array, y: Array, labels: Array, some: Any = ALL, places: Any = None) -> Predicted:
-        """Add up samples f (n, d) with predictions y (n, K); `places` (n,) are the labels as places in `some`."""
-        xp, k = namespace(f), y.shape[1] if isinstance(some, slice) else len(some)
+    def of(cls, f: Array, y: Array, labels: Array) -> Predicted:
+        """Add up samples f (n, d) with predictions y (n, K) and labels (n,)."""
+        xp, (n, d), k = namespace(f), f.shape, y.shape[1]
         sure = xp.take_along_axis(y, labels[:, None], axis=1)  # (n, 1)
-        return cls.of_labels(f, xp.sum(y, axis=0), sure, labels if places is None else places, k, some)
-
-    @classmethod
-    def of_labels(cls, f: Array, total: Array, sure: Array, places: Array, k: int, some: Any) -> Predicted:
-        """Add up samples f (n, d) whose labels, places in the k classes of `some`, have the probability `sure`."""
-        xp, counts = namespace(f), like(class_counts(places, k), f)
-        both = class_sums(places, xp.concat([sure * f, sure, sure * sure], axis=1), k)  # (k, d + 2)
-        d = f.shape[1]
+        both = class_sums(labels, xp.concat([sure * f, sure, sure * sure], axis=1), k)  # (K, d + 2)
+        sums, counts = class_sums(labels, f, k), like(class_counts(labels, k), f)
         centre, square = xp.sum(f, axis=0), xp.sum(f * f, axis=0)
-        weights = both[:, d], both[:, d + 1], both[:, :d]
-        return cls(f.shape[0], total, centre, square, class_sums(places, f, k), counts, *weights, some)
+        return cls(n, xp.sum(y, axis=0), centre, square, sums, counts, both[:, d], both[:, d + 1], both[:, :d])
 
 
 @dataclass
@@ -692,8 +543,14 @@ class Assigned(Sums):
     right: float  # sum of the zero-shot probability of the label over the samples whose label is not known
     free: int  # their number
     changed: int  # labels that differ from the z before
-    moved: float = field(metadata=LARGER)  # largest difference to the z before
+    moved: float  # how many z_ik differ from those before by STILL or more
     some: Any = field(default_factory=lambda: ALL, metadata=SAME)  # (H,) class numbers; a slice: all
+
+    def like(self, ref: Array) -> Assigned:
+        """Return it with arrays of the kind of `ref`."""
+        some = self.some if isinstance(self.some, slice) else namespace(ref).asarray(self.some, device=device(ref))
+        arrays = {name: like(getattr(self, name), ref) for name in ("sums", "soft", "hard", "counts")}
+        return replace(self, some=some, **arrays)
 
 
 @dataclass
@@ -708,7 +565,8 @@ class Fixed(NamedTuple):
     """What stays the same for all samples while z is estimated."""
 
     scale: Array  # (d,) the metric
-    anchor: Array  # (K, d) in the metric
+    slope: Any  # of the anchors
+    offset: Array  # (d,) of the anchors
     total: Array  # (K,) sum_i y_i
     expected: Any  # (K,) or one number: what `total` would be without the bias of the text
     presence: Array  # (K,)
@@ -719,50 +577,7 @@ class Fixed(NamedTuple):
     vote_weight: float
     smoothing: float
     prior: Array | None  # (K,)
-    per_class: float  # N / K
 
     def like(self, ref: Array) -> Fixed:
         """Return it with arrays of the kind of `ref`."""
         return self._replace(**{name: like(x, ref) for name, x in self._asdict().items() if hasattr(x, "dtype")})
-
-
-class Classes(NamedTuple):
-    """What an M-step has of all samples: the H classes with labels, as the others are at their anchors."""
-
-    some: Any  # (H,) their numbers; a slice: all
-    sums: Array  # (H, d)
-    soft: Array  # (H,)
-    hard: Array  # (H,)
-    counts: Array  # (K,)
-
-    def like(self, ref: Array) -> Classes:
-        """Return them with arrays of the kind of `ref`; all classes are a slice, which takes no copies."""
-        some = self.some
-        if not isinstance(some, slice):
-            every = len(some) == len(self.counts)
-            some = ALL if every else namespace(ref).asarray(some, device=device(ref))
-        return Classes(some, *(like(x, ref) for x in self[1:]))
-
-    def means(self, z: Array, gamma: Array, labels: Array, trusted: Array, at: Any) -> Means:
-        """Return the statistics for some samples: z (b, L), weights (b,), labels (b,), and what these count (b,).
-
-        `at` (H,) says where the classes are among the L.
-        """
-        places = labels if isinstance(self.some, slice) else namespace(z).searchsorted(self.some, labels)
-        return Means(columns(z, at) * (gamma * trusted)[:, None], self.sums, self.soft, self.hard, places, trusted)
-
-
-def crowd_of_sums(found: Compared, n: int, k: int, m: int) -> Crowd:
-    """Return how concentrated the classes are (Eqs. 1, 2, 3) from sums over all n samples.
-
-    >>> import numpy as np
-    >>> even = np.full(2, 50.0), 100.0
-    >>> sums = Compared(50.0, 25.0, 100.0, 100.0, 100.0, np.ones(2), np.ones(2), *even, np.zeros((2, 1)))
-    >>> crowd_of_sums(sums, 100, 2, 3).density > 0.99
-    True
-    """
-    mean = found.agree / n
-    deviation = held(found.agree_square / n - mean * mean, 0.0, math.inf) ** 0.5
-    near, most = number(found.near.sum()), number(found.most.sum())
-    even = (number((found.even**2).sum()) - found.even_own) / max(n * (n - 1), 1), found.even_own / n
-    return crowd_of(mean, deviation, found.own / n, found.confidence / n, near, most, even, n, k, m)

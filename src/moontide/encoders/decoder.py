@@ -127,12 +127,12 @@ def main() -> None:
     decoder = Decoder(terms, memory)
     out = os.dup(1)  # what a library prints goes elsewhere
     os.dup2(2, 1)
-    _say(out, ["ready"])
+    _send(out, ["ready"])
     for line in lines:
-        _say(out, decoder.answer(*json.loads(line)))
+        _send(out, decoder.answer(*json.loads(line)))
 
 
-def _say(out: int, answer: list[Any]) -> None:
+def _send(out: int, answer: list[Any]) -> None:
     os.write(out, (json.dumps(answer) + "\n").encode())
 
 

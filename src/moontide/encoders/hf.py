@@ -183,8 +183,8 @@ def _parts(transformers: Any, name: str, local: bool) -> tuple[Any, Any, Any, An
         if len(tokenizer) <= len(tokenizer.all_special_ids):
             raise ValueError("it has no vocabulary")
     with saying(f"The weights of {name} are missing or damaged; copy or download them again"):
-        told = {"output_loading_info": True, "ignore_mismatched_sizes": True}
-        model, found = transformers.AutoModel.from_pretrained(name, **told, **options)
+        checked = {"output_loading_info": True, "ignore_mismatched_sizes": True}
+        model, found = transformers.AutoModel.from_pretrained(name, **checked, **options)
         wrong = [*found["missing_keys"], *(key for key, *_ in found["mismatched_keys"])]
         if wrong:
             raise ValueError(f"{len(wrong)} tensors are missing or of another shape, such as {sorted(wrong)[0]}")

@@ -202,12 +202,12 @@ def _quantise(folder: Path) -> None:
     del model.graph.value_info[:]  # the exporter's shapes do not survive onnxruntime's own inference of them
     for path in folder.iterdir():
         path.unlink()
-    with tempfile.TemporaryDirectory() as place:
-        onnx.save(model, f"{place}/image.onnx", save_as_external_data=model.ByteSize() > 2**30)
+    with tempfile.TemporaryDirectory() as temporary:
+        onnx.save(model, f"{temporary}/image.onnx", save_as_external_data=model.ByteSize() > 2**30)
         logging.disable(logging.WARNING)  # of steps that do not help here
         try:
             quantize_dynamic(
-                f"{place}/image.onnx", folder / IMAGE, weight_type=QuantType.QInt8,
+                f"{temporary}/image.onnx", folder / IMAGE, weight_type=QuantType.QInt8,
                 op_types_to_quantize=["MatMul", "Gemm"], extra_options={"MatMulConstBOnly": True},
             )  # fmt: skip
         finally:

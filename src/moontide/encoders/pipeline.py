@@ -105,7 +105,7 @@ def encode_files(
         import PIL  # noqa: F401
     except ImportError:
         raise missing_extra("pillow", "hf", "Reading images") from None
-    told = Seconds() if seconds is None else seconds
+    spent = Seconds() if seconds is None else seconds
     batch, on_cpu = batch_size or encoder.batch_size, encoder.device == "cpu"
     workers = workers or default_workers(encoder.device)
     pool = Decoders(
@@ -117,13 +117,13 @@ def encode_files(
         _ready(encoder).pinned(pool.array), ThreadPoolExecutor(workers, "prepare") as threads,
     ):  # fmt: skip
         pending: _Batch | None = None
-        for part in _batches(found, batch, told):
-            started = _launch(encoder, part, threads, told, done)
+        for part in _batches(found, batch, spent):
+            started = _launch(encoder, part, threads, spent, done)
             if pending is not None:
-                yield _finish(pending, pool, told)
+                yield _finish(pending, pool, spent)
             pending = started
         if pending is not None:
-            yield _finish(pending, pool, told)
+            yield _finish(pending, pool, spent)
 
 
 def _ready(encoder: Encoder) -> Encoder:
@@ -147,27 +147,27 @@ class _Batch(NamedTuple):
     wait: Callable[[], FloatArray]
 
 
-def _batches(found: Iterator[Found], size: int, told: Seconds) -> Iterator[list[Found]]:
+def _batches(found: Iterator[Found], size: int, spent: Seconds) -> Iterator[list[Found]]:
     """Put `size` decoded images together, with those between them that could not be."""
     part: list[Found] = []
     good = 0
     start = time.perf_counter()
     for one in found:
-        told.begun = told.begun or time.perf_counter()
+        spent.begun = spent.begun or time.perf_counter()
         part.append(one)
         good += one.kind != "skip"
-        told.read, told.decode, told.resize = (
-            a + b for a, b in zip((told.read, told.decode, told.resize), one.seconds, strict=True)
+        spent.read, spent.decode, spent.resize = (
+            a + b for a, b in zip((spent.read, spent.decode, spent.resize), one.seconds, strict=True)
         )
         if good == size:
-            told.wait += time.perf_counter() - start
+            spent.wait += time.perf_counter() - start
             yield part
             part, good, start = [], 0, time.perf_counter()
     if part:
         yield part
 
 
-def _launch(encoder: Encoder, part: list[Found], threads: ThreadPoolExecutor, told: Seconds, done: Done) -> _Batch:
+def _launch(encoder: Encoder, part: list[Found], threads: ThreadPoolExecutor, spent: Seconds, done: Done) -> _Batch:
     start = time.perf_counter()
     good = [one for one in part if one.kind != "skip"]
     skipped = [Skip(one.image.id, str(one.data)) for one in part if one.kind == "skip"]
@@ -179,11 +179,11 @@ def _launch(encoder: Encoder, part: list[Found], threads: ThreadPoolExecutor, to
     pairs = list(zip(good, prepared, strict=True))
     skipped += [Skip(one.image.id, found) for one, found in pairs if isinstance(found, str)]
     batch = [found for found in prepared if not isinstance(found, str)]
-    told.copy += time.perf_counter() - start
+    spent.copy += time.perf_counter() - start
     start = time.perf_counter()
     done(len(skipped))
     wait = encoder.launch(batch, done) if batch else lambda: np.zeros((0, encoder.dim), dtype=np.float32)
-    told.model += time.perf_counter() - start
+    spent.model += time.perf_counter() - start
     images = [one.image for one, found in pairs if not isinstance(found, str)]
     return _Batch(len(part), images, skipped, wait)
 
@@ -194,10 +194,10 @@ def _prepare(encoder: Encoder, found: Found) -> Prepared:
     return encoder.prepare(Image.fromarray(np.asarray(found.data)))
 
 
-def _finish(batch: _Batch, pool: Decoders, told: Seconds) -> Encoded:
+def _finish(batch: _Batch, pool: Decoders, spent: Seconds) -> Encoded:
     start = time.perf_counter()
     features = batch.wait()
-    told.model += time.perf_counter() - start
+    spent.model += time.perf_counter() - start
     pool.release(batch.taken)
     return Encoded(batch.images, features, batch.skipped)
 

@@ -73,7 +73,7 @@ def settle(encoder: Encoder, images: int | None = None) -> str:
     known = (cache_folder() / "runtimes").exists()  # else weights need not be hashed
     ways = before = _held(_folder(encoder), encoder.asked) if known else []
     if not before:
-        if _few(encoder, images):
+        if _not_worth_measuring(encoder, images):
             return ""
         ways = measure(encoder)
     best = ways[0]
@@ -104,7 +104,7 @@ def _open(encoder: Encoder) -> TypeGuard[TorchEncoder]:
     return isinstance(encoder, TorchEncoder) and encoder.device == "cpu" and not encoder.settled
 
 
-def _few(encoder: TorchEncoder, images: int | None) -> bool:
+def _not_worth_measuring(encoder: TorchEncoder, images: int | None) -> bool:
     """Tell whether measuring takes longer than it saves; torch is timed, but for so few that no model takes long."""
     if images is None or images < LONG / 10:
         return images is not None
@@ -207,11 +207,11 @@ def _folder(encoder: TorchEncoder) -> Path:
     except ImportError:
         runtime = "none"
     machine = [_processor(), cores(), torch.get_num_threads(), torch.__version__, runtime]
-    told = hashlib.sha256(json.dumps([1, *machine, encoder.id, str(encoder.visual)]).encode())
+    digest = hashlib.sha256(json.dumps([1, *machine, encoder.id, str(encoder.visual)]).encode())
     for name, weights in encoder.model.state_dict().items():
-        told.update(name.encode())
-        told.update(weights.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    _FOLDERS[encoder] = cache_folder() / "runtimes" / told.hexdigest()[:24]
+        digest.update(name.encode())
+        digest.update(weights.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    _FOLDERS[encoder] = cache_folder() / "runtimes" / digest.hexdigest()[:24]
     return _FOLDERS[encoder]
 
 

@@ -96,8 +96,8 @@ def measure(
     alone.append(model_speed(encoder, images, batch))
     workers = workers or default_workers(encoder.device)
     model = 2 / sum(1 / speed for speed in alone)  # other programs may have come or gone
-    told = (encoder.precision, encoder.runtime, encoder.device)
-    return Timing(done, skipped, seconds, parts.begun - start, model, parts, workers, batch, *told)
+    made_with = (encoder.precision, encoder.runtime, encoder.device)
+    return Timing(done, skipped, seconds, parts.begun - start, model, parts, workers, batch, *made_with)
 
 
 def model_speed(encoder: Encoder, images: Sequence[ImageFile], batch: int) -> float:

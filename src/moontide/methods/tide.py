@@ -31,26 +31,29 @@ from typing import Any, ClassVar, NamedTuple
 
 from moontide.core import tide as eq
 from moontide.core.arrays import Array, device, device_type, is_torch_array, like, namespace, to_numpy
-from moontide.core.backends import choose_tide, tide_plain
+from moontide.core.backends import choose_tide, compiled, tide_plain
 from moontide.core.driver import Run, solve
 from moontide.core.graph import Graph
 from moontide.core.memory import require_memory
 from moontide.core.ple import EPS
 from moontide.core.rows import LARGE, NEIGHBOURS, check_graph
 from moontide.core.simplex import one_hot
-from moontide.core.tide import NEWTON, NO_LABELS, Assigned, Classes, Groups, Labels
+from moontide.core.tide import NEWTON, NO_LABELS, Assigned, Labels
 from moontide.options import option
 from moontide.protocols import GivenState, OnlineMethod, Plan, State, copy_array, given_inputs, given_shares, per_class
 from moontide.types import Result, Task
 
 SAME_SAMPLE = 1e-6  # how far features may differ and still be those of one sample
-STILL = 1e-4  # assignments that move by less no longer change
 
 
 @dataclass(frozen=True)
 class TIDEState(GivenState):
-    """The last samples, oldest first, with what is known of them, and the labelled samples before those."""
+    """The last samples, oldest first, with what is known of them, and the labelled samples before those.
 
+    `cosine` goes with a state that a step made, and is made again where it is not there: it is not saved.
+    """
+
+    cosine: ClassVar[Array | None] = None  # (W, K) of the last samples and the text
     recent: Array  # (M, d) features, with rows of zeros in front until M samples were seen
     recent_known: Array = field(metadata=per_class(None, "numbers"))  # (M,) class numbers, -1 where not known
     known_sums: Array = field(metadata=per_class(0))  # (K, d) sum of the labelled features that are no longer recent
@@ -102,21 +105,22 @@ class TIDE(OnlineMethod):
         check_graph(task.graph, self.name, self.neighbours)
         return self.solve(self.start(task), task.features, task.known, task.graph)
 
-    def _step(self, state: TIDEState, x: Array, known: Array | None = None) -> tuple[TIDEState, Result]:  # type: ignore[override]
+    def advance(self, state: TIDEState, x: Array, known: Array | None = None) -> tuple[TIDEState, Result]:  # type: ignore[override]
         """Label the samples together with the recent ones, so many of those that they are `memory` samples in all."""
         xp, n = namespace(x), x.shape[0]
         known = xp.full((n,), -1, dtype=xp.int64, device=device(x)) if known is None else known
         old = min(state.seen, max(self.memory - n, 0))
         first = self.memory - old  # of the recent samples, those from here on are labelled again
-        window = xp.concat([state.recent[first:, :], x])  # (old + n, d)
-        labels = xp.concat([state.recent_known[first:], known])  # (old + n,)
-        leaving = remember(state, state.recent[:first, :], state.recent_known[:first])
-        result = self.solve(leaving, window, labels, None)
         every, numbers = xp.concat([state.recent, x]), xp.concat([state.recent_known, known])
-        state = remember(state, every[:n, :], numbers[:n])
-        return replace(state, recent=copy_array(every[n:, :]), recent_known=copy_array(numbers[n:])), rows_of(
-            result, old
-        )
+        leaving = remember(state, every[:first, :], numbers[:first])
+        cosine = recent_cosines(state, x, old)
+        result = self.solve(leaving, every[first:, :], numbers[first:], None, cosine)
+        after = replace(
+            remember(state, every[:n, :], numbers[:n]), seen=state.seen + n, recent=copy_array(every[n:, :]),
+            recent_known=copy_array(numbers[n:]),
+        )  # fmt: skip
+        object.__setattr__(after, "cosine", cosine)
+        return after, rows_of(result, old)
 
     def _correct(self, state: TIDEState, x: Array, known: Array, before: Array) -> TIDEState:  # type: ignore[override]
         """Label recent samples where they are; add others to the labelled samples of the past, where they were not."""
@@ -132,36 +136,40 @@ class TIDE(OnlineMethod):
         state = remember(remember(state, -f, xp.take(before, chosen), -1), f, xp.take(known, chosen))
         return replace(state, recent_known=recent)
 
-    def solve(self, state: TIDEState, f: Array, known: Array | None, graph: Graph | None) -> Result:
-        """Label samples together: in memory, or, where there are too many, in blocks with probabilities in 16 bits."""
-        (n, k), of, text = (f.shape[0], state.text.shape[0]), namespace(f).asarray, state.text
+    def solve(
+        self, state: TIDEState, f: Array, known: Array | None, graph: Graph | None, cosine: Array | None = None
+    ) -> Result:
+        """Label samples together: in memory, or, where there are too many, in blocks with probabilities in 16 bits.
+
+        `cosine` (N, K) are those to the text, where they are at hand.
+        """
+        (n, k), text, kind = (f.shape[0], state.text.shape[0]), state.text, namespace(f)
         labels = Labels.of(known, state, k)
-        labels = labels if labels.any else NO_LABELS
         large = n * k > LARGE and device_type(f) == "cpu" and labels is NO_LABELS
         if large:
             f, text = to_numpy(f), to_numpy(text)
         elif n * k > LARGE:
             require_memory(12 * n * k * f.dtype.itemsize, f"{self.name} on {n} x {k} at once", f)
-        shares, negatives = given_shares(state.class_prior), state.negatives
+        shares = given_shares(state.class_prior)
+        given = {"class_prior": shares, "negatives": state.negatives, "known": labels}
         backend: Any = tide_plain if large else choose_tide(f, k, labels is not NO_LABELS, shares is not None)
+        more = {} if cosine is None or backend is tide_plain else {"cosine": cosine}
 
         def together(f: Array, text: Array) -> tuple[Any, ...]:
-            rows = backend.TIDERows(self, f, text, state.logit_scale, graph, half=large, alone=not large, known=labels)
-            found = solve(
-                self.mixture(text, state.logit_scale, class_prior=shares, negatives=negatives, known=labels), rows.call
-            )
-            decided = rows.labels if large else None
-            return *rows.unpack(), decided, rows.unknown, *found[:-1], *found.crowd
+            how = {"half": large, "alone": not large, "known": labels, **more}
+            rows = backend.TIDERows(self, f, text, state.logit_scale, graph, **how)
+            found = solve(self.mixture(text, state.logit_scale, **given), rows.call)
+            return *rows.unpack(), rows.unknown, rows.labels, *found[:-1], *found.crowd
 
-        given = shares is not None or graph is not None or (negatives is not None and len(negatives) > 0)
-        run = tide_plain.run if given else backend.run
-        found = run(together, (self, state.logit_scale), f, text)
-        z, y, decided, unknown, steps, changed, beta, alpha, sharpness, *crowd = found
-        details = {name: float(x) for name, x in zip(
-            (*eq.Crowd._fields, "anchor_weight", "sharpness"), (*crowd, alpha, sharpness), strict=True)}  # fmt: skip
-        z, y, beta, unknown = map(of, (z, y, beta, unknown))
-        decided = None if decided is None else of(decided)
-        return Result(z, y, None, (), steps, int(changed) == 0, None, beta, details, unknown, decided)
+        plain = shares is not None or graph is not None or len(state.negatives) > 0
+        run = tide_plain.run if plain else backend.run
+        z, y, unknown, decided, steps, beta, *numbers = run(together, (self, state.logit_scale), f, text)
+        names = "changed", "anchor_weight", "sharpness", *eq.Crowd._fields
+        details = dict(zip(names, eq.on_host(numbers), strict=True))
+        converged = details.pop("changed") == 0
+        if large:
+            z, y, unknown, decided, beta = map(kind.asarray, (z, y, unknown, decided, beta))
+        return Result(z, y, None, (), steps, converged, None, beta, details, unknown, decided if large else None)
 
     def mixture(self, text: Array, logit_scale: float, **given: Any) -> TIDEMixture:
         """Return what `driver.solve` needs."""
@@ -183,68 +191,64 @@ class TIDEMixture:
     """TIDE for `driver.solve`: what it makes of the sums over its samples, equation by equation."""
 
     def __init__(
-        self,
-        options: TIDE,
-        text: Array,
-        class_prior: Array | None = None,
-        negatives: Array | None = None,
-        known: Labels = NO_LABELS,
+        self, options: TIDE, text: Array, class_prior: Any = None, negatives: Any = None, known: Labels = NO_LABELS
     ) -> None:
-        self.options, self.text, self.negatives, self.known = options, text, negatives, known
-        self.shares = class_prior  # (K,)
-        self.m_steps = options.iterations
-        self.started = False
+        self.options, self.text, self.shares, self.negatives, self.known = options, text, class_prior, negatives, known
+        self.m_steps, self.started = options.iterations, False
 
-    def begin(self, run: Run) -> Classes:
+    def begin(self, run: Run) -> Assigned:
         """Zero-shot predictions, how many classes are there, anchors and metric (Eqs. 1 to 7 and 10)."""
         o, text, shares, k, first = self.options, self.text, self.shares, len(self.text), run("first", self.negatives)
         self.n = n = first.n
-        groups = Groups.of_sums(first.sums, first.counts, n)
-        scale = eq.metric(first.square / n, groups, n)  # (d,)
+        scale = eq.metric(first.square / n, first.sums, first.counts, n)  # (d,)
         found = run("compare", first.total, n, scale)
-        self.crowd = eq.crowd_of_sums(found, n, k, o.neighbours) if shares is None else eq.Crowd.of_shares(shares)
+        self.crowd = eq.crowd_of(found, n, k, o.neighbours) if shares is None else eq.Crowd.of_shares(shares)
         w = self.crowd.density
-        anchor = eq.anchors(like(text, scale), first.total / n, first, scale)  # (K, d)
-        groups = Groups.of_sums(found.sums, first.counts, n)
-        self.alpha = eq.anchor_weight(eq.rows_at(anchor, first.some), groups, n)
+        text = like(text, scale)
+        slope, offset = eq.anchors(text, first.total / n, first)
+        anchor = eq.anchor_rows(eq.rows_at(text, first.some), slope, offset, scale)  # (H, d)
+        self.alpha = eq.anchor_weight(anchor, found.sums, first.counts, n)
         sharpness = o.sharpness * eq.sharpening(w, n / k, self.alpha)
         there = eq.presence(found.near, found.most, first.total) if shares is None else 0 * first.total + 1  # (K,)
         self.fixed = eq.Fixed(
-            scale, anchor, first.total, (n - 1) / k if shares is None else (n - 1) * like(shares, scale), there,
+            scale, slope, offset, first.total, (n - 1) / k if shares is None else (n - 1) * like(shares, scale), there,
             eq.bias_weight(self.crowd.pseudo_count) if shares is None else 1.0, self.alpha, sharpness, 1 - w * w, 2 - w,
-            self.crowd.smoothing, None if shares is None else namespace(scale).log(like(shares, scale) + EPS), n / k,
-        ).like(text)  # fmt: skip
+            self.crowd.smoothing, None if shares is None else namespace(scale).log(like(shares, scale) + EPS),
+        ).like(self.text)  # fmt: skip
         if self.known.sums is not None:
             mean_length = found.length / n
             self.known = self.known._replace(sums=self.known.sums / (self.fixed.scale * mean_length))
-        none = self.fixed.total[:0]  # in the first E-step all classes are at their anchors, and no sample is left out
-        self.first = self.fixed._replace(left_out=0.0), Classes(_none(text), text[:0, :], none, none, self.fixed.total)
-        return self.first[1]
+        none, some = self.fixed.total[:0], namespace(text).arange(0, device=device(self.text))
+        # in the first E-step all classes are at their anchors, and no sample is left out
+        start = Assigned(self.text[:0, :], none, none, self.fixed.total, none, 0.0, 0, 0, 0.0, some)
+        self.first = self.fixed._replace(left_out=0.0), start
+        return start
 
-    def shown(self, classes: Classes) -> tuple[eq.Fixed, Classes]:
+    def shown(self, classes: Assigned) -> tuple[eq.Fixed, Assigned]:
         """Return what the E-step of Eq. 11 needs."""
         return self.first if classes is self.first[1] else (self.fixed, classes)
 
     def still(self, step: Assigned) -> bool:
         """Tell whether no label changed and no assignment moved by much, after the first E-step."""
         before, self.started = self.started, True
-        return before and step.moved < STILL and step.changed == 0
+        return before and step.moved == 0 and step.changed == 0
 
-    def update(self, classes: Classes, step: Assigned) -> Classes:
+    def update(self, classes: Assigned, step: Assigned) -> Assigned:
         """Eq. 8: the classes with labels, from the sums of their samples and of labelled samples of the past."""
-        some, sums, soft, hard = step.some, *(like(x, self.text) for x in (step.sums, step.soft, step.hard))
-        if isinstance(some, slice) and not is_torch_array(hard):
-            some = namespace(hard).nonzero(hard)[0]
-            sums, soft, hard = sums[some], soft[some], hard[some]
+        if isinstance(step.some, slice):  # of all classes, as on shards
+            step = step.like(self.text)
+            if not is_torch_array(step.hard) and not step.hard.all():
+                some = step.hard.nonzero()[0]
+                step = replace(step, some=some, sums=step.sums[some], soft=step.soft[some], hard=step.hard[some])
         if self.known.sums is not None:
-            sums = sums + eq.rows_at(self.known.sums, some)
-            soft, hard = soft + self.known.counts[some], hard + self.known.counts[some]
-        return Classes(some, sums, soft, hard, like(step.counts, self.text))
+            sums, more = eq.rows_at(self.known.sums, step.some), self.known.counts[step.some]
+            step = replace(step, sums=step.sums + sums, soft=step.soft + more, hard=step.hard + more)
+        return step
 
-    def terms(self, classes: Classes, step: Assigned) -> None:
+    def terms(self, classes: Assigned, step: Assigned) -> None:
         """Keep nothing: TIDE has no objective."""
 
-    def finish(self, run: Run, classes: Classes, step: Assigned, trace: list[None]) -> Solution:
+    def finish(self, run: Run, classes: Assigned, step: Assigned, trace: list[None]) -> Solution:
         """Eq. 14, the calibration, and the shares of the samples in the class means."""
 
         def means_at(power: float) -> tuple[float, float]:
@@ -258,15 +262,15 @@ class TIDEMixture:
         hard = like(step.labels, self.text)
         hard = hard if self.known.counts is None else hard + self.known.counts  # (K,)
         beta, sharpness = hard / (hard + self.alpha), self.fixed.sharpness
-        return Solution(len(trace) - 1, step.changed, beta, self.alpha, sharpness, self.crowd)
+        return Solution(len(trace) - 1, beta, step.changed, self.alpha, sharpness, self.crowd)
 
 
 class Solution(NamedTuple):
     """What is known of the classes at the end; the assignments are with the samples."""
 
     steps: int
-    changed: Any  # labels that the last E-step changed
     beta: Array  # (K,)
+    changed: Any  # labels that the last E-step changed
     alpha: float
     sharpness: float
     crowd: eq.Crowd
@@ -290,6 +294,21 @@ def remember(state: TIDEState, f: Array, known: Array, count: int = 1) -> TIDESt
     return replace(state, known_sums=sums, known_counts=counts)
 
 
+def recent_cosines(state: TIDEState, x: Array, old: int) -> Array | None:
+    """Return the cosines of the last `old` samples and of new ones to the text, (old + n, K), in compiled loops.
+
+    Each is computed by itself, so that they do not depend on how many samples came at a time. None where there are no
+    loops, no samples before these, or so many that keeping their cosines would take more memory than the text.
+    """
+    loops = compiled(x)
+    if loops is None or not 0 < old < state.text.shape[1]:
+        return None
+    past = state.cosine
+    if past is None or len(past) < old:
+        past = loops.row_products(state.recent[len(state.recent) - old :, :], state.text)
+    return namespace(x).concat([past[len(past) - old :, :], loops.row_products(x, state.text)])
+
+
 def rows_of(result: Result, first: int) -> Result:
     """Return the result of the samples from number `first` on."""
     if not first or result.unknown is None:
@@ -297,9 +316,3 @@ def rows_of(result: Result, first: int) -> Result:
     return replace(
         result, probs=result.probs[first:, :], zero_shot=result.zero_shot[first:, :], unknown=result.unknown[first:]
     )
-
-
-def _none(ref: Array) -> Array:
-    """Return no class numbers, (0,)."""
-    xp = namespace(ref)
-    return xp.zeros((0,), dtype=xp.int64, device=device(ref))

@@ -174,8 +174,8 @@ def identity(names: Sequence[str], class_names: Sequence[str] | None, labels: An
     >>> identity(["a.jpg"], ["cat"], np.asarray([0])) == identity(["a.jpg"], ["cat"], np.asarray([0]))
     True
     """
-    said = json.dumps([list(names), list(class_names or ()), labels.tolist()])
-    return hashlib.sha256(said.encode()).hexdigest()[:16]
+    content = json.dumps([list(names), list(class_names or ()), labels.tolist()])
+    return hashlib.sha256(content.encode()).hexdigest()[:16]
 
 
 def page(data: Mapping[str, Any]) -> str:

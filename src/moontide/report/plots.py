@@ -126,8 +126,8 @@ def _style(titles: Iterable[str]) -> dict[str, dict[str, str]]:
     """Give every title a colour and a marker; those of MOON and zero-shot are always the same."""
     styles = {"MOON": {"color": OURS, "marker": "o"}, "zero-shot": {"color": "#555555", "marker": "x"}}
     others = [title for title in dict.fromkeys(titles) if title not in styles]
-    for place, title in enumerate(others):
-        styles[title] = {"color": COLOURS[place % len(COLOURS)], "marker": MARKERS[place % len(MARKERS)]}
+    for number, title in enumerate(others):
+        styles[title] = {"color": COLOURS[number % len(COLOURS)], "marker": MARKERS[number % len(MARKERS)]}
     return styles
 
 
@@ -144,14 +144,14 @@ def _gains(tables: Sequence[Table]) -> Iterable[Figure]:
             continue
         figure, axes = _panels(len(group), 0.9 + 0.28 * len(rows))
         for axis, table in zip(axes, group, strict=True):
-            for place, row in enumerate(reversed(rows)):
+            for height, row in enumerate(reversed(rows)):
                 cells = table.mean_cells(row)
                 if cells:
                     gain, half = _mean(cells, lambda cell: cell.gain)
                     colour = OURS if row.ours else "#7f7f7f"
-                    axis.errorbar(gain, place, xerr=half, fmt="o", color=colour, capsize=2.5, markersize=5)
+                    axis.errorbar(gain, height, xerr=half, fmt="o", color=colour, capsize=2.5, markersize=5)
                     axis.annotate(
-                        f"{gain:+.1f}", (gain, place), (0, 5), textcoords="offset points", ha="center", fontsize=7
+                        f"{gain:+.1f}", (gain, height), (0, 5), textcoords="offset points", ha="center", fontsize=7
                     )
             axis.axvline(0, color="#333333", linewidth=0.8)
             axis.set_yticks(range(len(rows)), [row.title for row in reversed(rows)])

@@ -260,18 +260,18 @@ def _tables(records: list[Record]) -> list[Table]:
         row = Row(record["method"], json.dumps(record["options"], sort_keys=True), record["label"], record["vary"])
         several = len(hashes[record["dataset"], record["backbone"]]) > 1  # features were made anew under one name
         column = f"{record['dataset']} {record['features'][:6]}" if several else record["dataset"]
-        place = (record["suite"], record["backbone"] or "~", record["scenario"]["id"])
-        runs.setdefault(place, {}).setdefault((row, column), []).append(record)
+        group = (record["suite"], record["backbone"] or "~", record["scenario"]["id"])
+        runs.setdefault(group, {}).setdefault((row, column), []).append(record)
     columns: dict[tuple[str, str], set[str]] = {}
     for (suite, backbone, _), cells in runs.items():
         columns.setdefault((suite, backbone), set()).update(column for _, column in cells)
     tables = []
-    for place, cells in runs.items():
+    for group, cells in runs.items():
         first = next(iter(cells.values()))[0]
-        known = sorted(columns[place[:2]], key=lambda c: (DATASETS.index(c) if c in DATASETS else len(DATASETS), c))
+        known = sorted(columns[group[:2]], key=lambda c: (DATASETS.index(c) if c in DATASETS else len(DATASETS), c))
         made = {where: Cell(_distinct(found)) for where, found in cells.items()}
         facts = {name: first[name] for name in ("suite", "version", "timing", "backbone", "scenario")}
-        tables.append((place[:2], Table(**facts, columns=known, cells=made)))
+        tables.append((group[:2], Table(**facts, columns=known, cells=made)))
     return [table for _, table in sorted(tables, key=lambda pair: pair[0])]  # scenarios stay in the order of records
 
 

@@ -94,7 +94,7 @@ def _number(cells: Sequence[Cell]) -> Number:
 def _rank(column: dict[Row, Number]) -> dict[Row, Number]:
     """Mark the best and the second of a column; numbers that are printed alike share their rank."""
     values = sorted({round(number.value, 1) for number in column.values()}, reverse=True)[:2] if len(column) > 1 else []
-    rank = {value: place for place, value in enumerate(values, 1)}
+    rank = {value: number for number, value in enumerate(values, 1)}
     return {row: number._replace(rank=rank.get(round(number.value, 1), 0)) for row, number in column.items()}
 
 

@@ -66,10 +66,10 @@ def create_app(service: Service) -> FastAPI:
     app.include_router(router)
     for path, name in PAGES.items():
         app.add_api_route(path, _page(name), include_in_schema=False)
-    app.add_middleware(PushRoute, service=service, say=say)
+    app.add_middleware(PushRoute, service=service, error_response=error_response)
     app.add_middleware(Guard, gate=service.gate, metrics=service.metrics)
     app.add_exception_handler(405, _say_methods)
-    app.add_exception_handler(MoontideError, _say)
+    app.add_exception_handler(MoontideError, _error_response)
     app.add_exception_handler(RequestValidationError, _say_invalid)
     app.add_exception_handler(Exception, _say_bug)
     return app
@@ -103,10 +103,10 @@ def _page(name: str) -> Callable[[], Awaitable[Response]]:
     return page
 
 
-def say(error: Exception) -> JSONResponse:
+def error_response(error: Exception) -> JSONResponse:
     """Return the response for an error: its status, and its sentence.
 
-    >>> say(GoneError("It is not there.")).body
+    >>> error_response(GoneError("It is not there.")).body
     b'{"detail":"It is not there."}'
     """
     if isinstance(error, HTTPException):
@@ -117,8 +117,8 @@ def say(error: Exception) -> JSONResponse:
     return JSONResponse({"detail": str(error)}, status, headers)
 
 
-async def _say(_: Request, error: Exception) -> JSONResponse:
-    return say(error)
+async def _error_response(_: Request, error: Exception) -> JSONResponse:
+    return error_response(error)
 
 
 async def _say_methods(request: Request, _: Exception) -> JSONResponse:

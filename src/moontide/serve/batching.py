@@ -293,9 +293,9 @@ class PushQueue:
         moment = self.stream.moment
         if self.listeners and fresh and moment is not None:
             rows = np.concatenate([answer.rows for answer in fresh])
-            told = columns(fresh[0].first, rows, self.stream.config.class_names)
-            told |= {"seen": moment.state.seen, "total": moment.total, "beta": numbers(moment.tally.beta)}
-            await self.tell("batch", told, moment.total)
+            event = columns(fresh[0].first, rows, self.stream.config.class_names)
+            event |= {"seen": moment.state.seen, "total": moment.total, "beta": numbers(moment.tally.beta)}
+            await self.tell("batch", event, moment.total)
         if self.stream.due:
             try:
                 await self._run(self.stream.checkpoint, [])
@@ -310,12 +310,12 @@ class PushQueue:
         self.listeners.add(listener)
         return listener
 
-    async def tell(self, kind: str, told: dict[str, Any], number: int | None = None) -> None:
+    async def tell(self, kind: str, data: dict[str, Any], number: int | None = None) -> None:
         """Give an event to all who listen, the same bytes to each."""
         if not self.listeners:
             return
         name = b"" if number is None else b"id: %d\n" % number
-        event = b"%sevent: %s\ndata: %s\n\n" % (name, kind.encode(), await encode_in_pieces(told))
+        event = b"%sevent: %s\ndata: %s\n\n" % (name, kind.encode(), await encode_in_pieces(data))
         for listener in list(self.listeners):
             listener.behind += len(event)
             if listener.qsize() >= LISTENER_EVENTS or listener.behind > max(LISTENER_BYTES, len(event)):

@@ -69,8 +69,8 @@ class Mark:
     def read(self) -> Marked | None:
         """Return what it says, or None where it says nothing that can be read."""
         found = []
-        for place in (0, self.slot):
-            data = os.pread(self.file, self.form.size + 4, place)
+        for offset in (0, self.slot):
+            data = os.pread(self.file, self.form.size + 4, offset)
             if len(data) > 4 and zlib.crc32(data[:-4]).to_bytes(4, "little") == data[-4:]:
                 found.append(self.form.unpack(data[:-4]))
         if not found:
@@ -315,11 +315,11 @@ class Postgres(StreamStore):
         super().__init__(data, fsync, lock)
 
     @property
-    def place(self) -> str:
+    def location(self) -> str:
         """The database and its host."""
         with suppress(self.psycopg.Error):
-            told = self.psycopg.conninfo.conninfo_to_dict(self.data)
-            return f"PostgreSQL database {told.get('dbname', '')} on {told.get('host', 'this machine')}"
+            found = self.psycopg.conninfo.conninfo_to_dict(self.data)
+            return f"PostgreSQL database {found.get('dbname', '')} on {found.get('host', 'this machine')}"
         return "PostgreSQL"
 
     def _connect(self) -> None:
@@ -329,7 +329,7 @@ class Postgres(StreamStore):
         while self.lock and not self._run(f"SELECT pg_try_advisory_lock({PG_LOCK})").fetchone()[0]:
             if time.monotonic() > deadline:
                 self.close()
-                raise FileError(f"The data in {self.place} are in use by another server; stop it first.")
+                raise FileError(f"The data in {self.location} are in use by another server; stop it first.")
             time.sleep(0.1)
         super()._connect()
 

@@ -25,14 +25,14 @@ async def encode_in_pieces(value: Mapping[str, Any]) -> bytes:
     >>> asyncio.run(encode_in_pieces({"a": list(range(3)), "b": None}))
     b'{"a":[0,1,2],"b":null}'
     """
-    told = []
+    parts = []
     for key, item in value.items():
         if isinstance(item, list) and len(item) > PIECE:
             pieces = []
             for start in range(0, len(item), PIECE):
                 pieces.append(encode(item[start : start + PIECE])[1:-1])
                 await asyncio.sleep(0)
-            told.append(f"{encode(key)}:[{','.join(pieces)}]")
+            parts.append(f"{encode(key)}:[{','.join(pieces)}]")
         else:
-            told.append(f"{encode(key)}:{encode(item)}")
-    return f"{{{','.join(told)}}}".encode()
+            parts.append(f"{encode(key)}:{encode(item)}")
+    return f"{{{','.join(parts)}}}".encode()

@@ -79,8 +79,8 @@ class Metrics:
         for name, streams in gauges.items():
             rows |= {(name, (("stream", stream),)): value for stream, value in streams.items()}
         lines = []
-        for name, told in HELP.items():
-            kind, _, words = told.partition(" ")
+        for name, text in HELP.items():
+            kind, _, words = text.partition(" ")
             lines += [f"# HELP {name} {words}", f"# TYPE {name} {kind}"]
             parts = (f"{name}_bucket", f"{name}_sum", f"{name}_count") if kind == "histogram" else (name,)
             lines += [_line(key, value) for part in parts for key, value in rows.items() if key[0] == part]

@@ -190,8 +190,8 @@ def in_words(found: Sequence[Any]) -> str:
     >>> in_words([{"loc": ("window",), "msg": "Input should be greater than 0"}])
     "'window': Input should be greater than 0."
     """
-    said = [f"'{'.'.join(map(str, each['loc']))}': {each['msg']}" for each in found[:3]]
-    return "; ".join(said)[:500] + "."
+    problems = [f"'{'.'.join(map(str, each['loc']))}': {each['msg']}" for each in found[:3]]
+    return "; ".join(problems)[:500] + "."
 
 
 def body(**kinds: dict[str, Any]) -> dict[str, Any]:

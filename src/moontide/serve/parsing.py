@@ -24,7 +24,7 @@ from moontide.errors import InputError, MoontideError, ResourceError
 INLINE = 2**18  # bytes that are read in a few milliseconds
 PARSE_SECONDS, PARSE_BYTES, NICE = 10, 2**31, 10  # of the other process; by its own clock
 PATIENCE = 3  # times as long by the clock on the wall, where the machine is busy
-REST_BYTES, REST_LISTS = 2**22, 10_000  # of what is not numbers, which is read again here
+OTHER_BYTES, OTHER_LISTS = 2**22, 10_000  # of what is not numbers, which is read again here
 MAX_CLASSES = 100_000  # of a stream
 MOST = {b"[": 2 * MAX_CLASSES, b'"': 8 * MAX_CLASSES}  # rows and words: names, synonyms and their quotes
 PIECE = 2**20  # bytes that are searched at once
@@ -59,11 +59,11 @@ def parse(body: bytes, field: str, others: tuple[str, ...]) -> Parsed:
     if len(done.stdout) < 12:
         raise ResourceError("The body takes too much memory to read; send less, or raw float32.")
     size, n, d = struct.unpack("<III", done.stdout[:12])
-    told = json.loads(done.stdout[12 : 12 + size])
-    if "error" in told:
-        raise {"json": JSONError, "input": InputError}[told["kind"]](told["error"])
+    head = json.loads(done.stdout[12 : 12 + size])
+    if "error" in head:
+        raise {"json": JSONError, "input": InputError}[head["kind"]](head["error"])
     x = np.frombuffer(done.stdout, "<f4", n * d, 12 + size).reshape(n, d).copy() if n else None
-    return told["rest"], x
+    return head["others"], x
 
 
 def parse_here(body: bytes, field: str, others: tuple[str, ...]) -> Parsed:
@@ -122,20 +122,20 @@ def main(field: str, *others: str) -> None:
         pass
     shape, numbers = (0, 0), b""
     try:
-        rest, x = parse_here(sys.stdin.buffer.read(), field, others)
-        told: dict[str, Any] = {"rest": rest}
+        found, x = parse_here(sys.stdin.buffer.read(), field, others)
+        head: dict[str, Any] = {"others": found}
         if x is not None:
             shape, numbers = x.shape, x.astype("<f4").tobytes()
-        words = json.dumps(rest)
-        if len(words) > REST_BYTES:
-            raise InputError(f"What is not {field} may have {REST_BYTES} bytes, and has more.")
-        if words.count("[") > REST_LISTS:
-            raise InputError(f"What is not {field} may have {REST_LISTS} lists, such as synonyms, and has more.")
+        words = json.dumps(found)
+        if len(words) > OTHER_BYTES:
+            raise InputError(f"What is not {field} may have {OTHER_BYTES} bytes, and has more.")
+        if words.count("[") > OTHER_LISTS:
+            raise InputError(f"What is not {field} may have {OTHER_LISTS} lists, such as synonyms, and has more.")
     except (JSONError, InputError) as error:
         shape, numbers = (0, 0), b""
-        told = {"error": str(error), "kind": "json" if isinstance(error, JSONError) else "input"}
-    head = json.dumps(told).encode()
-    sys.stdout.buffer.write(struct.pack("<III", len(head), *shape) + head + numbers)
+        head = {"error": str(error), "kind": "json" if isinstance(error, JSONError) else "input"}
+    first = json.dumps(head).encode()
+    sys.stdout.buffer.write(struct.pack("<III", len(first), *shape) + first + numbers)
 
 
 if __name__ == "__main__":

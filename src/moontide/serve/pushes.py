@@ -75,9 +75,9 @@ class PushRoute:
 
     path = re.compile(r"/streams/([^/]+)/embeddings")
 
-    def __init__(self, app: ASGIApp, service: Service, say: Callable[[Exception], Response]) -> None:
-        """Wrap an application; `say` makes the response for an error."""
-        self.app, self.service, self.say = app, service, say
+    def __init__(self, app: ASGIApp, service: Service, error_response: Callable[[Exception], Response]) -> None:
+        """Wrap an application; `error_response` makes the response for an error."""
+        self.app, self.service, self.error_response = app, service, error_response
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request."""
@@ -88,7 +88,7 @@ class PushRoute:
         try:
             response = await push(self.service, request, found[1])
         except (MoontideError, HTTPException) as error:
-            response = self.say(error)
+            response = self.error_response(error)
         except ClientDisconnect:
             return None
         await response(scope, receive, send)
@@ -120,11 +120,11 @@ async def push(service: Service, request: Request, stream: str) -> Response:
         large = len(body) > INLINE
         x = await service.aside(lambda: from_raw(body, shape)) if large else from_raw(body, shape)
     else:
-        rest, x = await parsed(service, body, "embeddings", ("known",))
+        fields, x = await parsed(service, body, "embeddings", ("known",))
         if x is None:
             raise InputError("The body must be a JSON object with 'embeddings', one row per sample.")
-        if rest.get("known") is not None:
-            known = check_known(rest["known"], queue)
+        if fields.get("known") is not None:
+            known = check_known(fields["known"], queue)
     return answered(queue, await service.push(queue, x, key, known))
 
 
@@ -176,8 +176,8 @@ async def correct(request: Request, service: TheService, queue: TheQueue, key: K
     """
     if media_type(request) != "application/json":
         raise KindError("Corrections must be application/json.")
-    rest, _ = parse(await request.body(), "", ("samples", "labels"))
-    samples, labels = rest.get("samples", []), rest.get("labels")
+    fields, _ = parse(await request.body(), "", ("samples", "labels"))
+    samples, labels = fields.get("samples", []), fields.get("labels")
     samples = [whole(n) for n in samples] if isinstance(samples, list) else []
     if not samples or not all(type(n) is int and n >= 0 for n in samples) or not isinstance(labels, list):
         raise InputError("The body must have 'samples', a list of sample numbers, and 'labels', one for each.")
@@ -186,10 +186,10 @@ async def correct(request: Request, service: TheService, queue: TheQueue, key: K
     labels = [whole(label) for label in labels]
     check_known(labels, queue)
     done = await service.correct(queue, samples, labels, key)
-    told = {"samples": done.samples.tolist(), "known": known_of(done.labels)}
+    fields = {"samples": done.samples.tolist(), "known": known_of(done.labels)}
     names = queue.stream.config.class_names
-    told["class_names"] = [None if label is None else names[label] for label in told["known"]]
-    return reply(told, headers={"Idempotency-Replayed": "true"} if done.repeated else None)
+    fields["class_names"] = [None if label is None else names[label] for label in fields["known"]]
+    return reply(fields, headers={"Idempotency-Replayed": "true"} if done.repeated else None)
 
 
 @router.post(
@@ -220,8 +220,8 @@ router.add_api_route(
 
 def answered(queue: PushQueue, answer: Answer) -> Response:
     """Return the answer to a push."""
-    told = columns(answer.first, answer.rows, queue.stream.config.class_names)
-    return reply(told, headers={"Idempotency-Replayed": "true"} if answer.repeated else None)
+    fields = columns(answer.first, answer.rows, queue.stream.config.class_names)
+    return reply(fields, headers={"Idempotency-Replayed": "true"} if answer.repeated else None)
 
 
 def from_raw(body: bytes, shape: str | None) -> Any:

@@ -183,14 +183,14 @@ def columns(first: int, rows: Answers, names: Sequence[str]) -> dict[str, Any]:
     >>> columns(7, np.asarray([(1, 0.75, 0, 0.5, -1)], ANSWER), ("cat", "dog"))["class_names"]
     ['dog']
     """
-    told: dict[str, Any] = {"first": first, "size": len(rows)}
+    fields: dict[str, Any] = {"first": first, "size": len(rows)}
     for prefix in ("", "zero_shot_"):
         labels = rows[f"{prefix}label"].tolist()
-        told[f"{prefix}labels"] = labels
-        told[f"{prefix}class_names"] = [names[label] for label in labels]
-        told[f"{prefix}confidence"] = rows[f"{prefix}confidence"].astype(np.float64).round(6).tolist()
-    told["known"] = [None if label < 0 else label for label in rows["known"].tolist()]
-    return told
+        fields[f"{prefix}labels"] = labels
+        fields[f"{prefix}class_names"] = [names[label] for label in labels]
+        fields[f"{prefix}confidence"] = rows[f"{prefix}confidence"].astype(np.float64).round(6).tolist()
+    fields["known"] = [None if label < 0 else label for label in rows["known"].tolist()]
+    return fields
 
 
 def numbers(values: Any) -> list[float] | None:

@@ -56,10 +56,10 @@ async def predictions(
 ) -> Response:
     """Return what was answered for samples by their numbers; those that are no longer kept are left out."""
 
-    def told() -> Response:
+    def answer() -> Response:
         return reply(columns(*queue.stream.predictions(first, size), queue.stream.config.class_names))
 
-    return await service.aside(told)
+    return await service.aside(answer)
 
 
 @router.post("/streams/{stream}/revise", response_model=Revision, responses=status_words(404, 409))
@@ -67,15 +67,15 @@ async def revise(service: TheService, queue: TheQueue) -> Response:
     """Predict the window's samples again with the state as it is now; nothing is counted again, nothing changes."""
     moment = await queue.moment()
     first, rows, beta = await service.aside(lambda: queue.stream.revise(moment))
-    told = columns(first, rows, queue.stream.config.class_names)
-    return reply({**told, "seen": moment.state.seen, "beta": numbers(beta)})
+    fields = columns(first, rows, queue.stream.config.class_names)
+    return reply({**fields, "seen": moment.state.seen, "beta": numbers(beta)})
 
 
 @router.get("/streams/{stream}/map", response_model=FlatMap, responses=status_words(404, 409))
 async def flat_map(service: TheService, queue: TheQueue) -> Response:
     """Return the window's samples in the plane in which they differ most, their first two principal components."""
-    first, places, rows = await service.flat_map(queue)
-    x, y = places.T.round(5).tolist()
+    first, points, rows = await service.flat_map(queue)
+    x, y = points.T.round(5).tolist()
     return reply({**columns(first, rows, queue.stream.config.class_names), "x": x, "y": y})
 
 
@@ -172,15 +172,15 @@ async def create(request: Request, service: TheService) -> Response:
     if media_type(request) != "application/json":
         raise KindError("A new stream must be application/json.")
     fields = tuple(name for name in NewStream.model_fields if name != "prototypes")
-    rest, prototypes = await parsed(service, await request.body(), "prototypes", fields)
-    if isinstance(rest.get("options"), dict) and len(rest["options"]) > 100:
+    asked, prototypes = await parsed(service, await request.body(), "prototypes", fields)
+    if isinstance(asked.get("options"), dict) and len(asked["options"]) > 100:
         raise InputError("'options' may have 100 entries, and has more.")
-    if isinstance(rest.get("classes"), list) and not all(isinstance(name, str) for name in rest["classes"]):
+    if isinstance(asked.get("classes"), list) and not all(isinstance(name, str) for name in asked["classes"]):
         raise InputError("'classes' must be a list of names.")
     if not (rest.get("synonyms") is None or are_prompts(rest["synonyms"])):
         raise InputError(f"'synonyms' must have a list of at most {MAX_PROMPTS} texts for each class name.")
     try:
-        new = NewStream.model_validate(rest)
+        new = NewStream.model_validate(asked)
     except ValidationError as error:
         raise InputError(in_words(error.errors(include_url=False, include_input=False))) from None
     values = new.model_dump(exclude={"method", "prototypes"})
@@ -209,11 +209,11 @@ async def describe(queue: TheQueue) -> Response:
 async def description(queue: PushQueue, status: int = 200) -> Response:
     """Return what is told of a stream."""
     config, moment = queue.stream.config, await queue.moment()
-    told = ("method", "source", "dim", "logit_scale", "max_batch", "max_wait_ms", "window", "created")
+    shown = ("method", "source", "dim", "logit_scale", "max_batch", "max_wait_ms", "window", "created")
     counts = moment.tally.counts.tolist()
     options = {key: "inf" if value == math.inf else value for key, value in config.options.items()}
     about = {
-        "name": queue.stream.name, **{key: getattr(config, key) for key in told}, "options": options,
+        "name": queue.stream.name, **{key: getattr(config, key) for key in shown}, "options": options,
         "class_names": list(config.class_names), "seen": moment.state.seen, "total": moment.total,
         "kept": min(moment.kept, config.window), "waiting": queue.samples, "batches": moment.seq,
         "changed": moment.tally.changed, "counts": counts[0], "zero_shot_counts": counts[1],
@@ -294,8 +294,8 @@ async def ready(service: TheService) -> JSONResponse:
     """
     states = {"closing": service.closing, "loading": service.loading, "failing": service.trouble}
     status = next((name for name, there in states.items() if there), "ready")
-    told = {"status": status, "failed": service.failed, "problems": service.problems()}
-    return JSONResponse(told, 200 if status == "ready" else 503)
+    report = {"status": status, "failed": service.failed, "problems": service.problems()}
+    return JSONResponse(report, 200 if status == "ready" else 503)
 
 
 @router.get("/metrics", response_class=Response)

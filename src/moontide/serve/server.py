@@ -199,11 +199,11 @@ class JSONLines(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """Return the line."""
         stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
-        told = {"time": f"{stamp}.{int(record.msecs):03d}Z", "level": record.levelname.lower(), "logger": record.name}
-        told["message"] = record.getMessage()
+        line = {"time": f"{stamp}.{int(record.msecs):03d}Z", "level": record.levelname.lower(), "logger": record.name}
+        line["message"] = record.getMessage()
         if record.exc_info:
-            told["exception"] = self.formatException(record.exc_info)
-        return json.dumps(told)
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line)
 
 
 def run(service: Service, host: str = "127.0.0.1", port: int = 8000, log_format: str = "text") -> None:
@@ -219,7 +219,7 @@ def run(service: Service, host: str = "127.0.0.1", port: int = 8000, log_format:
     with listen(host, port) as listening, server.capture_signals():
         url = f"http://{f'[{host}]' if ':' in host else host}:{listening.getsockname()[1]}"
         safe = "bearer tokens" if service.gate.tokens else "no tokens, this machine only"
-        print(f"Moontide at {url} ({safe}; data in {service.store.place})", flush=True)
+        print(f"Moontide at {url} ({safe}; data in {service.store.location})", flush=True)
         server.run(sockets=[listening])
     if service.stuck:  # a thread that is at work would keep the process
         logging.shutdown()

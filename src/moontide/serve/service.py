@@ -122,8 +122,8 @@ class Service:
             if isinstance(text, DamagedError):
                 raise text
             config = Config.read(text)
-            solver = method(config.method, **config.options)
-            queue = self._queue(ServedStream(name, config, self.store, solver, self.device, self.limits.keep))
+            chosen = method(config.method, **config.options)
+            queue = self._queue(ServedStream(name, config, self.store, chosen, self.device, self.limits.keep))
             self.queues[name] = queue
             while queue.stream.moment is None:
                 with contextlib.suppress(BusyError):  # many records take their time
@@ -158,7 +158,7 @@ class Service:
         await self.aside(self.store.sync)
         if self.trouble is not None:
             await self.aside(self.store.try_write)
-            log.warning("the data in %s can be written again", self.store.place)
+            log.warning("the data in %s can be written again", self.store.location)
             self.trouble = None
 
     async def _read_tokens(self) -> None:
@@ -250,8 +250,8 @@ class Service:
         if preset is not None and preset not in presets:
             raise unknown_name(f"preset of {method_name}", preset, presets)
         given = {key: math.inf if value == "inf" else value for key, value in (options or {}).items()}
-        solver = method(method_name, **{**(presets[preset] if preset else {}), **given})
-        values = {key: getattr(solver, key) for key in solver.specs()}
+        chosen = method(method_name, **{**(presets[preset] if preset else {}), **given})
+        values = {key: getattr(chosen, key) for key in chosen.specs()}
         if len(self.queues) + len(self.making) >= self.limits.max_streams:
             raise BusyError(f"There are {len(self.queues)} streams, as many as may be; delete one first.", 60)
         if len(self.making) >= MAX_MAKING:
@@ -268,7 +268,7 @@ class Service:
             text, names, scale, source = await self._classes(asked, prototypes, sample, template)
             scale = scale if logit_scale is None else logit_scale
             config = Config(method_name, values, names, text.shape[1], scale, source, created=time.time(), **batching)
-            new = ServedStream(stream, config, self.store, solver, self.device, self.limits.keep)
+            new = ServedStream(stream, config, self.store, chosen, self.device, self.limits.keep)
             moment = await self._in_time(thread, lambda: new.prepare(text, self.device))
             await asyncio.get_running_loop().run_in_executor(thread, lambda: new.add(moment))
             made = True

@@ -92,8 +92,8 @@ class Drop(NamedTuple):
         return stream == self.stream and record.first + record.size <= self.before
 
 
-def seal(value: bytes, *place: object) -> bytes:
-    """Append the checksum of a value and of the place it is for.
+def seal(value: bytes, *key: object) -> bytes:
+    """Append the checksum of a value and of the key it is stored under.
 
     >>> unseal(seal(b"abc", "record", 1), "record", 1)
     b'abc'
@@ -102,10 +102,10 @@ def seal(value: bytes, *place: object) -> bytes:
         ...
     moontide.serve.stream_store.DamagedError: The stored record 2 does not match its checksum; restore a backup, ...
     """
-    return value + zlib.crc32(value, zlib.crc32(repr(place).encode())).to_bytes(4, "little")
+    return value + zlib.crc32(value, zlib.crc32(repr(key).encode())).to_bytes(4, "little")
 
 
-def unseal(sealed: bytes | str, *place: object) -> bytes:
+def unseal(sealed: bytes | str, *key: object) -> bytes:
     """Check and take off the checksum.
 
     >>> unseal(seal(b"abc", 1), 1)
@@ -113,8 +113,8 @@ def unseal(sealed: bytes | str, *place: object) -> bytes:
     """
     sealed = sealed.encode() if isinstance(sealed, str) else bytes(sealed)  # SQLite keeps whatever it is given
     value = sealed[:-4]
-    if seal(value, *place) != sealed:
-        words = " ".join(map(str, place[:3]))
+    if seal(value, *key) != sealed:
+        words = " ".join(map(str, key[:3]))
         raise DamagedError(f"The stored {words} does not match its checksum; restore a backup, {HELP}.")
     return value
 
@@ -137,10 +137,10 @@ class StreamStore:
             raise
         except (self.failures, OSError) as error:
             self.close()
-            raise FileError(f"The data in {self.place} cannot be opened: {one_line(error)}.") from error
+            raise FileError(f"The data in {self.location} cannot be opened: {one_line(error)}.") from error
 
     @property
-    def place(self) -> str:
+    def location(self) -> str:
         """Where the data are, in words without a password."""
         return self.data
 
@@ -201,7 +201,7 @@ class StreamStore:
             yield
         except (self.failures, OSError) as error:
             self._forget_if_lost()
-            raise StoreError(f"The data in {self.place} cannot be used: {one_line(error)}.") from error
+            raise StoreError(f"The data in {self.location} cannot be used: {one_line(error)}.") from error
 
     def _select(self, sql: str, *values: Any) -> list[Any]:
         with self._transaction(write=False):

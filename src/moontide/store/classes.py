@@ -1,6 +1,7 @@
 """Class names as people have them: a list on the command line, or a .txt, .json, .csv or .tsv file.
 
-    .txt        one name per line; blank lines and lines that begin with # are left out
+    .txt        one name per line; blank lines are left out, and so is # at the start of a line or after a space, with
+                what follows it
     .json       a list of names, or an object: the name of each class with its synonyms and descriptions
     .csv, .tsv  a header with a column of names (`NAMES`) and, where there are any, of synonyms (separated by ; or |),
                 of a description and of a parent; several rows of one name are one class with several descriptions
@@ -83,8 +84,8 @@ class ClassList:
         strange = [name for name in more if name not in self.names]
         if strange:
             raise InputError(f"'synonyms' must be of classes, and {shorten(strange[0], 60)!r} is none of them.")
-        told = {name: _told_apart(name, texts) for name, texts in more.items()}
-        return replace(self, **_some(*({name: two[i] for name, two in told.items()} for i in (0, 1))))
+        kinds = {name: _kinds_of_text(name, texts) for name, texts in more.items()}
+        return replace(self, **_some(*({name: two[i] for name, two in kinds.items()} for i in (0, 1))))
 
     def phrases(self, name: str) -> list[str]:
         """Return what takes the place of the name of a class in templates: the name, then its synonyms."""
@@ -130,8 +131,9 @@ class ClassList:
         for name in self.names:
             for word in {name, *self.synonyms.get(name, ())}:
                 owners.setdefault(word.casefold(), set()).add(name)
-        double = [f"{word} ({' and '.join(sorted(names))})" for word, names in owners.items() if len(names) > 1]
-        return [f"synonyms stand for more than one class: {listed(double)}"] if double else []
+        words = {word.casefold() for synonyms in self.synonyms.values() for word in synonyms}
+        double = [f"{word} ({' and '.join(sorted(owners[word]))})" for word in sorted(words) if len(owners[word]) > 1]
+        return [f"synonyms stand for more than one class: {listed(double)}; keep each with one"] if double else []
 
 
 def read_classes(classes: str) -> ClassList:
@@ -189,8 +191,8 @@ def _is_file(path: Path) -> bool:
 def _from_text(path: Path, text: str) -> ClassList:
     if text.lstrip().startswith(("[", "{")):
         raise FileError(f"{path} looks like JSON; call it .json, or write one name per line.")
-    names = [line.strip() for line in text.splitlines()]
-    names = [name for name in names if name and not name.startswith("#")]
+    names = [re.split(r"(?:^|\s)#", line)[0].strip() for line in text.splitlines()]
+    names = [name for name in names if name]
     if len(names) == 1 and "," in names[0]:
         raise FileError(f"{path} has one line with commas; write one name per line, or call it .csv with a header.")
     return ClassList.of(names)
@@ -228,10 +230,10 @@ def _more(path: Path, name: str, value: Any) -> tuple[list[str], list[str]]:
         if not keys.keys() <= {*SYNONYMS, *DESCRIPTIONS}:
             raise FileError(f"{path} must have 'synonyms' and 'descriptions' for {name!r}. Got {listed(keys)} instead.")
         return _texts(path, name, keys, SYNONYMS), _texts(path, name, keys, DESCRIPTIONS)
-    return _told_apart(name, _texts(path, name, {SYNONYMS[0]: value}, SYNONYMS))
+    return _kinds_of_text(name, _texts(path, name, {SYNONYMS[0]: value}, SYNONYMS))
 
 
-def _told_apart(name: str, texts: Sequence[str]) -> tuple[list[str], list[str]]:
+def _kinds_of_text(name: str, texts: Sequence[str]) -> tuple[list[str], list[str]]:
     """Return what are synonyms of a name, and what are descriptions."""
     sentences = [one for one in texts if len(one.split()) >= SENTENCE]
     return [one for one in texts if one not in sentences and one != name], sentences

@@ -39,6 +39,11 @@ def polynomial(function: Any, degree: int, low: float, high: float) -> tuple[np.
 E0, E1, E2, E3, E4, E5 = polynomial(  # exp(r) = 1 + r + r^2 (...)
     lambda r: (np.expm1(r) - r) / r**2, 5, -math.log(2) / 2, math.log(2) / 2
 )
+L0, L1, L2, L3, L4, L5, L6, L7 = polynomial(  # log(1 + r) = r - r^2 / 2 + r^3 (...)
+    lambda r: (np.log1p(r) - r + r**2 / 2) / r**3, 7, math.sqrt(0.5) - 1, math.sqrt(2) - 1
+)
+ROOT_HALF = np.int32(0x3F3504F3)  # the bits of the root of 1/2
+MAGNITUDE = np.int32(0x7FFFFFFF)  # all bits but the sign
 
 
 class Compiling(event.Listener):
@@ -92,6 +97,27 @@ def exp(x: Any) -> Any:
     return value if x > LOWEST else ZERO
 
 
+@intrinsic
+def bits_of_float(typing: Any, value: Any) -> Any:
+    """Read the 32 bits of a float as an integer."""
+
+    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.bitcast(arguments[0], context.get_value_type(types.int32))
+
+    return types.int32(types.float32), code
+
+
+@njit(inline="always")
+def log(x: Any) -> Any:
+    """log(x) of a positive normal number: n log 2 + log(1 + r), 1 + r between the roots of 1/2 and 2; vectorised."""
+    bits = bits_of_float(x)
+    whole = (bits - ROOT_HALF) >> np.int32(23)
+    r = float_of_bits(np.int32(bits - (whole << np.int32(23)))) - ONE
+    q = ((((((L7 * r + L6) * r + L5) * r + L4) * r + L3) * r + L2) * r + L1) * r + L0
+    n = np.float32(whole)
+    return n * LOG2_HIGH + (n * LOG2_LOW + q * r * r * r - np.float32(0.5) * r * r + r)
+
+
 shrinkage, entropy_weight = loops(formulas.shrinkage), loops(formulas.entropy_weight)
 banerjee, log_c, anchor_kl = map(loops, (formulas.banerjee, formulas.log_c, formulas.anchor_kl))
 
@@ -132,16 +158,14 @@ def gather(i: Any, pointer: Any, neighbour: Any, weight: Any, z: Any, votes: Any
 
 @loops
 def largest(a: Any) -> Any:
-    """Return the largest number, found in eight parts at once: of itself the compiler makes that a chain."""
-    t0 = t1 = t2 = t3 = t4 = t5 = t6 = t7 = a[0]
-    whole = a.shape[0] - a.shape[0] % 8
-    for c in range(0, whole, 8):
-        t0, t1, t2, t3 = max(t0, a[c]), max(t1, a[c + 1]), max(t2, a[c + 2]), max(t3, a[c + 3])
-        t4, t5, t6, t7 = max(t4, a[c + 4]), max(t5, a[c + 5]), max(t6, a[c + 6]), max(t7, a[c + 7])
-    top = max(max(max(t0, t1), max(t2, t3)), max(max(t4, t5), max(t6, t7)))
-    for c in range(whole, a.shape[0]):
-        top = max(top, a[c])
-    return top
+    """Return the largest number, by integers that sort like the bits of floats: their maximum is vectorised."""
+    top = np.int32(-(2**31))
+    for c in range(a.shape[0]):
+        bits = bits_of_float(a[c])
+        key = np.int32(bits ^ ((bits >> np.int32(31)) & MAGNITUDE))
+        if key > top:
+            top = key
+    return float_of_bits(np.int32(top ^ ((top >> np.int32(31)) & MAGNITUDE)))
 
 
 @loops
@@ -172,9 +196,9 @@ def nearest(gram: Any, m: Any) -> Any:
 
 @loops
 def zero_shot(cosine: Any, scale: Any, y: Any) -> Any:
-    """y = softmax(scale cosine); return log sums (N,), and of each class sum and maximum of y and sum of y cosine."""
+    """y = softmax(scale cosine); return log sums (N,), and of each class sums of y and y cosine and maximum of y."""
     n, k = cosine.shape
-    evidence = np.empty(n, np.float32)
+    log_sum = np.empty(n, np.float32)
     total, most, along = np.zeros(k, np.float32), np.zeros(k, np.float32), np.zeros(k, np.float32)
     for i in range(n):
         row, p, norm = cosine[i], y[i], ZERO
@@ -182,14 +206,14 @@ def zero_shot(cosine: Any, scale: Any, y: Any) -> Any:
         for c in range(k):
             p[c] = exp(scale * (row[c] - top))
             norm += p[c]
-        evidence[i] = scale * top + np.log(norm)
+        log_sum[i] = scale * top + np.log(norm)
         by = ONE / norm
         for c in range(k):
             p[c] *= by
             total[c] += p[c]
             most[c] = max(most[c], p[c])
             along[c] += p[c] * row[c]
-    return evidence, total, most, along
+    return log_sum, total, along, most
 
 
 @loops
@@ -338,25 +362,30 @@ def shared_votes(entries: Any, row_of: Any, pointer: Any, neighbour: Any, weight
 
 
 @loops
+def shared_logits(begin: Any, end: Any, vote_weight: Any, row_of: Any, first: Any, voter: Any, by: Any, logits: Any,
+                  shared: Any) -> Any:  # fmt: skip
+    """Return votes, logits and their exps of shared entries from `begin` to `end`."""
+    count = end - begin
+    vote_of, x, e = padded(count, ZERO), padded(count, ZERO), padded(count, ZERO)
+    weighted = shared * vote_weight[row_of]
+    for s in range(count):
+        for edge in range(first[begin + s], first[begin + s + 1]):
+            vote_of[s] += by[edge] * weighted[voter[edge]]
+        x[s] = logits[begin + s] + vote_of[s]
+    for s in range(x.shape[0]):  # exps are taken in long loops, since short ones are not vectorised
+        e[s] = exp(x[s])
+    return vote_of, x, e
+
+
+@loops
 def present_e_step(start: Any, stop: Any, values: Any, vote_weight: Any, shift: Any, present: Any, pointer: Any,
                    neighbour: Any, weight: Any, entries: Any, row_of: Any, starts: Any, first: Any, voter: Any,
                    by: Any, p: Any, absent_total: Any, absent_inner: Any, absent_top: Any, logits: Any, z: Any,
                    shared: Any, new: Any, new_shared: Any, labels: Any, log_sum: Any, gamma: Any, agreement: Any,
                    laplacian: Any, scale: Any, log_k: Any) -> Any:  # fmt: skip
     """Eq. update-z of rows from `start` to `stop` with most classes absent; return the largest logit and change."""
-    k, width = p.shape[1], present.shape[0]
-    begin, count = starts[start], starts[stop] - starts[start]
-    weighted, vote_of = np.empty(shared.shape[0], np.float32), padded(count, ZERO)
-    x, e = padded(count, ZERO), padded(count, ZERO)
-    for s in range(shared.shape[0]):
-        weighted[s] = shared[s] * vote_weight[row_of[s]]
-    for s in range(count):
-        vote = ZERO
-        for edge in range(first[begin + s], first[begin + s + 1]):
-            vote += by[edge] * weighted[voter[edge]]
-        vote_of[s], x[s] = vote, logits[begin + s] + vote
-    for s in range(x.shape[0]):  # exps are taken in long loops, since short ones are not vectorised
-        e[s] = exp(x[s])
+    k, width, begin = p.shape[1], present.shape[0], starts[start]
+    vote_of, x, e = shared_logits(begin, starts[stop], vote_weight, row_of, first, voter, by, logits, shared)
     at_once = max(1, 2048 // width)
     votes, a, q = padded(at_once * width, ZERO), padded(at_once * width, ZERO), padded(at_once * width, ZERO)
     highest, moved = LOWEST, ZERO
@@ -426,15 +455,34 @@ def laplacian(pointer: Any, neighbour: Any, weight: Any, z: Any) -> Any:
 
 
 @loops
-def series(x: Any) -> Any:
-    """-log(1 - x) for x up to 0.02."""
-    return x * (ONE + x * (np.float32(0.5) + x * (np.float32(1 / 3) + x * np.float32(0.25))))
+def row_products(x: Any, text: Any) -> Any:
+    """Return x_i . t_k, (N, K), each of them the same whatever the other rows are, unlike a product of matrices."""
+    found = np.empty((x.shape[0], text.shape[0]), np.float32)
+    for c in range(text.shape[0]):
+        row = text[c]
+        for i in range(x.shape[0]):
+            other, add = x[i], ZERO
+            for j in range(row.shape[0]):
+                add += row[j] * other[j]
+            found[i, c] = add
+    return found
+
+
+@loops
+def group_sums(x: Any, group: Any, weight: Any, count: Any) -> Any:
+    """Return sum_i weight_i x_i over the rows of each group, (count, d)."""
+    sums = np.zeros((count, x.shape[1]), np.float32)
+    for i in range(x.shape[0]):
+        row, out, by = x[i], sums[group[i]], weight[i]
+        for c in range(x.shape[1]):
+            out[c] += by * row[c]
+    return sums
 
 
 @loops
 def tide_first(start: Any, stop: Any, cosine: Any, scale: Any, y: Any, labels: Any, evidence: Any, confidence: Any,
                unlike: Any) -> Any:  # fmt: skip
-    """Eq. zero-shot of rows from `start` to `stop`; `cosine` becomes log y. Returns sum_i y_i (K,), sum_i |y_i|^2."""
+    """Eq. zero-shot of rows from `start` to `stop`; return sum_i y_i (K,) and sum_i |y_i|^2."""
     k = y.shape[1]
     total, own = np.zeros(k, np.float32), 0.0
     for i in range(start, stop):
@@ -444,13 +492,12 @@ def tide_first(start: Any, stop: Any, cosine: Any, scale: Any, y: Any, labels: A
             p[c] = exp(scale * (row[c] - top))
             norm += p[c]
             mean += row[c]
-        labels[i], by, log_norm = first_at(row, top), ONE / norm, scale * top + np.log(norm)
-        evidence[i], confidence[i], unlike[i] = log_norm, by, ONE - (top - mean / np.float32(k))
+        labels[i], by = first_at(row, top), ONE / norm
+        evidence[i], confidence[i], unlike[i] = scale * top + np.log(norm), by, ONE - (top - mean / np.float32(k))
         for c in range(k):
             p[c] *= by
             total[c] += p[c]
             squares += p[c] * p[c]
-            row[c] = scale * row[c] - log_norm
         own += squares
     return total, own
 
@@ -490,121 +537,111 @@ def tide_compare(start: Any, stop: Any, y: Any, total: Any, pointer: Any, neighb
 
 
 @loops
-def tide_keep(start: Any, stop: Any, log_y: Any, y: Any, at_anchor: Any, total: Any, offset: Any, presence: Any,
-              by: Any, sharpness: Any) -> None:  # fmt: skip
-    """log_y becomes log y - g b + s cos(f, anchor), Eqs. 5 and 11 of TIDE; `offset` is log((total + 1) / expected)."""
+def anchor_lengths(text: Any, slope: Any, offset: Any, scale: Any) -> Any:
+    """Return 1 / |(slope t_k + offset) / scale|, (K,): what makes unit rows of the anchors of Eq. 4."""
+    found = np.empty(text.shape[0], np.float32)
+    for c in range(text.shape[0]):
+        row, square = text[c], ZERO
+        for j in range(row.shape[0]):
+            x = (slope * row[j] + offset[j]) * scale[j]
+            square += x * x
+        found[c] = ONE / np.sqrt(max(square, np.float32(EPS)))
+    return found
+
+
+@loops
+def tide_keep(start: Any, stop: Any, cosine: Any, scale: Any, evidence: Any, y: Any, at_anchor: Any, slope: Any,
+              offset: Any, by: Any, total: Any, expected: Any, presence: Any, weight: Any, sharpness: Any,
+              base: Any) -> None:  # fmt: skip
+    """`at_anchor`, f_i . t_k in the metric, becomes the cosines to the anchors; `base` log y - g b + s times those.
+
+    These are Eqs. 4, 5 and 11 of TIDE without votes and prior. `expected` is 1 / (expected + 1), (K,).
+    """
     k = y.shape[1]
-    inverse = np.empty(k, np.float32)
-    for c in range(k):
-        inverse[c] = ONE / (total[c] + ONE)
+    bias = padded(k, ZERO)
     for i in range(start, stop):
-        row, p, cosine = log_y[i], y[i], at_anchor[i]
+        row, p, near, out, add, shift = cosine[i], y[i], at_anchor[i], base[i], offset[i], evidence[i]
         for c in range(k):
-            bias = offset[c] - series(p[c] * inverse[c])
-            row[c] += sharpness * cosine[c] - by * (bias * presence[c] if bias < ZERO else bias)
+            near[c] = (slope * near[c] + add) * by[c]
         for c in range(k):
-            x = p[c] * inverse[c]
-            if x > np.float32(0.02):
-                near, bias = offset[c] - series(x), offset[c] + np.log(ONE - x)
-                row[c] += by * (near * presence[c] if near < ZERO else near)
-                row[c] -= by * (bias * presence[c] if bias < ZERO else bias)
+            b = weight * log((total[c] + ONE - p[c]) * expected[c])
+            bias[c] = b * presence[c] if b < ZERO else b
+        for c in range(k):
+            out[c] = scale * row[c] - shift + sharpness * near[c] - bias[c]
 
 
 @loops
-def tide_split(base: Any, at_anchor: Any, z: Any, present: Any, gone: Any, near: Any, cosines: Any, kept: Any,
-               top: Any, shares: Any, logs: Any) -> None:  # fmt: skip
-    """Copy the `present` columns into `near`, `cosines` and `kept`; make of the others what `Absent` needs."""
-    width = gone.shape[0]
-    a = padded(width, LOWEST - BIAS)
-    for i in range(z.shape[0]):
-        row = base[i]
-        for l in range(present.shape[0]):
-            c = present[l]
-            near[i, l], cosines[i, l], kept[i, l] = row[c], at_anchor[i, c], z[i, c]
-        for r in range(width):
-            a[r] = row[gone[r]]
-        most = largest(a[:width])
-        top[i] = most
-        for r in range(width):
-            a[r] -= most
-            shares[i, r] = exp(a[r])
-            logs[i, r] = shares[i, r] * a[r]
+def tide_weights(z: Any, gamma: Any, at_anchor: Any, among: Any) -> Any:
+    """Eq. 8 of TIDE: gamma_i z_ik and the cosines to the anchors of the classes `among`, (N, H), and their sums.
+
+    Those are sum_i gamma_i z_ik and S_k . mu'_k = sum_i gamma_i z_ik f_i . mu'_k, (H,).
+    """
+    n, width = z.shape[0], among.shape[0]
+    weight, cosine = np.empty((n, width), np.float32), np.empty((n, width), np.float32)
+    soft, along = np.zeros(width, np.float32), np.zeros(width, np.float32)
+    for i in range(n):
+        row, near, own, at, by = z[i], at_anchor[i], weight[i], cosine[i], gamma[i]
+        for h in range(width):
+            own[h], at[h] = by * row[among[h]], near[among[h]]
+        for h in range(width):
+            soft[h] += own[h]
+            along[h] += own[h] * at[h]
+    return weight, cosine, soft, along
 
 
 @loops
-def tide_join(z: Any, present: Any, shares: Any, gone: Any, pull: Any, scale: Any, full: Any) -> None:
-    """Put columns together again: those of z, and shares pull scale_i; the rows then sum to 1."""
-    for i in range(z.shape[0]):
-        row, total = full[i], ZERO
-        for l in range(present.shape[0]):
-            row[present[l]] = z[i, l]
-            total += z[i, l]
-        for r in range(gone.shape[0]):
-            value = shares[i, r] * pull[r] * scale[i]
-            row[gone[r]] = value
-            total += value
-        by = ONE / total
-        for c in range(full.shape[1]):
-            row[c] *= by
-
-
-@loops
-def tide_step(start: Any, stop: Any, base: Any, counts: Any, smoothing: Any, prior: Any, left_out: Any,
+def tide_step(start: Any, stop: Any, base: Any, y: Any, counts: Any, prior: Any, smoothing: Any, left_out: Any,
               vote_weight: Any, sharpness: Any, alpha: Any, pointer: Any, neighbour: Any, weight: Any, z: Any, new: Any,
-              among: Any, cosine: Any, share: Any, dots: Any, squares: Any, along: Any, soft: Any, hard: Any,
-              absent: Any, inside: Any, gamma: Any, places: Any, labels: Any, entropy: Any, log_sum: Any,
-              moved: Any) -> None:  # fmt: skip
+              some: Any, hard: Any, own: Any, cosine: Any, soft: Any, along: Any, dots: Any, squares: Any, before: Any,
+              labels: Any, gamma: Any, log_k: Any, still: Any) -> Any:  # fmt: skip
     """Eq. 11 of TIDE, of rows from `start` to `stop`: `class_pull`, `cosine_to_means` and `assign` in one pass.
 
-    `prior` (K,) are log shares where these are known, else empty. `among` (H,) are the columns of classes with labels,
-    `cosine` and `share` (N, H) those of cosines to anchors and of z. `absent` and `inside` (N,) are log sum of exp and
-    entropy of classes that the arrays are without.
+    `prior` (K,) are log shares where these are known, else empty. `some` (H,) are the classes with labels, `hard` to
+    `squares` what `cosine_to_means` needs of them. Returns sum_i z_i and the numbers of labels, (K,) each, the sum of
+    the zero-shot probabilities of the labels, how many labels changed, and how many z_ik moved by `still` or more.
     """
-    k, width = z.shape[1], among.shape[0]
+    k, width, free, right, changed, moved = z.shape[1], some.shape[0], prior.shape[0] == 0, 0.0, 0, 0.0
     votes, a, q = padded(k, ZERO), padded(k, LOWEST - BIAS), padded(k, ZERO)
-    inverse, logs, more, beta = padded(k, ZERO), padded(k, ZERO), padded(width, ZERO), padded(width, ZERO)
-    free = prior.shape[0] == 0
-    for c in range(k):
-        inverse[c] = left_out / (counts[c] + smoothing) if free else ZERO
-        logs[c] = np.log(counts[c] + smoothing) if free else prior[c]
+    more, beta, place = padded(width, ZERO), padded(width, ZERO), np.empty(k, np.int64)
+    total, numbers = np.zeros(k, np.float32), np.zeros(k, np.float32)
     for h in range(width):
-        beta[h] = hard[h] / (hard[h] + alpha)
+        beta[h], place[some[h]] = hard[h] / (hard[h] + alpha), h
     for i in range(start, stop):
-        near, p, old, weight_i = base[i], new[i], z[i], left_out * gamma[i]
+        near, p, old = base[i], new[i], z[i]
         gather(i, pointer, neighbour, weight, z, votes[:k])
-        for c in range(k):  # log(n_k - u z_ik + a*) = log(n_k + a*) + log(1 - x)
-            a[c] = near[c] + vote_weight * votes[c] + logs[c] - series(old[c] * inverse[c])
-        for c in range(k):
-            x = old[c] * inverse[c]
-            if x > np.float32(0.02):
-                a[c] += np.log(max(counts[c] - left_out * old[c], ZERO) + smoothing) - logs[c] + series(x)
+        if free:
+            for c in range(k):
+                a[c] = near[c] + vote_weight * votes[c] + log(max(counts[c] - left_out * old[c], ZERO) + smoothing)
+        else:
+            for c in range(k):
+                a[c] = near[c] + vote_weight * votes[c] + prior[c]
         if width:
-            own, of, at = share[i], dots[i], cosine[i]
+            mine, dot, at = own[i], dots[i], cosine[i]
             for h in range(width):
-                mine = weight_i * own[h]
-                more[h] = nearer(beta[h], mine, of[h], at[h], squares[h], along[h], soft[h])
-            h = places[i]
+                more[h] = nearer(beta[h], left_out * mine[h], dot[h], at[h], squares[h], along[h], soft[h])
+            h = place[before[i]]
             less = max(hard[h] - left_out, ZERO)
-            more[h] = nearer(less / (less + alpha), weight_i * own[h], of[h], at[h], squares[h], along[h], soft[h])
+            more[h] = nearer(less / (less + alpha), left_out * mine[h], dot[h], at[h], squares[h], along[h], soft[h])
             for h in range(width):
-                a[among[h]] += sharpness * more[h]
-        most = largest(a[:k])
-        labels[i], top = first_at(a[:k], most), max(most, absent[i])
-        below = absent[i] - top
-        total = exp(below)
-        inner = total * (below - inside[i])
-        for c in range(k):
-            a[c] -= top
+                a[some[h]] += sharpness * more[h]
+        top, norm, inner = largest(a[:k]), ZERO, ZERO
+        label = first_at(a[:k], top)
         for c in range(a.shape[0]):
-            q[c] = exp(a[c])
-            total += q[c]
-            inner += q[c] * a[c]
-        by = ONE / total
+            q[c] = exp(a[c] - top)
+            norm += q[c]
+            inner += q[c] * (a[c] - top)
+        by, far = ONE / norm, ZERO
         for c in range(k):
             p[c] = q[c] * by
-            votes[c] = abs(p[c] - old[c])
-        log_total = np.log(total)
-        log_sum[i], entropy[i], moved[i] = top + log_total, log_total - inner * by, largest(votes[:k])
+            far += ONE if abs(p[c] - old[c]) >= still else ZERO
+        for c in range(k):
+            total[c] += p[c]
+        labels[i], gamma[i] = label, weight_of(np.log(norm) - inner * by, log_k)
+        moved += far
+        numbers[label] += ONE
+        right += y[i, label]
+        changed += label != before[i]
+    return total, numbers, right, changed, moved
 
 
 @njit(inline="always")
@@ -615,4 +652,31 @@ def nearer(beta: Any, mine: Any, dot: Any, cosine: Any, square: Any, along: Any,
         by * (square + mine * (mine - np.float32(2) * dot)) + np.float32(2) * other * (along - mine * cosine)
     )
     value = by * (dot - mine) + other * cosine
-    return value / np.sqrt(max(length + other * other, np.float32(1e-12))) - cosine
+    return value / np.sqrt(max(length + other * other, np.float32(EPS))) - cosine
+
+
+@loops
+def tide_logs(start: Any, stop: Any, z: Any, labels: Any, out: Any) -> None:
+    """log(z_ik / z_il) of rows from `start` to `stop`, l the label of sample i."""
+    for i in range(start, stop):
+        row, to, least = z[i], out[i], np.float32(1e-30)
+        shift = log(row[labels[i]] + least)
+        for c in range(row.shape[0]):
+            to[c] = log(row[c] + least) - shift
+
+
+@loops
+def tide_confidence(start: Any, stop: Any, log_z: Any, power: Any, z: Any) -> Any:
+    """Eq. 14 of TIDE: the sums of `confidences` over rows from `start` to `stop`; z^T, unless `z` has no columns."""
+    confidence, slope, width = 0.0, 0.0, z.shape[1]
+    for i in range(start, stop):
+        row, p, total, inner = log_z[i], z[i], ZERO, ZERO
+        for c in range(row.shape[0]):
+            e = exp(power * row[c])
+            total += e
+            inner += e * row[c]
+        confidence += ONE / total
+        slope -= power * inner / (total * total)
+        for c in range(width):
+            p[c] = exp(power * row[c]) / total
+    return confidence, slope

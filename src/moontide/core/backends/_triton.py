@@ -12,6 +12,7 @@ With TRITON_INTERPRET=1 they run on the CPU, which is how they are tested where 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -29,10 +30,25 @@ _banerjee, _log_c, _anchor_kl = map(_compiled, (formulas.banerjee, formulas.log_
 
 
 @triton.jit  # type: ignore[untyped-decorator]
+def _votes_for(i, z, pointer, neighbour, weight, cols, k):
+    """The weighted sum of the rows of the neighbours of row i; four at a time, so that loads do not wait in turn."""
+    votes = tl.zeros_like(cols).to(tl.float32)
+    stop = tl.load(pointer + i + 1)
+    for start in range(tl.load(pointer + i), stop, 4):
+        for e in tl.static_range(4):
+            there = start + e < stop
+            j = tl.load(neighbour + start + e, mask=there, other=0).to(tl.int64)
+            w = tl.load(weight + start + e, mask=there, other=0.0)
+            votes += w * tl.load(z + j * k + cols, mask=cols < tl.where(there, k, 0), other=0.0).to(tl.float32)
+    return votes
+
+
+@triton.jit  # type: ignore[untyped-decorator]
 def _top_m(x, values, found, n, m, d: tl.constexpr, precision: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
            DEPTH: tl.constexpr, SLOTS: tl.constexpr):  # fmt: skip
     """Each program keeps the best `m` columns of ROWS rows while it walks over all columns in tiles."""
-    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    first = tl.program_id(0) * ROWS
+    rows = first + tl.arange(0, ROWS)
     slot = tl.arange(0, SLOTS)[None, :]
     best = tl.where(slot < m, float("-inf"), float("inf")) + tl.zeros((ROWS, SLOTS), tl.float32)  # unused slots: full
     index = tl.full((ROWS, SLOTS), -1, tl.int32)
@@ -47,19 +63,17 @@ def _top_m(x, values, found, n, m, d: tl.constexpr, precision: tl.constexpr, ROW
             b = tl.load(x + cols[None, :].to(tl.int64) * d + (k + depth)[:, None],
                         mask=(cols < n)[None, :] & inside[:, None], other=0.0)  # fmt: skip
             tile = tl.dot(a, b, tile, input_precision=precision)
-        tile = tl.where((cols[None, :] < n) & (cols[None, :] != rows[:, None]), tile, float("-inf"))
-        again = 1
-        while again > 0:  # take the best column of each row until none improves its row's list
-            top = tl.max(tile, axis=1)
+        if (start + COLS > n) | ((start < first + ROWS) & (first < start + COLS)):  # at the end, or on the diagonal
+            tile = tl.where((cols[None, :] < n) & (cols[None, :] != rows[:, None]), tile, float("-inf"))
+        top, worst = tl.max(tile, axis=1), tl.min(best, axis=1)
+        while tl.max((top > worst).to(tl.int32), axis=0) > 0:  # take the best column of each row that it improves
             at = tl.min(tl.where(tile == top[:, None], cols[None, :], n), axis=1)
-            worst = tl.min(best, axis=1)
             where = tl.min(tl.where(best == worst[:, None], slot, SLOTS), axis=1)
-            better = top > worst
-            replace = better[:, None] & (slot == where[:, None])
+            replace = (top > worst)[:, None] & (slot == where[:, None])
             best = tl.where(replace, top[:, None], best)
             index = tl.where(replace, at[:, None], index)
             tile = tl.where(cols[None, :] == at[:, None], float("-inf"), tile)
-            again = tl.max(better.to(tl.int32), axis=0)
+            top, worst = tl.max(tile, axis=1), tl.min(best, axis=1)
     best = tl.where(slot < m, best, float("-inf"))
     for j in range(m):  # write the list in order; of equals, the lower index first
         top = tl.max(best, axis=1)
@@ -70,24 +84,41 @@ def _top_m(x, values, found, n, m, d: tl.constexpr, precision: tl.constexpr, ROW
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _e_step(logits, z, pointer, neighbour, weight, evidence, gamma, new, labels, new_gamma, free, laplacian, counts, k,
-            log_k, FIXED: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
-    """One program per row: votes of the neighbours, softmax, and what else is read off it while it is on the chip."""
+def _zero_shot(cosine, y, evidence, scale, k, BLOCK: tl.constexpr):
+    """One program per row: the softmax of scaled cosines, and the logarithm of what it was divided by."""
     i = tl.program_id(0).to(tl.int64)
     cols = tl.arange(0, BLOCK)
+    a = scale * tl.load(cosine + i * k + cols, mask=cols < k, other=float("-inf"))
+    top = tl.max(a, axis=0)
+    p = tl.exp(a - top)
+    total = tl.sum(p, axis=0)
+    tl.store(y + i * k + cols, p / total, mask=cols < k)
+    tl.store(evidence + i, top + tl.log(total))
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _e_step(values, slope, offset, z, pointer, neighbour, weight, evidence, gamma, before, f, new, labels, new_gamma,
+            free, laplacian, counts, weighted, k, d, wide, log_k, AT_ANCHOR: tl.constexpr, FIXED: tl.constexpr,
+            BLOCK: tl.constexpr, DEPTH: tl.constexpr):  # fmt: skip
+    """One program per row: votes of the neighbours, softmax, and what else is read off it while it is on the chip."""
+    i = tl.program_id(0).to(tl.int64)
+    cols, depth = tl.arange(0, BLOCK), tl.arange(0, DEPTH)
     inside = cols < k
-    votes = tl.zeros((BLOCK,), tl.float32)
-    for e in range(tl.load(pointer + i), tl.load(pointer + i + 1)):
-        j = tl.load(neighbour + e).to(tl.int64)
-        votes += tl.load(weight + e) * tl.load(z + j * k + cols, mask=inside, other=0.0).to(tl.float32)
+    a = tl.load(values + i * k + cols, mask=inside, other=0.0)
+    if AT_ANCHOR:
+        a *= tl.load(slope + cols, mask=inside, other=0.0)
+    a += tl.load(offset + cols, mask=inside, other=float("-inf"))
     own = tl.load(z + i * k + cols, mask=inside, other=0.0).to(tl.float32)
+    row = tl.load(f + i * d + depth, mask=depth < d, other=0.0)
+    votes = _votes_for(i, z, pointer, neighbour, weight, cols, k)
     g = tl.load(gamma + i)
     tl.store(laplacian + i, g * tl.sum(own * votes, axis=0))
-    a = tl.load(logits + i * k + cols, mask=inside, other=float("-inf")) + votes
+    a += votes
     top = tl.max(a, axis=0)
     label = tl.min(tl.where(a == top, cols, BLOCK), axis=0)
     tl.store(labels + i, label.to(tl.int64))
     tl.atomic_add(counts + label, 1.0)  # whole numbers: the order of adding does not matter
+    tl.atomic_add(counts + k, 1.0, mask=label != tl.load(before + i))
     shifted = tl.where(inside, a - top, 0.0)
     p = tl.where(inside, tl.exp(shifted), 0.0)
     total = tl.sum(p, axis=0)
@@ -99,12 +130,14 @@ def _e_step(logits, z, pointer, neighbour, weight, evidence, gamma, new, labels,
     tl.store(new_gamma + i, g)
     agreement = tl.sum(p * votes, axis=0)
     tl.store(free + i, g * (agreement - top - tl.log(total) + tl.load(evidence + i)))  # free_energy
+    tl.store(weighted + i * wide + depth, (g * row).to(weighted.dtype.element_ty), mask=depth < d)  # weighted_sums
+    tl.store(weighted + i * wide + d, g.to(weighted.dtype.element_ty))
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _m_step(sums, soft, counts, text, anchor_kappa, anchor_r, alpha, beta, mu, kappa, prototypes, offset, kl,
-            d, EXACT: tl.constexpr, epsilon, r_cap, kappa_cap, scale, temper, BLOCK: tl.constexpr):  # fmt: skip
-    """One program per class; the comments name the function of `core.ple` that a line is."""
+            d, wide, EXACT: tl.constexpr, epsilon, r_cap, kappa_cap, scale, temper, BLOCK: tl.constexpr):  # fmt: skip
+    """One program per class; `wide` is the stride of both sums. Comments name the function of `core.ple` of a line."""
     k = tl.program_id(0)
     cols = tl.arange(0, BLOCK)
     inside = cols < d
@@ -112,7 +145,8 @@ def _m_step(sums, soft, counts, text, anchor_kappa, anchor_r, alpha, beta, mu, k
     n, a, r0, k0 = tl.load(counts + k), tl.load(alpha + k), tl.load(anchor_r + k), tl.load(anchor_kappa + k)
     t = tl.load(text + at, mask=inside, other=0.0)
     b = _shrinkage(n, a)
-    v = tl.load(sums + at, mask=inside, other=0.0) / tl.maximum(tl.load(soft + k) + epsilon, 1.17549435e-38)  # means
+    v = tl.load(sums + k.to(tl.int64) * wide + cols, mask=inside, other=0.0)
+    v = v / tl.maximum(tl.load(soft + k.to(tl.int64) * wide) + epsilon, 1.17549435e-38)  # means
     resultant = b * v + (1 - b) * t * (r0 if EXACT else 1.0)  # shrink
     norm = tl.sqrt(tl.sum(resultant * resultant, axis=0))
     m = resultant / tl.maximum(norm, 1e-12)
@@ -129,34 +163,42 @@ def _m_step(sums, soft, counts, text, anchor_kappa, anchor_r, alpha, beta, mu, k
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _votes(z, pointer, neighbour, weight, found, k, BLOCK: tl.constexpr):
-    """One program per row: the weighted sum of the rows of its neighbours."""
+def _votes(z, pointer, neighbour, weight, found, k, AGREEMENT: tl.constexpr, BLOCK: tl.constexpr):
+    """One program per row: the votes of its neighbours, or its agreement z_i . votes_i with them."""
     i = tl.program_id(0).to(tl.int64)
     cols = tl.arange(0, BLOCK)
     inside = cols < k
-    votes = tl.zeros((BLOCK,), tl.float32)
-    for e in range(tl.load(pointer + i), tl.load(pointer + i + 1)):
-        j = tl.load(neighbour + e).to(tl.int64)
-        votes += tl.load(weight + e) * tl.load(z + j * k + cols, mask=inside, other=0.0)
-    tl.store(found + i * k + cols, votes, mask=inside)
+    votes = _votes_for(i, z, pointer, neighbour, weight, cols, k)
+    if AGREEMENT:
+        own = tl.load(z + i * k + cols, mask=inside, other=0.0).to(tl.float32)
+        tl.store(found + i, tl.sum(own * votes, axis=0))
+    else:
+        tl.store(found + i * k + cols, votes, mask=inside)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _lengths(sums, anchor, squares, along, d, wide, BLOCK: tl.constexpr):
+    """One program per class: |S_k|^2 and S_k . anchor_k, for `cosine_to_means`."""
+    k = tl.program_id(0).to(tl.int64)
+    cols = tl.arange(0, BLOCK)
+    s = tl.load(sums + k * wide + cols, mask=cols < d, other=0.0)
+    tl.store(squares + k, tl.sum(s * s, axis=0))
+    tl.store(along + k, tl.sum(s * tl.load(anchor + k * d + cols, mask=cols < d, other=0.0), axis=0))
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _tide_step(base, cosine, dots, z, pointer, neighbour, weight, counts, hard, soft, squares, along, gamma, before, y,
-               numbers, new, labels, new_gamma, right, new_hard, k, log_k, FIRST: tl.constexpr,
-               BLOCK: tl.constexpr):  # fmt: skip
+               numbers, f, new, labels, new_gamma, right, new_hard, weighted, k, d, wide, log_k, FIRST: tl.constexpr,
+               BLOCK: tl.constexpr, DEPTH: tl.constexpr):  # fmt: skip
     """Eq. 11 of TIDE, one program per row; the comments name the function of `core.tide` that a line is."""
     i = tl.program_id(0).to(tl.int64)
-    cols = tl.arange(0, BLOCK)
+    cols, depth = tl.arange(0, BLOCK), tl.arange(0, DEPTH)
     inside = cols < k
     at = i * k + cols
     left_out, votes_count, smoothing = tl.load(numbers), tl.load(numbers + 1), tl.load(numbers + 2)
-    votes = tl.zeros((BLOCK,), tl.float32)
-    for e in range(tl.load(pointer + i), tl.load(pointer + i + 1)):
-        j = tl.load(neighbour + e).to(tl.int64)
-        votes += tl.load(weight + e) * tl.load(z + j * k + cols, mask=inside, other=0.0)
+    votes = _votes_for(i, z, pointer, neighbour, weight, cols, k)
     old = tl.load(z + at, mask=inside, other=0.0)
-    n = tl.load(counts + cols, mask=inside, other=0.0)
+    n = tl.load(counts + cols * (1 if FIRST else wide), mask=inside, other=0.0)
     a = tl.load(base + at, mask=inside, other=float("-inf")) + votes_count * votes
     if FIRST:
         a += tl.log(n + smoothing)  # class_pull
@@ -168,7 +210,7 @@ def _tide_step(base, cosine, dots, z, pointer, neighbour, weight, counts, hard, 
         h = tl.maximum(tl.load(hard + cols, mask=inside, other=0.0) - own, 0.0)
         beta = h / (h + alpha)
         other = 1 - beta
-        beta = beta / tl.maximum(tl.load(soft + cols, mask=inside, other=1.0) - mine, 1e-9)
+        beta = beta / tl.maximum(tl.load(soft + cols * wide, mask=inside, other=1.0) - mine, 1e-9)
         t = tl.load(cosine + at, mask=inside, other=0.0)
         dot = tl.load(dots + at, mask=inside, other=0.0)
         square = tl.load(squares + cols, mask=inside, other=0.0) + mine * (mine - 2 * dot)
@@ -185,10 +227,27 @@ def _tide_step(base, cosine, dots, z, pointer, neighbour, weight, counts, hard, 
     p = p / total
     tl.store(new + at, p, mask=inside)
     entropy = tl.log(total) - tl.sum(p * shifted, axis=0)
+    g = tl.minimum(tl.maximum(_entropy_weight(entropy, log_k), 0.0), 1.0)
     tl.store(labels + i, label.to(tl.int64))
-    tl.store(new_gamma + i, tl.minimum(tl.maximum(_entropy_weight(entropy, log_k), 0.0), 1.0))
+    tl.store(new_gamma + i, g)
     tl.store(right + i, tl.load(y + i * k + label))
     tl.atomic_add(new_hard + label, 1.0)  # whole numbers: the order of adding does not matter
+    tl.atomic_add(new_hard + k, 1.0, mask=label != tl.load(before + i))
+    row = tl.load(f + i * d + depth, mask=depth < d, other=0.0)
+    tl.store(weighted + i * wide + depth, g * row, mask=depth < d)  # weighted_sums
+    tl.store(weighted + i * wide + d, g)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _newton(target, confidence, rise, state, new):
+    """One step of `core.tide.calibration`; the state is the interval of T, and T."""
+    low, high, power = tl.load(state), tl.load(state + 1), tl.load(state + 2)
+    gap = tl.load(target) - tl.load(confidence)
+    low, high = tl.where(gap > 0, power, low), tl.where(gap > 0, high, power)
+    step = power * tl.exp(tl.minimum(tl.maximum(gap / tl.maximum(tl.load(rise), 1e-6), -1.0), 1.0))
+    tl.store(new, low)
+    tl.store(new + 1, high)
+    tl.store(new + 2, tl.where((low <= step) & (step <= high), step, tl.sqrt(low * high)))
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -212,42 +271,62 @@ def top_m(features: Array, m: int, precision: str) -> tuple[Array, Array]:
     values = torch.empty((n, m), dtype=torch.float32, device=x.device)
     found = torch.empty((n, m), dtype=torch.int64, device=x.device)
     half = x.element_size() == 2  # tiles that fill the device: small ones for few rows
-    rows, cols, warps = (128, 256 if half else 128, 8) if n > 16384 else (64, 128, 4) if n > 2048 else (32, 128, 4)
+    rows, cols, warps = (128, 256 if half else 128, 8) if n > 16384 else (64, 128, 4)
+    depth = 64 if half else 32
+    if n <= 2048:
+        rows, cols, depth, warps = (16, 256, 128, 4) if half else (16, 128, 64, 8)
     _top_m[(triton.cdiv(n, rows),)](
-        x, values, found, n, m, d, "tf32x3" if precision == "full" else "tf32", rows, cols, 64 if half else 32, SLOTS,
+        x, values, found, n, m, d, "tf32x3" if precision == "full" else "tf32", rows, cols, depth, SLOTS,
         num_warps=warps,
     )  # fmt: skip
     return found, values.to(features.dtype)
 
 
-def e_step(
-    logits: Array, z: Array, edges: tuple[Array, Array, Array], evidence: Array, gamma: Array, fixed: bool
-) -> tuple[Array, ...]:
-    """Return z, labels, gamma, free energy and Laplacian of the samples after an E-step, and the counts of labels.
+def zero_shot(cosine: Array, scale: float) -> tuple[Array, Array]:
+    """Return Eq. zero-shot from cosines: y (N, K) and the logs of the sums (N,)."""
+    n, k = cosine.shape
+    y, evidence = torch.empty_like(cosine), torch.empty(n, dtype=torch.float32, device=cosine.device)
+    block, warps = _block(k)
+    _zero_shot[(n,)](cosine, y, evidence, scale, k, block, num_warps=warps)
+    return y, evidence
 
-    `gamma` (N,) is that of the z before; where it is `fixed`, also that of the new one. z keeps its dtype.
+
+def e_step(
+    values: Array, slope: Array | None, offset: Array, z: Array, edges: tuple[Array, Array, Array], evidence: Array,
+    gamma: Array, before: Array, f: Array, weighted: Array, fixed: bool,
+) -> tuple[Array, ...]:  # fmt: skip
+    """Return z, labels, gamma, free energy and Laplacian of the samples after an E-step, and K + 1 counts.
+
+    The logits are slope_k values_ik + offset_k plus votes, without `slope` values_ik + offset_k. `gamma` (N,) is that
+    of the z before; where it is `fixed`, also that of the new one. z keeps its dtype. The counts are those of the
+    labels, and of the labels that are not as `before`. gamma_i f_i and gamma_i are written to `weighted`, (N, > d).
     """
-    n, k = logits.shape
+    n, k = values.shape
     new = torch.empty_like(z)
     labels = torch.empty(n, dtype=torch.int64, device=z.device)
     rows = [torch.empty(n, dtype=torch.float32, device=z.device) for _ in range(3)]
-    counts = torch.zeros(k, dtype=torch.float32, device=z.device)
+    counts = torch.zeros(k + 1, dtype=torch.float32, device=z.device)
     block, warps = _block(k)
     _e_step[(n,)](
-        logits, z, *edges, evidence, gamma, new, labels, *rows, counts, k, log_classes(k), fixed, block, num_warps=warps
-    )
+        values, offset if slope is None else slope, offset, z, *edges, evidence, gamma, before, f, new, labels, *rows,
+        counts, weighted, k, f.shape[1], weighted.shape[1], log_classes(k), slope is not None, fixed, block,
+        max(16, triton.next_power_of_2(f.shape[1])), num_warps=warps,
+    )  # fmt: skip
     return new, labels, *rows, counts
 
 
 def m_step(sums: Array, soft: Array, counts: Array, anchors: tuple[Array, ...], exact: bool, epsilon: float,
            r_cap: float, kappa_cap: float, scale: float, temper: float) -> tuple[Array, ...]:  # fmt: skip
-    """Return beta, mu, kappa, prototypes, offset and KL of all classes after an M-step, as `plain.m_step` has them."""
+    """Return beta, mu, kappa, prototypes, offset and KL of all classes after an M-step, as `plain.m_step` has them.
+
+    `sums` (K, d) and `soft` (K,) may be columns of one matrix.
+    """
     k, d = sums.shape
-    mu, prototypes = torch.empty_like(sums), torch.empty_like(sums)
+    mu, prototypes = (torch.empty((k, d), dtype=torch.float32, device=sums.device) for _ in range(2))
     beta, kappa, offset, kl = (torch.empty(k, dtype=torch.float32, device=sums.device) for _ in range(4))
     _m_step[(k,)](
-        sums, soft, counts, *anchors, beta, mu, kappa, prototypes, offset, kl,
-        d, exact, epsilon, min(r_cap, 1 - torch.finfo(torch.float32).eps), min(kappa_cap, 3e38), scale, temper,
+        sums, soft, counts, *anchors, beta, mu, kappa, prototypes, offset, kl, d, sums.stride(0), exact, epsilon,
+        min(r_cap, 1 - torch.finfo(torch.float32).eps), min(kappa_cap, 3e38), scale, temper,
         max(16, triton.next_power_of_2(d)), num_warps=4,
     )  # fmt: skip
     return beta, mu, kappa, prototypes, offset, kl
@@ -260,32 +339,46 @@ def _block(k: int) -> tuple[int, int]:
 
 
 def tide_step(base: Array, cosine: Array, dots: Array | None, z: Array, edges: tuple[Array, Array, Array],
-              classes: tuple[Array, ...], gamma: Array, before: Array, y: Array, numbers: Array,
-              new: Array) -> tuple[Array, ...]:  # fmt: skip
-    """Return labels, gamma, the zero-shot probability of the label, and the counts of labels after an E-step of TIDE.
+              classes: tuple[Array, ...], gamma: Array, before: Array, y: Array, numbers: Array, f: Array,
+              weighted: Array) -> tuple[Array, ...]:  # fmt: skip
+    """Return z, labels, gamma, the zero-shot probability of the label, and K + 1 counts after an E-step of TIDE.
 
     `base` (N, K) are the logits at the anchors, without votes and prior; `classes` are counts, hard and soft counts,
     |S_k|^2 and S_k . anchor_k, (K,) each; `numbers` are u, the weight of votes, a*, s and alpha. Without `dots`, in the
-    first E-step, all classes are at their anchors. The assignments are written to `new`.
+    first E-step, all classes are at their anchors; else counts and soft counts are columns of a product with `weighted`
+    (N, > d), where gamma_i f_i and gamma_i are written. The counts are as those of `e_step`.
     """
     n, k = z.shape
-    labels = torch.empty(n, dtype=torch.int64, device=z.device)
+    new, labels = torch.empty_like(z), torch.empty(n, dtype=torch.int64, device=z.device)
     new_gamma, right = (torch.empty(n, dtype=torch.float32, device=z.device) for _ in range(2))
-    hard = torch.zeros(k, dtype=torch.float32, device=z.device)
+    hard = torch.zeros(k + 1, dtype=torch.float32, device=z.device)
     block, warps = _block(k)
     _tide_step[(n,)](
-        base, cosine, z if dots is None else dots, z, *edges, *classes, gamma, before, y, numbers, new, labels,
-        new_gamma, right, hard, k, log_classes(k), dots is None, block, num_warps=warps,
+        base, cosine, z if dots is None else dots, z, *edges, *classes, gamma, before, y, numbers, f, new, labels,
+        new_gamma, right, hard, weighted, k, f.shape[1], weighted.shape[1], log_classes(k), dots is None, block,
+        max(16, triton.next_power_of_2(f.shape[1])), num_warps=warps,
     )  # fmt: skip
-    return labels, new_gamma, right, hard
+    return new, labels, new_gamma, right, hard
 
 
-def votes(z: Array, edges: tuple[Array, Array, Array]) -> Array:
-    """Return the votes of the neighbours, (N, K); a sparse product would sort the edges first, for which it waits."""
+def lengths(sums: Array, anchor: Array) -> tuple[Array, Array]:
+    """Return |S_k|^2 and S_k . anchor_k of the classes, (K,) each; `sums` (K, d) may be columns of a matrix."""
+    k, d = sums.shape
+    squares, along = (torch.empty(k, dtype=torch.float32, device=sums.device) for _ in range(2))
+    block = max(16, triton.next_power_of_2(d))
+    _lengths[(k,)](sums, anchor, squares, along, d, sums.stride(0), block, num_warps=4)
+    return squares, along
+
+
+def votes(z: Array, edges: tuple[Array, Array, Array], agreement: bool = False) -> Array:
+    """Return the votes of the neighbours, (N, K), or the `agreement` z_i . votes_i of each sample with them, (N,).
+
+    A sparse product would sort the edges first, for which it waits.
+    """
     n, k = z.shape
-    found = torch.empty_like(z)
+    found = torch.empty((n,) if agreement else (n, k), dtype=torch.float32, device=z.device)
     block, warps = _block(k)
-    _votes[(n,)](z.contiguous(), *edges, found, k, block, num_warps=warps)
+    _votes[(n,)](z.contiguous(), *edges, found, k, agreement, block, num_warps=warps)
     return found
 
 
@@ -296,3 +389,20 @@ def tide_confidence(log_z: Array, power: Array) -> tuple[Array, Array]:
     block, warps = _block(k)
     _tide_confidence[(n,)](log_z, power, confidence, slope, k, block, num_warps=warps)
     return confidence, slope
+
+
+def newton(target: Array, confidence: Array, rise: Array, state: Array) -> Array:
+    """Return the interval of T, and T, after a round of `core.tide.calibration`, (3,)."""
+    new = torch.empty_like(state)
+    _newton[(1,)](target, confidence, rise, state, new)
+    return new
+
+
+def calibration(target: Array, means_at: Callable[[Array], tuple[Array, Array]], low: float, high: float,
+                rounds: int) -> Array:  # fmt: skip
+    """Return the T of `core.tide.calibration`, with one kernel for the arithmetic of a round."""
+    target = target.float()
+    state = torch.cat([torch.full((1,), x, dtype=torch.float32, device=target.device) for x in (low, high, 1.0)])
+    for _ in range(rounds):
+        state = newton(target, *(x.float() for x in means_at(state[2])), state)
+    return state[2]

@@ -15,22 +15,22 @@ from typing import Any
 
 import torch
 
-from moontide.core.arrays import Array, affine, class_counts, row_dots
+from moontide.core.arrays import Array, class_counts
 from moontide.core.backends import _triton, plain
-from moontide.core.mixture import VMF, Classes, Laplacian, Scores, Step
-from moontide.core.ple import at_anchor, weighted_sums
+from moontide.core.mixture import VMF, Laplacian, Scores, Step, VMFClasses
 
 HALF = 2**23  # N x K above which precision "half" stores assignments in 16 bits: below, nothing is gained
 LARGEST = 2**25  # N x K above which launches no longer matter
 KEPT = 4  # captured shapes
 PLAIN = "plain"  # a shape whose run cannot be captured
 ALL = slice(None)
+PAD = 16  # columns beyond the features, so that rows begin at multiples of 32 bytes
 
 _plans: OrderedDict[Any, Any] = OrderedDict()
 _guard = threading.RLock()
 
 
-def m_step(vmf: VMF, step: Step) -> Classes:
+def m_step(vmf: VMF, step: Step) -> VMFClasses:
     """Eqs. update-m and update-m-real; options that the kernel has not are left to `plain`."""
     o = vmf.options
     if not (o.inverse == "banerjee" and o.log_normaliser == "asymptotic" and o.update_mu and o.update_kappa):
@@ -44,63 +44,68 @@ def m_step(vmf: VMF, step: Step) -> Classes:
 class Rows(plain.Rows):
     """The samples of MOON, all in the memory of one GPU."""
 
+    low: Any  # (N, d) the features as products take them: in 16 bits for many samples with precision "half"
+    weighted: Any  # (N, d + PAD) gamma_i f_i and gamma_i, whose product with z is both sums of an E-step
+
+    def _zero_shot(self, rows: slice) -> tuple[Array, Array, Array]:
+        self.cosine = self.f @ self.text.T  # (N, K)
+        self.y, log_sum = _triton.zero_shot(self.cosine, self.logit_scale)
+        half = self.method.precision == "half" and self.y.numel() > HALF
+        self.z, self.low = (self.y.half(), self.f.half()) if half else (self.y, self.f)
+        self.labels = torch.zeros(len(self.f), dtype=torch.int64, device=self.f.device)
+        self.weighted = weighted_room(self.low)
+        return self.y, self.cosine, log_sum
+
     def step(self, scores: Scores) -> Step:
         """E-step with the classes given, and the sums of the new assignments."""
-        if scores.prototypes is None:
-            logits = at_anchor(self.cosine, scores.slope, scores.at_anchor)  # (N, K)
-        else:
-            logits = affine(self.f, scores.prototypes, scores.offset)  # (N, K)
-        if self.labels is None and self.method.precision == "half" and logits.numel() > HALF:
-            self.z, self.low = self.y.half(), self.f.half()
-        edges = self._edges()
-        fixed = self.method.gamma != "assignments"
-        z, labels, gamma, free, laplacian, counts = _triton.e_step(
-            logits, self.z, edges, self.log_evidence, self.gamma, fixed
+        values, slope, offset = self.cosine, scores.slope, scores.at_anchor
+        if scores.prototypes is not None:
+            values, slope, offset = product(self.low, scores.prototypes.T), None, scores.offset  # (N, K)
+        given = (
+            self.votes_of.weighted(self.vote_weight).edges,
+            self.log_sum_y,
+            self.gamma,
+            self.labels,
+            self.low,
+            self.weighted,
         )
-        changed = 0 if self.labels is None else (labels != self.labels).sum()
-        self.z, self.labels, self.gamma = z, labels, gamma
-        sums, soft = weighted_sums(z, gamma, self.f) if z.dtype == gamma.dtype else self._half_sums()
+        self.z, self.labels, self.gamma, free, laplacian, counts = _triton.e_step(
+            values, slope, offset, self.z, *given, self.method.gamma != "assignments"
+        )
+        sums, soft = sums_of(self.z, self.weighted, self.f)  # (K, d), (K,)
+        changed, counts = counts[-1], counts[:-1]
         if self.method.beta == "soft":
-            counts = soft
+            counts = soft.contiguous()
         elif self.method.gamma_in_counts:
-            counts = class_counts(labels, len(self.text), gamma)
+            counts = class_counts(self.labels, len(self.text), self.gamma)
         return Step(sums, soft, counts, free, laplacian, changed, float("inf"), ALL)
 
-    def _half_sums(self) -> tuple[Array, Array]:
-        """Return `weighted_sums` of assignments in 16 bits, with products of 16 bits added up in 32."""
-        gamma = self.gamma.half()[:, None]
-        return _half_product(self.z.T, self.low * gamma), _half_product(self.z.T, gamma)[:, 0]
-
-    def _edges(self) -> tuple[Array, Array, Array]:
-        """Return the graph row by row: where the edges of each sample begin, its neighbours, and what they count."""
-        votes_of = self.votes_of if self.vote_weight is None else self.votes_of.weighted(self.vote_weight)
-        return votes_of.pointer, votes_of.neighbour, votes_of.weight
-
     def finish(self) -> Laplacian:
-        """Return gamma_i z_i . (M z)_i of the assignments as they are.
-
-        Edge by edge, N at a time: a sparse product would sort the edges first, for which it waits.
-        """
-        (pointer, neighbour, weight), (z, _) = self._edges(), self.unpack()
-        n, count = len(z), len(weight)
-        sample = torch.repeat_interleave(torch.diff(pointer), output_size=count)  # (E,)
-        value = torch.zeros_like(self.gamma)
-        for start in range(0, count, n):
-            at = slice(start, start + n)
-            dots = row_dots(z[sample[at]], z[neighbour[at]])  # (N,)
-            value.index_add_(0, sample[at], weight[at] * dots)
-        return Laplacian(self.gamma * value)
+        """Return gamma_i z_i . (M z)_i of the assignments as they are."""
+        edges = self.votes_of.weighted(self.vote_weight).edges
+        return Laplacian(self.gamma * _triton.votes(self.z, edges, agreement=True))
 
     def unpack(self) -> tuple[Array, Array]:
         """Return z and y."""
         return self.z.to(self.f.dtype), self.y
 
-    def _wide(self, rows: Any) -> Array:
-        return self.z[rows].to(self.f.dtype)
+
+def weighted_room(f: Array) -> Array:
+    """Return where an E-step writes gamma_i f_i and gamma_i, (N, d + PAD), the columns beyond that zero."""
+    return torch.zeros((len(f), f.shape[1] + PAD), dtype=f.dtype, device=f.device)
 
 
-def _half_product(a: Array, b: Array) -> Array:
-    return torch.mm(a, b, out_dtype=torch.float32) if a.device.type == "cuda" else a.float() @ b.float()
+def sums_of(z: Array, weighted: Array, f: Array) -> tuple[Array, Array]:
+    """Return `weighted_sums` of assignments z (N, K) by one product with what an E-step wrote."""
+    both, d = product(z.T, weighted), f.shape[1]  # (K, d + PAD)
+    return both[:, :d], both[:, d]
+
+
+def product(a: Array, b: Array) -> Array:
+    """Return a product in float32; of 16-bit numbers where `a` has them."""
+    if a.dtype == torch.float32:
+        return a @ b
+    return torch.mm(a, b.to(a.dtype), out_dtype=torch.float32) if a.device.type == "cuda" else a.float() @ b.float()
 
 
 @contextmanager

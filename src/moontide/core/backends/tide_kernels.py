@@ -12,11 +12,10 @@ from typing import Any
 import torch
 
 from moontide.core import tide as eq
-from moontide.core.arrays import Array, row_dots
+from moontide.core.arrays import Array
 from moontide.core.backends import _triton, kernels, tide_plain
 from moontide.core.graph import Affinity
-from moontide.core.ple import weighted_sums
-from moontide.core.tide import ALL, Assigned, Classes, Confident
+from moontide.core.tide import ALL, Assigned, Confident
 
 
 def run(solve: Callable[[Array, Array], tuple[Any, ...]], key: Any, f: Array, text: Array) -> tuple[Any, ...]:
@@ -38,6 +37,7 @@ class TIDERows(tide_plain.TIDERows):
 
     fixed: eq.Fixed | None = None  # what the numbers are of
     numbers: Any = None  # (5,) in the order of `_triton.tide_step`
+    weighted: Any  # (N, d + PAD) gamma_i f_i, gamma_i and 1
 
     def _votes_of(self) -> Affinity:
         of = super()._votes_of()
@@ -47,28 +47,29 @@ class TIDERows(tide_plain.TIDERows):
         """Keep what all E-steps need: log_y becomes the logits at the anchors, without votes and prior."""
         super()._keep(fixed)
         self.log_y += fixed.sharpness * self.at_anchor
+        self.weighted = kernels.weighted_room(self.f)
+        self.weighted[:, self.f.shape[1] + 1].fill_(1)  # whose product with z counts
 
-    def step(self, fixed: eq.Fixed, classes: Classes) -> Assigned:
+    def step(self, fixed: eq.Fixed, classes: Assigned) -> Assigned:
         """E-step with the classes given, Eq. 11, and the sums of Eq. 8 for the next M-step."""
         if self.at_anchor is None:
             self._keep(fixed)
         if self.fixed is not fixed:
-            given = fixed.left_out, fixed.vote_weight, fixed.smoothing, fixed.sharpness, fixed.alpha
-            self.fixed, self.numbers = fixed, torch.stack([self._number(x) for x in given])  # (5,)
-        f, before, counts = self.in_metric, self.labels, classes.counts
-        dots, of = None, (counts,) * 5
+            numbers = fixed.left_out, fixed.vote_weight, fixed.smoothing, fixed.sharpness, fixed.alpha
+            self.fixed, self.numbers = fixed, torch.stack([self._number(x) for x in numbers])  # (5,)
+        f, dots = self.in_metric, None
+        of: tuple[Array, ...] = (classes.counts,) * 5
         if len(classes.hard):
-            dots, sums = f @ classes.sums.T, classes.sums  # (n, K)
-            of = counts, classes.hard, classes.soft, row_dots(sums, sums), row_dots(sums, fixed.anchor)
-        new = torch.empty_like(self.z)
+            dots = f @ classes.sums.T  # (n, K)
+            of = classes.counts, classes.hard, classes.soft, *_triton.lengths(classes.sums, self.anchor)
         edges = self.votes_of.pointer, self.votes_of.neighbour, self.votes_of.weight
-        self.labels, self.gamma, right, hard = _triton.tide_step(
-            self.log_y, self.at_anchor, dots, self.z, edges, of, self.gamma, before, self.y, self.numbers, new
+        given = self.gamma, self.labels, self.y, self.numbers, f, self.weighted
+        self.z, self.labels, self.gamma, right, hard = _triton.tide_step(
+            self.log_y, self.at_anchor, dots, self.z, edges, of, *given
         )
-        self.z = new
-        sums, soft = weighted_sums(new, self.gamma, f)  # (K, d), (K,)
-        changed = (self.labels != before).sum()
-        return Assigned(sums, soft, hard, new.sum(0), hard, right.sum(), len(f), changed, math.inf, ALL)
+        (changed, hard), d, both = (hard[-1], hard[:-1]), f.shape[1], self.z.T @ self.weighted  # (K, d + PAD)
+        found = both[:, :d], both[:, d], hard, both[:, d + 1], hard
+        return Assigned(*found, right.sum(), len(f), changed, math.inf, ALL)
 
     def _number(self, x: Any) -> Array:
         """Return a number on the GPU, without a copy from the host, for which a captured run would wait."""

@@ -6,8 +6,6 @@ import math
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-import numpy as np
-
 from moontide.core import tide as eq
 from moontide.core.arrays import (
     Array,
@@ -15,6 +13,7 @@ from moontide.core.arrays import (
     class_sums,
     clip,
     columns,
+    device,
     exp_,
     is_torch_array,
     like,
@@ -23,15 +22,12 @@ from moontide.core.arrays import (
     row_norms,
     to_numpy,
 )
-from moontide.core.ple import weighted_sums
+from moontide.core.ple import weighted_sums, zero_shot
 from moontide.core.rows import Rows
-from moontide.core.simplex import log_softmax, softmax_log_sum
+from moontide.core.simplex import softmax_log_sum
 from moontide.core.sums import Counted
 from moontide.core.threads import in_threads
-from moontide.core.tide import ALL, NO_LABELS, Assigned, Classes, Compared, Confident, Labels, Model, Predicted
-
-IDLE = 0.01  # a class is left alone whose largest z_ik is below this share of n_k + a*, and of 0.1
-NOTHING = -1e30  # the logarithm of a sum of no classes
+from moontide.core.tide import ALL, NO_LABELS, Assigned, Compared, Confident, Labels, Predicted
 
 
 class TIDERows(Rows):
@@ -55,72 +51,54 @@ class TIDERows(Rows):
 
     def __init__(self, *given: Any, known: Labels = NO_LABELS, **options: Any) -> None:
         super().__init__(*given, **options)
-        self.gamma, self.unknown = namespace(self.f).ones_like(self.f[:, 0]), self._empty(len(self.f))
-        self.known, self.trusted = known, self.gamma
+        ones = namespace(self.f).ones_like(self.f[:, 0])
+        self.gamma, self.unknown, self.known = ones, self._empty(len(ones)), known
+        self.free = ones if known.mask is None else like(~known.mask[:, 0], self.f)  # (n,) 1 where no label is known
+        self.trusted, self.reliable = ones, 1.0  # what labels count: (n,), and those of the model against known ones
         self.new: Any = None  # room for the next z
-        self.cosine: Any = None  # (n, K), these five in memory only
-        self.log_y: Any = None  # (n, K)
+        self.anchor: Any = None  # (K, d)
+        self.cosine: Any = None  # (n, K), these six in memory only
+        self.log_sum: Any = None  # (n,) the log of what y was divided by
+        self.log_y: Any = None  # (n, K) less the bias of the text
         self.at_anchor: Any = None  # (n, K)
         self.in_metric: Any = None  # (n, d)
         self.log_z: Any = None  # (n, K) for the calibration
 
     def first(self, negatives: Array | None) -> Predicted:  # type: ignore[override]
         """Make the zero-shot predictions, and score how unlike all of the classes each sample is (Eq. 15)."""
-        names = self.text[:0] if negatives is None else like(negatives, self.f)  # (G, d)
 
         def block(rows: slice) -> Predicted:
-            f = self.f[rows]  # (b, d)
-            y, cosine, _ = self._zero_shot(rows)  # (b, K), (b, K)
-            self.unknown[rows] = eq.unlikeness(cosine, f, self.logit_scale, names)
-            some, places, _ = self._labelled(self.labels[rows])
-            return Predicted.of(f, y, self.labels[rows], some, places)
+            y, cosine, log_sum = self._zero_shot(rows)  # (b, K), (b, K), (b,)
+            self.unknown[rows] = eq.unlikeness(cosine)
+            if negatives is not None and len(negatives):
+                self.unknown[rows] += eq.negative_odds(self.f[rows], like(negatives, y), log_sum, self.logit_scale)
+            if self.alone:
+                self.cosine, self.log_sum, self.labels = cosine, log_sum, self.known.instead_of(self.labels)
+            return Predicted.of(self.f[rows], y, self.labels[rows])
 
         found: Predicted = self._add_up(block, "zero-shot")
         return found
-
-    def _zero_shot(self, rows: slice) -> tuple[Array, Array, Array]:
-        if not self.alone:
-            return super()._zero_shot(rows)
-        xp = namespace(self.f)
-        self.cosine = xp.matmul(self.f, self.text.T, out=self._spare())  # (n, K)
-        self.log_y = log_softmax(self.logit_scale * self.cosine)  # (n, K)
-        self.y = xp.exp(self.log_y, out=self.z)
-        self.z = self.known.clamp(self.y)
-        self.labels = xp.argmax(self.z, axis=1)
-        return self.y, self.cosine, self.labels
-
-    def _labelled(self, labels: Array) -> tuple[Any, Array, int]:
-        """Return the classes with labels (H,), the labels as places among them, and H; on shards and GPUs all K."""
-        if not self.alone or is_torch_array(self.f):
-            return ALL, labels, len(self.text)
-        some, places = np.unique(labels, return_inverse=True)  # the array API's takes several times as long
-        return some, places, len(some)
 
     def compare(self, total: Array, n: int, scale: Array) -> Compared:
         """Compare the zero-shot predictions with those of all n samples and of the neighbours (Eqs. 1, 2)."""
         xp, total, scale = namespace(self.f), like(total, self.f), like(scale, self.f)
         degree = self.votes_of(xp.ones_like(self.f[:, :1]))  # (n, 1)
 
-        def part(at: slice) -> tuple[Array, ...]:
-            y = self.y[at] if self.alone else self._wide(at)  # (b, K)
-            votes = self.votes_of.rows(at)(self.y) if self.alone else self._votes(at)  # (b, K)
+        def part(at: slice) -> tuple[Any, ...]:
+            y = self._wide(at)  # (b, K)
             own = row_dots(y, y)  # (b,)
-            by_class = eq.agreement_by_class(y, votes, degree[at])  # (K,), (K,)
+            agree = eq.agreements(y, total, own, n)  # (b,)
             even, even_own = eq.evened(y, total)  # (K,), (b,)
-            return eq.agreements(y, total, own, n), own, xp.max(y, axis=1), even_own, *by_class, even
+            numbers = agree, xp.astype(agree, xp.float64) ** 2, own, xp.max(y, axis=1), even_own
+            return *map(_total, numbers), *eq.agreement_by_class(y, self._votes(at), degree[at]), even
 
         def block(rows: slice) -> Compared:
-            *parts, near, most, even = zip(*in_threads(part, self._cut(rows)), strict=True)
-            agree, own, confidence, even_own = (xp.concat(column) for column in parts)
+            agree, square, own, confidence, even_own, near, most, even = map(
+                sum, zip(*in_threads(part, self._cut(rows)), strict=True)
+            )
             f, lengths = self._scaled(rows, scale)
-            _, places, count = self._labelled(self.labels[rows])
-            if self.alone:
-                self.in_metric = f
-            square = _total(xp.astype(agree, xp.float64) ** 2)
-            return Compared(
-                _total(agree), square, _total(own), _total(confidence), _total(lengths), sum(near[1:], near[0]),
-                sum(most[1:], most[0]), sum(even[1:], even[0]), _total(even_own), class_sums(places, f, count),
-            )  # fmt: skip
+            sums = class_sums(self.labels[rows], f, len(self.text))
+            return Compared(agree, square, own, confidence, _total(lengths), near, most, even, even_own, sums)
 
         found: Compared = self._add_up(block, "classes")
         return found
@@ -132,159 +110,139 @@ class TIDERows(Rows):
         f /= lengths[:, None]
         return f, lengths
 
-    def step(self, fixed: eq.Fixed, classes: Classes) -> Assigned:
+    def step(self, fixed: eq.Fixed, classes: Assigned) -> Assigned:
         """E-step with the classes given, Eq. 11, and the sums of Eq. 8 for the next M-step."""
-        fixed, classes = (fixed, classes) if self.alone else (fixed.like(self.f), classes.like(self.f))
-        if self.alone and self.at_anchor is None:
+        if not self.alone:
+            fixed, classes = fixed.like(self.f), classes.like(self.f)
+            self.anchor = eq.anchor_rows(self.text, fixed.slope, fixed.offset, fixed.scale)
+        elif self.at_anchor is None:
             self._keep(fixed)
-        text = 1.0
-        if self.known.known is not None and len(classes.hard):
-            text = self._learn(fixed, classes)
-        before, weight, trusted = self.labels, self.gamma, self.trusted
+        text = self._learn(fixed, classes) if self.known.known is not None and len(classes.hard) else 1.0
         if self.new is None or self.new.shape != self.z.shape:
             self.new = self._empty(*self.z.shape, dtype=self.z.dtype)
-        labels, gamma = namespace(before).empty_like(before), namespace(weight).empty_like(weight)
 
-        def block(rows: slice) -> Assigned:
-            return self._assign(rows, fixed, classes, text, (before, weight, trusted), labels, gamma)
-
-        total: Assigned = self._add_up(block, "iteration")
+        # copies, as the arrays at the start stay with the zero-shot predictions
+        self.labels, self.gamma, self.trusted = (1 * x for x in (self.labels, self.gamma, self.trusted))
+        total: Assigned = self._add_up(lambda rows: self._assign(rows, fixed, classes, text), "iteration")
         kept = self.keep and self.z is self.y
         self.z, self.new = self.new, None if kept else self.z
-        self.labels, self.gamma = labels, gamma
         return total
 
     def _keep(self, fixed: eq.Fixed) -> None:
         """Keep what all E-steps need of samples in memory."""
-        xp = namespace(self.f)
-        self.at_anchor = xp.matmul(self.in_metric, fixed.anchor.T, out=self._spare())  # (n, K)
+        self.anchor = eq.anchor_rows(self.text, fixed.slope, fixed.offset, fixed.scale)  # (K, d)
+        self.in_metric, self.at_anchor, self.log_y, _ = self._made(self.blocks[0], fixed)
+        self.cosine, self.z = None, self.known.clamp(self.z)
 
-        def part(at: slice) -> tuple[()]:
-            bias = eq.text_bias(self.y[at], fixed.total, fixed.expected, fixed.presence)
-            bias *= fixed.bias_weight
-            self.log_y[at] -= bias
-            return ()
-
-        self._in_parts(part, self.blocks[0])
-
-    def _models(self, rows: slice, fixed: eq.Fixed) -> Callable[[slice], tuple[Model, Array]]:
-        """Return the function that gives the model of a part of some rows, and its zero-shot predictions (b, K)."""
-        xp = namespace(self.f)
-        free = xp.ones_like(self.gamma) if self.known.mask is None else like(~self.known.mask[:, 0], self.f)
-        anchor = fixed.anchor
-        given = {key: getattr(fixed, key) for key in ("alpha", "sharpness", "vote_weight", "smoothing", "prior")}
-        if self.alone:
-
-            def kept(at: slice) -> tuple[Model, Array]:
-                left_out = fixed.left_out * free[at][:, None]
-                model = Model(
-                    self.in_metric[at], anchor, self.at_anchor[at], self.log_y[at], left_out=left_out, **given
-                )
-                return model, self.y[at]
-
-            return kept
+    def _made(self, rows: slice, fixed: eq.Fixed) -> tuple[Array, ...]:
+        """Return some rows in the metric, their cosines to the anchors, log y less the bias of the text, and y."""
         f, _ = self._scaled(rows, fixed.scale)  # (b, d)
         # products use all cores by themselves, what follows in threads does not
-        cosine, at_anchor = self.f[rows] @ self.text.T, f @ fixed.anchor.T  # (b, K), (b, K)
+        at_anchor, cosine = f @ self.anchor.T, self.cosine if self.alone else self.f[rows] @ self.text.T  # (b, K) each
 
-        def made(at: slice) -> tuple[Model, Array]:
-            here = slice(at.start - rows.start, at.stop - rows.start)
-            log_y = log_softmax(self.logit_scale * cosine[here])  # (b, K)
-            y = xp.exp(log_y)
-            log_y -= fixed.bias_weight * eq.text_bias(y, fixed.total, fixed.expected, fixed.presence)
-            left_out = fixed.left_out * free[at][:, None]
-            return Model(f[here], anchor, at_anchor[here], log_y, left_out=left_out, **given), y
+        def part(at: slice) -> tuple[Array, Array]:
+            near = cosine[at.start - rows.start : at.stop - rows.start]  # (b, K)
+            y, log_sum = (self.y[at], self.log_sum[at]) if self.alone else zero_shot(near, self.logit_scale)
+            bias = eq.text_bias(y, fixed.total, fixed.expected, fixed.presence)
+            return self.logit_scale * near - log_sum[:, None] - fixed.bias_weight * bias, y
 
-        return made
+        return f, at_anchor, *self._in_parts(part, rows)
 
-    def _assign(
-        self, rows: slice, fixed: eq.Fixed, classes: Classes, text: float, old: tuple[Array, ...], labels: Array,
-        gammas: Array,
-    ) -> Assigned:  # fmt: skip
+    def _assign(self, rows: slice, fixed: eq.Fixed, classes: Assigned, text: float) -> Assigned:
         """Make the assignments of some rows, and what they add up to."""
-        xp, k, model_of, (before, weight, trusted) = namespace(self.f), len(self.text), self._models(rows, fixed), old
-        f = self.in_metric if self.alone else self._scaled(rows, fixed.scale)[0]  # (b, d)
-        dots, among = f @ classes.sums.T, classes.some  # (b, H), (H,)
+        xp, k = namespace(self.f), len(self.text)
+        made = (self.in_metric, self.at_anchor, self.log_y, self.y) if self.alone else self._made(rows, fixed)
+        f, at_anchor, log_y, y = made  # (b, d), (b, K), (b, K), (b, K)
+        dots = f @ classes.sums.T  # (b, H)
 
         def part(at: slice) -> tuple[Array, ...]:
-            z, (model, y) = self._wide(at), model_of(at)  # (b, K), (b, K)
+            here, z = slice(at.start - rows.start, at.stop - rows.start), self._wide(at)  # (b, K)
+            left_out, near = fixed.left_out * self.free[at], at_anchor[here]  # (b,), (b, K)
             logits = self._votes(at)  # (b, K)
             logits *= fixed.vote_weight
-            logits += model.log_y
-            logits += eq.class_pull(model, classes.counts, z, model.left_out)
-            if text != 1:
-                logits *= text
-            logits += fixed.sharpness * model.at_anchor
+            logits += log_y[here]
+            logits += eq.class_pull(fixed, classes.counts, z, left_out[:, None])
+            logits *= text
+            logits += fixed.sharpness * near
             if len(classes.hard):
-                means = classes.means(z, weight[at], before[at], trusted[at], among)
-                here = slice(at.start - rows.start, at.stop - rows.start)
-                nearer = eq.cosine_to_means(model, means, among, model.left_out, dots[here])  # (b, H)
-                nearer -= columns(model.at_anchor, among)
-                nearer *= fixed.sharpness
-                logits[:, among] += nearer
+                near = columns(near, classes.some)  # (b, H)
+                nearer = self._cosines(at, fixed, classes, left_out, dots[here], near) - near
+                logits[:, classes.some] += fixed.sharpness * nearer
             p, entropy = eq.assign(logits)  # (b, K), (b,)
             if self.known.mask is not None:
                 p = xp.where(self.known.mask[at], self.known.hot[at], p)
             own = xp.argmax(p, axis=1)
             self.new[at] = self._narrow(p)
-            right = xp.take_along_axis(y, own[:, None], axis=1)[:, 0]
-            return own, entropy, right, xp.max(xp.abs(p - z), axis=1)
+            return (
+                own,
+                entropy,
+                xp.take_along_axis(y[here], own[:, None], axis=1)[:, 0],
+                xp.sum(xp.abs(p - z) >= eq.STILL, axis=1),
+            )
 
         own, entropy, right, moved = self._in_parts(part, rows)
-        labels[rows] = own
-        gamma = clip(1 - entropy / math.log(max(k, 2)), 0, 1)  # (b,)
-        free, known_not = xp.ones_like(gamma), len(gamma)
-        if self.known.mask is not None:
-            free = like(~self.known.mask[:, 0], gamma)
-            known_not = int(free.sum())
-            gamma = gamma * free + (1 - free)
-            self.trusted = self.reliable * free + (1 - free)
-        gammas[rows] = gamma
+        free, changed = self.free[rows], int((own != self.labels[rows]).sum())
+        gamma = clip(1 - entropy / math.log(max(k, 2)), 0, 1) * free + (1 - free)  # (b,)
+        trusted = self.reliable * free + (1 - free)  # (b,)
+        self.labels[rows], self.gamma[rows], self.trusted[rows] = own, gamma, trusted
         z = self._floats(self.new[rows])  # (b, K) as stored, so that a sample is left out as it was counted
-        hard = like(class_counts(own, k, self.trusted[rows]), gamma)  # (K,)
+        hard = like(class_counts(own, k, trusted), gamma)  # (K,)
         given = hard if self.known.counts is None else hard + self.known.counts
         some = ALL if not self.alone or is_torch_array(z) else xp.nonzero(given)[0]  # (H,)
-        sums, soft = weighted_sums(columns(z, some), gamma * self.trusted[rows], f)  # (H, d), (H,)
         return Assigned(
-            sums, soft, hard[some], z.sum(0), like(class_counts(own, k), gamma), _total(right * free), known_not,
-            int((own != before[rows]).sum()), eq.number(xp.max(moved)), some,
+            *weighted_sums(columns(z, some), gamma * trusted, f), hard[some], z.sum(0),
+            like(class_counts(own, k), gamma), _total(right * free),
+            len(gamma) if self.known.mask is None else int(free.sum()), changed, eq.number(moved.sum()), some,
         )  # fmt: skip
 
-    reliable = 1.0  # what a label of the model counts, against a known one
+    def _cosines(self, at: Any, fixed: eq.Fixed, classes: Assigned, left_out: Array, dots: Array, near: Array) -> Array:
+        """Return the cosines of some samples to class means without their share `left_out` (b,) in these, (b, H)."""
+        xp, z, labels, trusted = namespace(self.f), self._wide(at), self.labels[at], self.trusted[at]
+        mine = columns(z, classes.some) * (left_out * self.gamma[at] * trusted)[:, None]  # (b, H)
+        places = labels if isinstance(classes.some, slice) else xp.searchsorted(classes.some, labels)
+        each, hard = xp.arange(len(z), device=device(z)), xp.zeros_like(mine) + classes.hard  # (b,), (b, H)
+        hard[each, places] = clip(hard[each, places] - left_out * trusted, 0)
+        along = row_dots(classes.sums, eq.rows_at(self.anchor, classes.some))  # (H,)
+        return eq.cosine_to_means(dots, near, mine, hard, classes, along, fixed.alpha)
 
-    def _learn(self, fixed: eq.Fixed, classes: Classes) -> float:
-        """Return the weight of the text, and keep the reliability of other labels, from known ones (Eqs. 12, 13)."""
-        xp, every = namespace(self.f), slice(0, len(self.f))
+    def _learn(self, fixed: eq.Fixed, classes: Assigned) -> float:
+        """Return the weight of the text, and keep the reliability of other labels, from known ones (Eqs. 12, 13).
+
+        What is asked is what the model makes of each labelled sample where its label is not known: without its own part
+        in class means and counts, and with the votes of its neighbours.
+        """
+        xp, some = namespace(self.f), classes.some
         there = xp.nonzero(self.known.known >= 0)[0]  # (n',)
-        model, _ = self._models(every, fixed)(every)
-        model = model._replace(
-            f=model.f[there, :], at_anchor=model.at_anchor[there, :], log_y=model.log_y[there, :],
-            left_out=xp.ones_like(model.left_out[there, :]),
-        )  # fmt: skip
-        z, votes = self.z[there, :], self._votes(every)[there, :]  # (n', K)
-        given = self.gamma[there], self.labels[there], self.trusted[there]
-        means = classes.means(z, *given, classes.some)
-        base = fixed.vote_weight * votes + model.log_y  # (n', K)
-        text, self.reliable = eq.learn_from_known(
-            model, self.known.known[there], means, classes.some, base, classes.counts, z, fixed.per_class
-        )
+        known, near, whole = self.known.known[there], self.at_anchor[there, :], self.free[there] * 0 + 1
+        cosine, dots = 1 * near, self.in_metric[there, :] @ classes.sums.T  # (n', K), (n', H)
+        cosine[:, some] = self._cosines(there, fixed, classes, whole, dots, columns(near, some))
+        base = fixed.vote_weight * self._votes(slice(0, len(self.f)))[there, :] + self.log_y[there, :]
+        base = base + eq.class_pull(fixed, classes.counts, self.z[there, :], 1.0)
+        text = eq.trust(base, cosine, known, fixed.sharpness)
+        found = xp.argmax(text * base + fixed.sharpness * cosine, axis=1)
+        self.reliable = eq.reliability(int(xp.sum(found == known)), len(known), len(self.f) / len(self.text))
         return text
 
     def confidence(self, power: float) -> Confident:
         """Add up the confidences under a temperature, and their slopes (Eq. 14), of samples with no known label."""
-        if self.alone and self.log_z is None:
-            self.log_z = eq.log_ratios(self.z, self.labels[:, None])  # (n, K)
 
         def part(at: slice) -> tuple[Array, ...]:
-            log_z = self.log_z[at] if self.alone else eq.log_ratios(self._wide(at), self.labels[at][:, None])  # (b, K)
+            log_z = self._log_ratios(at)  # (b, K)
             return eq.confidences(exp_(power * log_z), log_z, power)
 
         def block(rows: slice) -> Confident:
-            free = 1.0 if self.known.mask is None else like(~self.known.mask[:, 0], self.f)
-            return Confident(*(_total(x * free) for x in self._in_parts(part, rows)))
+            return Confident(*(_total(x * self.free[rows]) for x in self._in_parts(part, rows)))
 
         found: Confident = self._add_up(block, "confidence")
         return found
+
+    def _log_ratios(self, at: slice) -> Array:
+        """Return log(z_ik / z_il) of some samples with the labels l, (b, K); in memory they are made once."""
+        if not self.alone:
+            return eq.log_ratios(self._wide(at), self.labels[at][:, None])
+        if self.log_z is None:
+            self.log_z = eq.log_ratios(self.z, self.labels[:, None])
+        return self.log_z[at]
 
     def finish(self, power: float | None) -> Counted:
         """Calibrate the assignments by a temperature, and average the scores for the unknown with those of neighbours.
@@ -293,8 +251,7 @@ class TIDERows(Rows):
         """
 
         def part(at: slice) -> tuple[()]:
-            log_z = self.log_z[at] if self.alone else eq.log_ratios(self._wide(at), self.labels[at][:, None])
-            self.z[at] = self._narrow(softmax_log_sum(power * log_z)[0])
+            self.z[at] = self._narrow(softmax_log_sum(power * self._log_ratios(at))[0])
             return ()
 
         for rows in self.blocks if power is not None else ():
