@@ -177,7 +177,7 @@ async def create(request: Request, service: TheService) -> Response:
         raise InputError("'options' may have 100 entries, and has more.")
     if isinstance(asked.get("classes"), list) and not all(isinstance(name, str) for name in asked["classes"]):
         raise InputError("'classes' must be a list of names.")
-    if not (rest.get("synonyms") is None or are_prompts(rest["synonyms"])):
+    if not (asked.get("synonyms") is None or are_prompts(asked["synonyms"])):
         raise InputError(f"'synonyms' must have a list of at most {MAX_PROMPTS} texts for each class name.")
     try:
         new = NewStream.model_validate(asked)
