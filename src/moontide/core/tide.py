@@ -579,5 +579,7 @@ class Fixed(NamedTuple):
     prior: Array | None  # (K,)
 
     def like(self, ref: Array) -> Fixed:
-        """Return it with arrays of the kind of `ref`."""
+        """Return it with arrays of the kind of `ref`; from shards they come in float64."""
+        if self.scale.dtype == ref.dtype:
+            return self
         return self._replace(**{name: like(x, ref) for name, x in self._asdict().items() if hasattr(x, "dtype")})
