@@ -273,7 +273,8 @@ def anchor_weight(anchor: Array, sums: Array, count: Array, n: int) -> Any:
     xp, free = namespace(anchor), freedom(count, n)
     square = number(xp.sum(row_dots(sums, sums) / clip(count, 1)))  # sum_k c_k |mean_k|^2
     within = (n - square) / held(free, 1.0, math.inf)
-    about = n + square - 2 * number(xp.sum(row_dots(sums, anchor)))  # sum_k c_k |mean_k - anchor_k|^2
+    along, own = row_dots(sums, anchor), count * row_dots(anchor, anchor)  # (K,) each
+    about = square + number(xp.sum(own - 2 * along))  # sum_k c_k |mean_k - anchor_k|^2
     tau2 = (about - (n - free) * within) / n
     return either(free < 1, 1.0, held(within / held(tau2, 1e-3, math.inf), 0.3, 30.0))
 
