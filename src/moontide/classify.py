@@ -73,13 +73,13 @@ class Classified:
 
     @property
     def comparison(self) -> Comparison:
-        """What changed against zero-shot, and whether it is right, in the images whose label the method did not get."""
-        return compare_predictions(self.truth, self.result, scored_rows(self.task))
+        """What changed against zero-shot, and whether it is right, in the images that count (`scored_rows`)."""
+        return compare_predictions(self.truth, self.result, scored_rows(self.task, answers=self.answers))
 
     @property
     def group_comparisons(self) -> dict[str, Comparison]:
         """The same for each group."""
-        return compare_groups(self.truth, self.result, self.groups or (), scored_rows(self.task))
+        return compare_groups(self.truth, self.result, self.groups or (), scored_rows(self.task, answers=self.answers))
 
     def columns(self) -> dict[str, list[Any]]:
         """Return the table of labels by column."""

@@ -118,7 +118,7 @@ class TideClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             classes = np.asarray(np.arange(k) if self.class_names is None else self.class_names)
             if not set(found.tolist()) <= set(classes.tolist()):
                 raise ValueError(f"'y' must hold classes of 'class_names', or -1. Got {found[:5].tolist()} instead.")
-        number = {value: k for k, value in enumerate(classes.tolist())}
+        number: dict[Any, int] = {value: k for k, value in enumerate(classes.tolist())}
         return np.asarray([number.get(value, -1) for value in values], dtype=np.int64), classes
 
     def _anchors(self, X: FloatArray, known: npt.NDArray[np.int64]) -> FloatArray:
