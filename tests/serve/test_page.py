@@ -218,6 +218,27 @@ def test_pictures_of_the_sample_folder_say_that_they_were_fed_folder_by_folder(b
     page.clean()
 
 
+def test_an_answer_from_before_a_reset_does_not_come_back(browser, app, sqlite):
+    client = app(sqlite)
+    client.post("/streams", json={"name": "a", "prototypes": np.eye(2).tolist()})
+    client.post("/streams/a/embeddings", json={"embeddings": np.eye(2).tolist()})
+    page = Driver(browser, client)
+    page.go("/#a")
+    page.wait("document.querySelectorAll('#predictions tbody tr').length === 2")
+    page.run(
+        "window.real = window.fetch; window.fetch = async (address, more) => {"
+        "  const answer = await real(address, more);"
+        "  if (String(address).endsWith('streams/a')) await new Promise((done) => { window.release = done; });"
+        "  return answer; }; page.rows.clear(); window.late = catchUp(); 0"
+    )
+    page.wait("!!window.release")  # the description is on its way
+    page.click("#reset")
+    page.says("#status", "at its start")
+    page.run("window.fetch = real; window.release(); window.late.then(() => 0)")
+    assert page.rows() == []
+    page.clean()
+
+
 def test_one_is_not_a_plural(browser, app, sqlite):
     client = app(sqlite)
     client.post("/streams", json={"name": "a", "prototypes": [[1.0, 0.0]], "classes": ["cat"]})
