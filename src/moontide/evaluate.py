@@ -171,7 +171,7 @@ def compare_predictions(labels: IntArray | None, result: Result, rows: npt.Array
 
 
 def scored_rows(task: Task, n: int | None = None, answers: Answers | None = None) -> IntArray:
-    """Return which of the first n samples are scored: whose label the method was not given, and whose answer is a class.
+    """Return which of the first n samples are scored: no label was given to the method, and the answer is a class.
 
     >>> scored_rows(Task(np.eye(2), np.eye(2), known=[-1, 1]))
     array([0])
