@@ -47,7 +47,7 @@ def moments(x: Array) -> Spread:
 
 
 def whitened(b: Array, square: Array, total: Array, n: int) -> Array:
-    """Return b L^-T, rows whose products are b P b', for P = `ridge_precision` of n rows of which the moments are known.
+    """Return b L^-T, rows whose products are b P b', for P = `ridge_precision` of n rows known by their moments.
 
     L L' is the inverse of P: P itself, for which most of the work would be, is not made.
 
