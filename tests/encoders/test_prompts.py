@@ -46,7 +46,7 @@ def test_names_are_reported_and_never_changed() -> None:
     found = embed_classes(Hashed(), ["sofa", "hot_dog", "couch", "cat", "cat"], ["{}"])
     assert found.names == ("sofa", "hot_dog", "couch", "cat", "cat")
     assert found.reports == [
-        "class names have underscores, which the encoder sees as they are: hot_dog; write spaces",
+        "class names have underscores, which the encoder does not read as spaces: hot_dog; write spaces",
         "class names appear more than once: cat; keep one of each: equal classes share their images",
         "class names are almost the same to the encoder (cosine above 0.98): sofa and couch; keep one, or say more",
     ]

@@ -117,7 +117,7 @@ def test_convolutions_may_have_their_channels_last(clip_folder: Path) -> None:
 def test_what_is_no_choice_is_refused(clip_folder: Path, onnx_folder: Path) -> None:
     with pytest.raises(OptionError, match=r"'runtime' must be one of auto, torch, .* Got 'tensorrt'"):
         made(clip_folder, runtime="tensorrt")
-    with pytest.raises(OptionError, match="'runtime' is no choice for the encoder mini-clip"):
+    with pytest.raises(OptionError, match="'runtime' cannot be chosen for the encoder mini-clip"):
         encoder(f"onnx:{onnx_folder}", "cpu", "auto", "torch")
     with pytest.raises(OptionError, match="'precision' must be float32 with the runtime onnxruntime"):
         made(clip_folder, "bfloat16", "onnxruntime")

@@ -351,7 +351,7 @@ def a_name_with_a_path(client):
     return create(client, name="../a")
 
 
-@case(409, "There is a stream 'a' already")
+@case(409, "The stream 'a' exists already")
 def a_name_that_is_taken(client):
     return create(client, name="a")
 

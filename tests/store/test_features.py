@@ -95,7 +95,7 @@ def test_damage_is_found(tmp_path):
     with pytest.raises(FileError, match="its SHA-256 differs"):
         FeatureStore.open(tmp_path).verify()
     path.write_bytes(data[:-1])
-    with pytest.raises(FileError, match="damaged, cut short"):
+    with pytest.raises(FileError, match="damaged, truncated"):
         FeatureStore.open(tmp_path).take([0])
     path.unlink()
     with pytest.raises(FileError, match="is missing from the store"):

@@ -32,7 +32,7 @@ from moontide.types import Result, Task
 
 @dataclass(frozen=True)
 class ADAPTState(State):
-    """The bank of at most L samples a class and the class means."""
+    """The bank of at most L samples per class, and the class means."""
 
     bank: Array = field(metadata=per_class(0))  # (K, L, d) features, zero where a slot is empty
     weight: Array = field(metadata=per_class(0))  # (K, L) probability of the class, zero where a slot is empty
@@ -57,26 +57,26 @@ class ADAPT(OnlineMethod):
         "original_online": {"mode": "online", "bank": 16, "faithful": True},
     }
 
-    mode: str = option("auto", "see a batch at once, or sample by sample; auto: a batch at once, a stream by samples",
+    mode: str = option("auto", "process a batch at once or sample by sample; auto: batches at once, streams by sample",
                        choices=("auto", "transductive", "online"))  # fmt: skip
-    bank: int = option(12, "L, samples kept a class", low=1)
-    alpha: float = option(0.9, "weight of the samples in the class means; 1 - alpha is the text's", low=0, high=1)
-    scale: float = option(50.0, "weight of the similarities, and what the sum with the Gaussian is divided by", above=0)
+    bank: int = option(12, "L, samples kept per class", low=1)
+    alpha: float = option(0.9, "weight of the samples in the class means; the text has 1 - alpha", low=0, high=1)
+    scale: float = option(50.0, "weight of the similarities, and divisor of their sum with the Gaussian", above=0)
     faithful: bool = option(False, "online, as first published: a sample that does not enter the bank is given the "
                                    "similarities of the last one that did")  # fmt: skip
 
     def inert(self) -> Iterator[tuple[tuple[str, ...], str]]:
-        """Name the options that the others switch off."""
+        """Yield the options that have no effect given the others."""
         if self.mode == "transductive":
             yield ("faithful",), "with mode='transductive'"
 
     def peak_bytes(self, n: int, k: int, d: int, itemsize: int) -> int:
-        """Add two banks (of the state and of its residuals) and some d x d matrices to the usual estimate."""
+        """Estimate the memory: the default, plus two banks (state and residuals) and some d x d matrices."""
         banks = 0 if self.mode == "transductive" else 3 * k * self.bank * d
         return super().peak_bytes(n, k, d, itemsize) + itemsize * (banks + 5 * d * d)
 
     def start(self, task: Task) -> ADAPTState:
-        """Make the state before the first sample: no bank, the means at the text."""
+        """Create the state before the first sample: no bank, the means at the text."""
         xp = namespace(task.text)
         kind = {"dtype": task.text.dtype, "device": device(task.text)}
         size = 0 if self.mode == "transductive" else self.bank

@@ -41,7 +41,7 @@ class DMNState(State):
 
 @dataclass(frozen=True)
 class DMN(OnlineMethod):
-    """Text logits joined with those of class prototypes that each sample gathers from the memory by its own weights.
+    """Text logits combined with those of class prototypes that each sample reads from the memory with its own weights.
 
     >>> import numpy as np
     >>> rng = np.random.default_rng(0)
@@ -60,12 +60,12 @@ class DMN(OnlineMethod):
                          choices=("batch", "sample"))  # fmt: skip
     fusion: str = option("logits", "p_dyn is added to the text logits or to the text probabilities",
                          choices=("logits", "probabilities"))  # fmt: skip
-    capacity: int = option(10, "M, slots of a class", low=1)
+    capacity: int = option(10, "M, slots per class", low=1)
     sharpness: float = option(5.5, "beta, how fast the weight of a slot falls with distance", low=0)
     dynamic_weight: float = option(10.0, "weight of p_dyn in the scores", above=0)
 
     def peak_bytes(self, n: int, k: int, d: int, itemsize: int) -> int:
-        """Add the memory and its copy to the usual estimate."""
+        """Estimate the memory: the default, plus the memory and its copy."""
         return super().peak_bytes(n, k, d, itemsize) + itemsize * 2 * self.capacity * k * d
 
     def start(self, task: Task) -> DMNState:

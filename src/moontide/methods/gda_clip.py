@@ -37,10 +37,10 @@ class GDACLIP(Method):
 
     citation: ClassVar[str] = "Wang et al., ICLR 2024"
 
-    alpha: float = option(5.0, "weight of the Gaussian logits beside the zero-shot logits", low=0)
+    alpha: float = option(5.0, "weight of the Gaussian logits relative to the zero-shot logits", low=0)
 
     def peak_bytes(self, n: int, k: int, d: int, itemsize: int) -> int:
-        """Add float64 features, logits, and the d x d covariance and its inverse to the usual estimate."""
+        """Estimate the memory: the default, plus float64 features, logits, and the d x d covariance and its inverse."""
         return super().peak_bytes(n, k, d, itemsize) + 8 * (2 * n * d + 4 * n * k + 4 * d * d)
 
     def _fit(self, task: Task) -> Result:

@@ -49,14 +49,14 @@ class MTA(Method):
     citation: ClassVar[str] = "Zanella and Ben Ayed, CVPR 2024"
     needs: ClassVar[frozenset[str]] = frozenset({"views"})
 
-    views: int = option(64, "views made of each image, where images and an encoder are given in place of views", low=2)
-    seed: int = option(0, "of the random crops of those views", low=0, high=2**32 - 1)
+    views: int = option(64, "views to create per image, from images and an encoder instead of views", low=2)
+    seed: int = option(0, "seed of the random crops", low=0, high=2**32 - 1)
     nearest: float = option(0.3, "share of the other views that sets the bandwidth of a view", above=0, high=1)
-    affinity_weight: float = option(4.0, "lambda, weight of views with alike predictions", low=0)
+    affinity_weight: float = option(4.0, "lambda, weight of views with similar predictions", low=0)
     entropy_weight: float = option(0.2, "lambda_y, how evenly views count", above=0)
     iterations: int = option(5, "rounds of both updates", low=1)
-    inner_iterations: int = option(5, "most steps of each update in a round", low=1)
-    tolerance: float = option(1e-6, "length of a step at which an update has converged", low=0)
+    inner_iterations: int = option(5, "the most steps of each update per round", low=1)
+    tolerance: float = option(1e-6, "step length at which an update has converged", low=0)
 
     def _fit(self, task: Task) -> Result:
         xp = namespace(task.features)

@@ -53,9 +53,9 @@ class TENT(OnlineMethod):
     needs: ClassVar[frozenset[str]] = frozenset({"encoder", "images"})
     state_type: ClassVar[type[State]] = TentState
 
-    learning_rate: float = option(1e-3, "of SGD", above=0)
+    learning_rate: float = option(1e-3, "learning rate of SGD", above=0)
     momentum: float = option(0.9, "Nesterov momentum of SGD", low=0, high=1)
-    steps: int = option(1, "updates a batch", low=1)
+    steps: int = option(1, "updates per batch", low=1)
     faithful: bool = option(False, "leave the adapted weights in the encoder, as the original programs do")
 
     def start(self, task: Task) -> TentState:

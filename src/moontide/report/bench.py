@@ -65,7 +65,7 @@ def write_report(results: str | Path, out: str | Path, curves: str | Path | None
         try:
             (out / name).parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise FileError(f"The report folder {out} cannot be made: {error.strerror}.") from error
+            raise FileError(f"The report folder {out} cannot be created: {error.strerror}.") from error
         with replacing(out / name) as handle:
             handle.write(data)
     return [out / name for name in files if "/" not in name]

@@ -41,7 +41,7 @@ def add_views(
     from safetensors.numpy import save
 
     if count < LEAST:
-        raise OptionError(f"'views' must be at least {LEAST}, of which MTA makes use. Got {count} instead.")
+        raise OptionError(f"'views' must be at least {LEAST}, which MTA needs. Got {count} instead.")
     by_id = {image.id: image for image in images}
     (store.folder / FOLDER).mkdir(exist_ok=True)
     done = 0
@@ -51,7 +51,7 @@ def add_views(
             held = _mapped(path)[0]["view_features"].shape[1]
             if held != count:
                 raise FileError(
-                    f"{store.folder} holds {held} views of its images; give 'views' {held}, or a new folder."
+                    f"{store.folder} holds {held} views of its images; use {held} 'views', or a new folder."
                 )
         else:
             made = []
