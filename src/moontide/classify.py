@@ -73,13 +73,13 @@ class Classified:
 
     @property
     def comparison(self) -> Comparison:
-        """Comparison with zero-shot and the true labels, for images whose label was not known to the method."""
-        return compare_predictions(self.truth, self.result, scored_rows(self.task))
+        """Comparison with zero-shot and the true labels, for the images that count (`scored_rows`)."""
+        return compare_predictions(self.truth, self.result, scored_rows(self.task, answers=self.answers))
 
     @property
     def group_comparisons(self) -> dict[str, Comparison]:
         """Comparison with zero-shot and the true labels, for each group."""
-        return compare_groups(self.truth, self.result, self.groups or (), scored_rows(self.task))
+        return compare_groups(self.truth, self.result, self.groups or (), scored_rows(self.task, answers=self.answers))
 
     def columns(self) -> dict[str, list[Any]]:
         """Return the table of labels by column."""

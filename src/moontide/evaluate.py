@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from moontide.answers import Answers
 from moontide.core.arrays import is_torch_array, to_numpy
 from moontide.core.memory import require_memory
 from moontide.errors import ImplausibleWarning, InputError, MissingInputError, MoontideError, OptionError
@@ -169,13 +170,14 @@ def compare_predictions(labels: IntArray | None, result: Result, rows: npt.Array
     )
 
 
-def scored_rows(task: Task, n: int | None = None) -> IntArray:
-    """Return which of the first n samples are scored: those whose label the method was not given.
+def scored_rows(task: Task, n: int | None = None, answers: Answers | None = None) -> IntArray:
+    """Return which of the first n samples are scored: no label was given to the method, and the answer is a class.
 
     >>> scored_rows(Task(np.eye(2), np.eye(2), known=[-1, 1]))
     array([0])
     """
-    return np.arange(task.n)[:n] if task.known is None else np.flatnonzero(to_numpy(task.known)[:n] < 0)
+    rows = np.arange(task.n)[:n] if task.known is None else np.flatnonzero(to_numpy(task.known)[:n] < 0)
+    return rows if answers is None else rows[(answers.labels == answers.classes)[rows]]
 
 
 def compare_groups(

@@ -8,10 +8,10 @@ import pytest
 from moontide.bench.data import read_pack
 from moontide.bench.records import read_records
 from moontide.encoders import encoder
-from moontide.encoders.views import make_views
 from moontide.errors import FileError, OptionError
 from moontide.store.features import FeatureStore
 from moontide.store.views import add_views, open_views
+from moontide.views import make_views
 
 from .conftest import picture
 

@@ -116,12 +116,12 @@ class AnswerChoice:
             write_predictions(out, result, data.ids and data.ids[:n], task.class_names, more, answers)
             note(f"wrote {out}")
             emit(out=out)
-        rows = scored_rows(task, n)
+        rows = scored_rows(task, n, answers)
         if groups is not None:
             print_groups(compare_groups(data.labels, result, groups, rows))
         if answers is not None:
             print_answers(answers)
-        print_summary(compare_predictions(data.labels, result, rows), result, task)
+        print_summary(compare_predictions(data.labels, result, rows), result, task, answers)
 
     def _question(self, result: Result, answers: Answers) -> None:
         """Warn if a threshold marks all samples or none; scores are not on a fixed scale."""

@@ -297,4 +297,4 @@ def _show(found: Classified, out: Path | None, report: Path | None) -> None:
             print_groups(found.group_comparisons)
         if found.answers is not None:
             print_answers(found.answers)
-        print_summary(found.comparison, found.result, found.task)
+        print_summary(found.comparison, found.result, found.task, found.answers)

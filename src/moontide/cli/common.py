@@ -218,7 +218,7 @@ def percent(share: float) -> str:
     return f"{100 * share:.2f} %"
 
 
-def print_summary(found: Comparison, result: Result, task: Task) -> None:
+def print_summary(found: Comparison, result: Result, task: Task, answers: Answers | None = None) -> None:
     """Print what changed and, if there are labels, the accuracy; otherwise the largest predicted classes.
 
     >>> import numpy as np, moontide
@@ -240,7 +240,8 @@ def print_summary(found: Comparison, result: Result, task: Task) -> None:
     emit(**asdict(found))
     if task.known is not None:
         n = len(result.labels)
-        say(f"known      {n - found.samples} of {n} labels, which are not counted below")
+        known = int((to_numpy(task.known)[:n] >= 0).sum())
+        say(f"known      {known} of {n} labels, which are not counted below")
     if found.accuracy is not None and found.zero_shot_accuracy is not None:
         gain = 100 * (found.accuracy - found.zero_shot_accuracy)
         say(f"zero-shot  {percent(found.zero_shot_accuracy)}")
@@ -249,7 +250,10 @@ def print_summary(found: Comparison, result: Result, task: Task) -> None:
         say(f"changed    {found.changed} of {found.samples}{how}")
         return
     say(f"changed    {found.changed} of {found.samples}")
-    print_classes(np.bincount(to_numpy(result.labels), minlength=task.k), task.class_names)
+    if answers is not None:
+        print_classes(np.bincount(answers.labels, minlength=len(answers.names)), answers.names)
+    else:
+        print_classes(np.bincount(to_numpy(result.labels), minlength=task.k), task.class_names)
 
 
 def print_answers(answers: Answers) -> None:
@@ -260,14 +264,14 @@ def print_answers(answers: Answers) -> None:
     >>> from moontide.types import Result
     >>> result = Result(np.eye(2), np.eye(2), unknown=np.asarray([0.1, 0.2]))
     >>> print_answers(answer(result, ["cat", "dog"], unknown=0.5))
-    none       1 of 2 are none of these
+    none       1 of 2 are none of these, and not counted below
     """
     n, none, upper = len(answers.labels), int(answers.none.sum()), int((answers.labels >= answers.choices).sum())
     emit(none=none, rolled_up=upper)
     if none:
-        say(f"none       {none} of {n} are none of these")
+        say(f"none       {none} of {n} are none of these, and not counted below")
     if upper:
-        say(f"rolled up  {upper} of {n} to an upper level")
+        say(f"rolled up  {upper} of {n} to an upper level, and not counted below")
 
 
 def print_groups(found: Mapping[str, Comparison]) -> None:

@@ -29,6 +29,7 @@ from moontide.errors import InputError, OptionError
 from moontide.options import option
 from moontide.protocols import Method
 from moontide.types import Result, Task
+from moontide.views import make_views
 
 BLOCK_ENTRIES = 2**22  # entries of views, of their predictions and of their affinities held at once
 FLOOR = 1e-6  # smallest bandwidth h_p^2: equal views have none of their own
@@ -83,8 +84,6 @@ class MTA(Method):
         """Return the views as unit rows, or say why they cannot be used."""
         given = task.extras.get("views")
         if given is None:
-            from moontide.encoders.views import make_views
-
             given = make_views(task.extras["encoder"], task.extras["images"], self.views, self.seed)
         views = like(unit_rows(as_matrix(given, "views", 3), "views"), task.features)
         if views.shape[2] != task.d:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import AsyncIterator
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import Path, Query, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
@@ -19,6 +19,7 @@ from moontide.serve.encoding import encode_in_pieces
 from moontide.serve.images import MAX_IMAGES, KindError, sniff
 from moontide.serve.models import (
     DEFAULT_METHOD,
+    MAX_PROMPTS,
     MAX_PUSH,
     NEW_STREAM,
     Description,
@@ -176,6 +177,8 @@ async def create(request: Request, service: TheService) -> Response:
         raise InputError("'options' may have 100 entries, and has more.")
     if isinstance(asked.get("classes"), list) and not all(isinstance(name, str) for name in asked["classes"]):
         raise InputError("'classes' must be a list of names.")
+    if not (asked.get("synonyms") is None or are_prompts(asked["synonyms"])):
+        raise InputError(f"'synonyms' must have a list of at most {MAX_PROMPTS} texts for each class name.")
     try:
         new = NewStream.model_validate(asked)
     except ValidationError as error:
@@ -183,6 +186,18 @@ async def create(request: Request, service: TheService) -> Response:
     values = new.model_dump(exclude={"method", "prototypes"})
     queue = await service.create(method_name=new.method, prototypes=prototypes, **values)
     return await description(queue, 201)
+
+
+def are_prompts(value: Any) -> bool:
+    """Tell whether a value is lists of texts by name; a model would name every one that is not.
+
+    >>> are_prompts({"cat": ["a cat"]}), are_prompts({"cat": [1]})
+    (True, False)
+    """
+    return isinstance(value, dict) and all(
+        isinstance(texts, list) and len(texts) <= MAX_PROMPTS and all(isinstance(text, str) for text in texts)
+        for texts in value.values()
+    )
 
 
 @router.get("/streams/{stream}", response_model=Description, responses=MISSING)
