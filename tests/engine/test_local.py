@@ -274,7 +274,7 @@ def test_tensors_are_what_the_library_reads(tmp_path: Path) -> None:
 def test_names_of_outputs_follow_folders_and_never_clash() -> None:
     assert relative_names(["/x/a.npy"]) == ["a"]
     assert relative_names(["s3://b/p/a/0.npy", "s3://b/p/b/0.npy"]) == ["a/0", "b/0"]
-    with pytest.raises(FileError, match="called a but for their extension"):
+    with pytest.raises(FileError, match="named a, apart from their extension"):
         relative_names(["x/a.npy", "x/a.parquet"])
 
 
