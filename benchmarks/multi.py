@@ -1,16 +1,16 @@
-"""`--multi` beside the probabilities that it is made of, on images with one, two, or one to three classes.
+"""Compare `--multi` with the probabilities it is based on, for images with one, two, or one to three classes.
 
     scripts/bench multi
-    scripts/bench multi --write docs/classify.md   # into the marked part of the page, too
+    scripts/bench multi --write docs/lab/multi.md   # also update the marked part of the page
 
-The feature packs have images of one class. An image with several is put together here: the mean of the unit vectors of
-as many images of different classes, which is kinder than a photograph, where one thing is large and another small.
-Per draw there are 400 images of 15 of a pack's classes. The measures, in percent:
+Images in the feature packs have one class each. An image with several classes is simulated as the mean of the unit
+vectors of images of those classes, which is easier than a photograph, where one object is large and another small.
+Each draw has 400 images of 15 of a pack's classes. The measures, in percent:
 
-    by class   mean average precision of the images of each class
-    by image   mean average precision of the classes of each image
-    F1         of the classes listed, those with a probability of at least one half
-    off        expected calibration error of probabilities above 1 %
+    by class   mean average precision over classes, ranking the images of each class
+    by image   mean average precision over images, ranking the classes of each image
+    F1         of the listed classes, those with a probability of at least one half
+    ECE        expected calibration error of probabilities above 1 %
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from moontide.types import Task
 
 IMAGES, CLASSES, BINS, FROM = 400, 15, 10, 0.01
 MIXES = {"one": (1, 1), "two": (2, 2), "one to three": (1, 3)}
-MEASURES = ("by class", "by image", "F1", "off")
+MEASURES = ("by class", "by image", "F1", "ECE")
 
 Floats = npt.NDArray[np.float64]
 Truth = npt.NDArray[np.bool_]

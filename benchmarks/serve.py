@@ -8,7 +8,8 @@ bytes.
 
 `--clients 1 8 32` measures throughput instead: so many clients push at once, each again when it is answered, in turns
 in one run; `--impatient 400` adds clients that come again after 50 ms when they are refused; `--streams 2` shares the
-clients among streams; `--threads 0` lets the server compute on all cores, as it does by itself, where a micro-batch is
+clients among streams; `--kills 5 --pushes 10000` kills the server under 8 clients and looks whether anything is lost or
+doubled; `--threads 0` lets the server compute on all cores, as it does by itself, where a micro-batch is
 large enough; `--soak 1800` watches the memory and the latency of a server over so many seconds. Other programs on the
 machine change times by wall clock, so the tables also have what does not depend on them: the CPU time of the server for
 a push, and in a soak the time of a request that does nothing, asked for all the while.
@@ -16,8 +17,10 @@ a push, and in a soak the time of a request that does nothing, asked for all the
 
 import argparse
 import contextlib
+import heapq
 import json
 import os
+import selectors
 import socket
 import subprocess
 import sys
@@ -31,10 +34,13 @@ for variable in THREADS:
     os.environ[variable] = "1"  # here, and in the server but for --threads: those of one would slow the other down
 
 import numpy as np  # noqa: E402
+from safetensors.numpy import load as load_arrays  # noqa: E402
 
 from moontide.protocols import as_online  # noqa: E402
 from moontide.registry import method  # noqa: E402
+from moontide.serve.databases import open_store  # noqa: E402
 from moontide.simulate import simulate  # noqa: E402
+from moontide.store.states import state_bytes  # noqa: E402
 from moontide.types import Task  # noqa: E402
 
 SERVER = "import sys; from moontide.cli import main; sys.exit(main())"
@@ -66,8 +72,16 @@ def main():
     parser.add_argument("--streams", type=int, default=1, help="streams that the clients share")
     parser.add_argument("--seconds", type=float, default=5, help="of a row of throughput")
     parser.add_argument("--soak", type=float, help="seconds to watch memory and latency, with 4 clients")
+    parser.add_argument("--pace", type=float, default=0.1, help="seconds between two pushes of a client in a soak")
     parser.add_argument("--threads", type=int, default=1, help="of linear algebra in the server; 0: one a core")
+    parser.add_argument("--pin", action="store_true", help="the server on the first core, the clients on the second")
+    parser.add_argument("--kills", type=int, help="kill the server so many times under 8 clients, and see what is left")
+    parser.add_argument("--url", help="a PostgreSQL database for --kills, which is empty; else a folder")
     arguments = parser.parse_args()
+    if arguments.kills:
+        return kills(arguments)
+    if arguments.pin:
+        os.sched_setaffinity(0, {1})
     if arguments.clients or arguments.soak:
         return throughput(arguments)
     print(f"{arguments.method}, {DIM}-d, {arguments.pushes} pushes a row, one client, times in ms\n")
@@ -83,10 +97,100 @@ def main():
                     print(f"| {fsync} | {k} | {batch} | {' | '.join(cells)} |", flush=True)
 
 
+def kills(arguments):
+    """Kill the server again and again under 8 clients; every push must be there once, and the state to the last bit."""
+    data = simulate(1000, 100, dim=DIM, effective_classes=10, seed=0)
+    x, lock, answers = data.features.astype("<f4"), threading.Lock(), []
+    rng, failures = np.random.default_rng(0), []
+    pieces = [rng.integers(len(x), size=rng.integers(1, 7)) for _ in range(arguments.pushes)]  # rows of each push
+    todo = iter(enumerate(pieces))
+    port = free_port()
+
+    def work(number):
+        client = None
+        while True:
+            with lock:
+                i, rows = next(todo, (None, None))
+            if i is None:
+                return
+            headers = (
+                f"Content-Type: application/octet-stream\r\nX-Shape: {len(rows)},{DIM}\r\nIdempotency-Key: {i}\r\n"
+            )
+            body, got = x[rows].tobytes(), None
+            while got is None:
+                try:
+                    client = client or Client(port)
+                    got = client.ask("POST", "/streams/a/embeddings", body, headers, refusals=True)
+                except (OSError, IndexError):  # killed while we waited, or not back yet
+                    failures.append(i)
+                    client = None
+                    time.sleep(0.02)
+            with lock:
+                answers.append((i, got))
+
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+        place = arguments.url or folder
+        _, server = stack.enter_context(serving(place, "always", 1, port))
+        stream = {"name": "a", "prototypes": data.text.tolist(), "method": "tda"}
+        with Client(port) as client:
+            client.ask("POST", "/streams", json.dumps(stream).encode(), "Content-Type: application/json\r\n")
+        threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
+        for thread in threads:
+            thread.start()
+        for kill in range(1, arguments.kills + 1):
+            while len(answers) < arguments.pushes * kill // (arguments.kills + 1):
+                time.sleep(0.005)
+            server.kill()
+            server.wait()
+            _, server = stack.enter_context(serving(place, "always", 1, port))
+            print(f"kill {kill} after {len(answers)} answers", flush=True)
+        for thread in threads:
+            thread.join()
+        with Client(port) as client:
+            total = client.ask("GET", "/streams/a")["total"]
+        server.terminate()
+        server.wait()
+        store = open_store(place)
+        batches = [(row.first, row.size) for row in store.answers("a", 0, 2**62)]
+        state = store.load("a")[0].state
+        store.close()
+    order = np.full(total, -1)
+    for i, got in answers:
+        span = order[got["first"] : got["first"] + got["size"]]
+        if (span != -1).any() or len(span) != len(pieces[i]):
+            sys.exit(f"The push {i} shares its place with another.")
+        span[:] = pieces[i]
+    if total != sum(map(len, pieces)) or (order < 0).any():
+        sys.exit(f"{total} samples are in the stream, of {sum(map(len, pieces))} that were answered.")
+    solver = method("tda")
+    online = as_online(solver)
+    text = data.text.astype("<f4")
+    replayed = online.start(Task(text[:1], text, 100.0))
+    for first, size in batches:
+        replayed, _ = online.step(replayed, x[order[first : first + size]])
+    expected, found = (load_arrays(data) for data in (state_bytes(solver, replayed), state))
+    if any(expected[name].tobytes() != found[name].tobytes() for name in expected | found):
+        sys.exit("The state is not that of one process over the same micro-batches.")
+    told = f"{len(answers)} pushes, {total} samples, {len(batches)} micro-batches, {arguments.kills} kills"
+    print(f"{told}, {len(failures)} requests cut off: nothing lost or doubled, the state the same to the last bit")
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def pin(process):
+    """Keep all threads of a process on the first core."""
+    for task in os.listdir(f"/proc/{process}/task"):
+        os.sched_setaffinity(int(task), {0})
+
+
 @contextlib.contextmanager
-def serving(folder, fsync, threads):
+def serving(folder, fsync, threads, port=0):
     """Run a server; yields its port and its process."""
-    command = [sys.executable, "-c", SERVER, "serve", "--port", "0", "--data", folder, "--fsync", fsync]
+    command = [sys.executable, "-c", SERVER, "serve", "--port", str(port), "--data", folder, "--fsync", fsync]
     limits = {name: str(threads) for name in THREADS if threads}
     others = {name: value for name, value in os.environ.items() if name not in THREADS}
     server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=others | limits)
@@ -110,8 +214,8 @@ def throughput(arguments):
         "pushes/s",
         "samples/s",
         "refused/s",
-        "KiB written a push",
-        "CPU ms a push",
+        "KiB written per push",
+        "CPU ms per push",
     )
     print(f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}")
     for fsync in arguments.fsync:
@@ -121,10 +225,12 @@ def throughput(arguments):
                     tempfile.TemporaryDirectory(dir=arguments.data) as folder,
                     serving(folder, fsync, arguments.threads) as (port, server),
                 ):
+                    if arguments.pin:
+                        pin(server.pid)
                     load = Load(arguments.method, k, batch, port, server.pid, arguments.streams)
                     load.run(2, 1, 1.0 if not arguments.soak else 20.0)  # warms up
                     if arguments.soak:
-                        load.soak(arguments.soak)
+                        load.soak(arguments.soak, arguments.pace)
                         continue
                     for clients in arguments.clients:
                         cells = load.run(clients, 1.0, arguments.seconds)
@@ -136,7 +242,7 @@ def throughput(arguments):
 
 
 class Load:
-    """Clients in threads that push to the streams of a server, one push after the other."""
+    """Clients that push to the streams of a server, each one push after the other."""
 
     def __init__(self, name, k, batch, port, process, streams):
         data = simulate(batch, k, effective_classes=min(10, batch), seed=0)
@@ -149,41 +255,26 @@ class Load:
                 made = client.ask("POST", "/streams", stream, "Content-Type: application/json\r\n")
                 self.paths.append(f"/streams/{made['name']}/embeddings")
 
-    def run(self, clients, patience, seconds):
-        """Push for some seconds; `patience`: when to come again after a refusal. Returns cells of the table."""
-        took, refused, written, spent_before = [], [], self.written(), self.cpu_seconds()
-        begin = time.perf_counter() + 0.2
-        stop = begin + seconds
-        threads = [
-            threading.Thread(target=self.work, args=(self.paths[i % len(self.paths)], patience, stop, took, refused))
-            for i in range(clients)
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        spent = time.perf_counter() - begin + 0.2
+    def run(self, clients, patience, seconds, pace=0.0):
+        """Push for some seconds; `patience`: when to come again after a refusal; `pace`: the least time of a push.
+
+        Returns cells of the table.
+        """
+        head = "POST {} HTTP/1.1\r\nHost: localhost\r\n{}Content-Length: {}\r\n\r\n"
+        requests = [head.format(path, self.headers, len(self.body)).encode() + self.body for path in self.paths]
+        swarm = [Pusher(self.port, requests[i % len(requests)], patience, pace) for i in range(clients)]
+        written, spent_before = self.written(), self.cpu_seconds()
+        begin = time.perf_counter()
+        drive(swarm, begin + seconds)
+        took = [each for pusher in swarm for each in pusher.took]
+        refused = sum(pusher.refused for pusher in swarm)
         if not took:
             sys.exit("No push was answered; is the machine busy, or is the method being compiled?")
-        rate = len(took) / spent
-        cells = [1000 * np.median(took), 1000 * np.quantile(took, 0.99), rate, rate * self.batch, len(refused) / spent]
+        rate = len(took) / seconds
+        cells = [1000 * np.median(took), 1000 * np.quantile(took, 0.99), rate, rate * self.batch, refused / seconds]
         kept = (self.written() - written) / 1024 / len(took)
         cpu = 1000 * (self.cpu_seconds() - spent_before) / len(took)
         return [*(f"{value:.1f}" for value in cells), f"{kept:.1f}", f"{cpu:.2f}"]
-
-    def work(self, path, patience, stop, took, refused):
-        with Client(self.port) as client:
-            while (start := time.perf_counter()) < stop:
-                try:
-                    status = client.ask("POST", path, self.body, self.headers, refusals=True)
-                except (ConnectionError, IndexError):  # closed: connect again
-                    client.__init__(self.port)
-                    status = None
-                if status is None:
-                    refused.append(start)
-                    time.sleep(patience)
-                else:
-                    took.append(time.perf_counter() - start)
 
     def written(self):
         """Return the bytes that the server has written to files."""
@@ -197,15 +288,15 @@ class Load:
         fields = Path(f"/proc/{self.process}/stat").read_text().rpartition(")")[2].split()
         return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
 
-    def soak(self, seconds, parts=6):
+    def soak(self, seconds, pace, parts=6):
         """Print memory and latency of the parts of a long run, with the latency of a request that does nothing."""
-        print("| s | MiB | push p50 | push p99 | nothing p50 | nothing p99 | ratio | pushes/s | CPU ms a push |")
+        print("| s | MiB | push p50 | push p99 | idle p50 | idle p99 | ratio | pushes/s | CPU ms per push |")
         print("|---" * 9 + "|")
         for part in range(parts):
             stop, idle = threading.Event(), []
             thread = threading.Thread(target=self.do_nothing, args=(stop, idle))
             thread.start()
-            cells = self.run(4, 1.0, seconds / parts)
+            cells = self.run(4, 1.0, seconds / parts, pace)
             stop.set()
             thread.join()
             pages = int(Path(f"/proc/{self.process}/statm").read_text().split()[1])
@@ -267,6 +358,83 @@ def row(name, k, batch, pushes, port, fsync, folder):
     times = (np.median(alone), np.median(pushed), np.quantile(pushed, 0.99), np.median(pushed) - np.median(alone))
     sync = f"{np.median(synced):.2f}" if synced else "-"
     return [*(f"{value:.2f}" for value in times), f"{rate:.0f}", f"{rate * batch:.0f}", sync]
+
+
+class Pusher:
+    """A client of many in one thread: sends its push, reads the answer, and comes again, later where it is refused."""
+
+    def __init__(self, port, request, patience, pace):
+        self.port, self.request, self.patience, self.pace = port, memoryview(request), patience, pace
+        self.took, self.refused, self.socket = [], 0, None
+
+    def begin(self, selector):
+        """Send the push, over a new connection where there is none."""
+        self.start, self.sent, self.received = time.perf_counter(), 0, b""
+        if self.socket is None:
+            self.socket = socket.socket()
+            self.socket.setblocking(False)
+            self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self.socket.connect_ex(("127.0.0.1", self.port))
+            selector.register(self.socket, selectors.EVENT_READ | selectors.EVENT_WRITE, self)
+        else:
+            selector.modify(self.socket, selectors.EVENT_READ | selectors.EVENT_WRITE, self)
+
+    def go_on(self, events, selector):
+        """Send and read what can be; returns when to come again, or None."""
+        try:
+            if events & selectors.EVENT_WRITE:
+                self.sent += self.socket.send(self.request[self.sent :])
+                if self.sent == len(self.request):
+                    selector.modify(self.socket, selectors.EVENT_READ, self)
+            if events & selectors.EVENT_READ:
+                some = self.socket.recv(1 << 16)
+                if not some:
+                    raise ConnectionError("closed")
+                self.received += some
+        except BlockingIOError:
+            return None
+        except ConnectionError:  # closed: connect again
+            self.close(selector)
+            self.refused += 1
+            return time.perf_counter() + self.patience
+        head, end, body = self.received.partition(b"\r\n\r\n")
+        if not end:
+            return None
+        head = head.lower()
+        length = int(head.partition(b"content-length: ")[2].partition(b"\r\n")[0] or 0)
+        if len(body) < length:
+            return None
+        status, now = head.split(b" ", 2)[1], time.perf_counter()
+        if b"connection: close" in head or self.sent < len(self.request):
+            self.close(selector)
+        if status in (b"429", b"503"):
+            self.refused += 1
+            return now + self.patience
+        if status != b"200":
+            sys.exit(self.received.decode())
+        self.took.append(now - self.start)
+        return max(now, self.start + self.pace)
+
+    def close(self, selector):
+        if self.socket is not None:
+            selector.unregister(self.socket)
+            self.socket.close()
+            self.socket = None
+
+
+def drive(swarm, stop):
+    """Let clients push until some time; what is then on its way does not count."""
+    with selectors.DefaultSelector() as selector:
+        later, number = [(0.0, i) for i in range(len(swarm))], {id(pusher): i for i, pusher in enumerate(swarm)}
+        while (now := time.perf_counter()) < stop:
+            while later and later[0][0] <= now:
+                swarm[heapq.heappop(later)[1]].begin(selector)
+            for key, events in selector.select(min(0.1, max(0.0, later[0][0] - now)) if later else 0.1):
+                when = key.data.go_on(events, selector)
+                if when is not None:
+                    heapq.heappush(later, (when, number[id(key.data)]))
+        for pusher in swarm:
+            pusher.close(selector)
 
 
 class Client:

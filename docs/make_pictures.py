@@ -1,12 +1,13 @@
-"""Make the pictures of the documentation that show photographs and pages: python docs/make_pictures.py.
+"""Make the pictures of photographs and pages in the documentation: python docs/make_pictures.py [before_after].
 
-It needs the encoder tiny and Chromium. What they show is what comes out: nothing is chosen by hand.
+It needs the encoder tiny and Chromium. The pictures show actual results; nothing is chosen by hand.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import io
+import sys
 import tempfile
 import threading
 import time
@@ -27,9 +28,9 @@ from moontide.store.classes import read_class_names
 ROOT = Path(__file__).parents[1]
 OUT = ROOT / "docs" / "images"
 PHOTOS = ROOT / "examples" / "clothing"
-SEED, ACROSS, DOWN = 0, 6, 2  # which of the changed photographs are shown, and how many
-SIDE, LINE = 170, 24  # pixels of a photograph and of a line below it
-GOOD, BAD, INK = "#1a7f37", "#c4261d", "#1b2430"
+SEED, ACROSS, DOWN = 0, 6, 2  # seed for choosing the photographs, and their layout
+SIDE, LINE, HEAD = 170, 26, 60  # pixels of a photograph, of a line below it, and of the heading
+GOOD, BAD, INK, MUTED = "#1a7f37", "#c4261d", "#1b2430", "#5b6673"
 
 
 def labelled() -> Classified:
@@ -48,25 +49,42 @@ def before_after(found: Classified) -> Image.Image:
     changed = np.flatnonzero(now != before)
     shown = np.sort(np.random.default_rng(SEED).choice(changed, ACROSS * DOWN, replace=False))
     names, height = found.task.class_names or (), SIDE + 2 * LINE + 14
-    sheet = Image.new("RGB", (ACROSS * (SIDE + 10) + 10, DOWN * height + 92), "white")
-    pen, font = ImageDraw.Draw(sheet), ImageFont.load_default(17)
+    sheet = Image.new("RGB", (ACROSS * (SIDE + 10) + 10, HEAD + DOWN * height + 58), "white")
+    pen, large, font, small = (ImageDraw.Draw(sheet), *(ImageFont.load_default(size) for size in (30, 19, 16)))
+    x = 12
+    for words, labels, colour in (("Zero-shot", before, INK), ("TIDE", now, GOOD)):
+        if x > 12:
+            pen.line([(x, HEAD / 2), (x + 36, HEAD / 2)], MUTED, 3)
+            pen.line([(x + 26, HEAD / 2 - 8), (x + 36, HEAD / 2), (x + 26, HEAD / 2 + 8)], MUTED, 3)
+            x += 54
+        text = f"{words}: {100 * (labels == truth).mean():.1f} % right"
+        pen.text((x, HEAD / 2), text, colour, large, anchor="lm")
+        x += int(pen.textlength(text, large)) + 18
     for place, i in enumerate(shown):
-        x, y = 10 + (place % ACROSS) * (SIDE + 10), 10 + (place // ACROSS) * height
+        x, y = 10 + (place % ACROSS) * (SIDE + 10), HEAD + (place // ACROSS) * height
         sheet.paste(found.images[i].read().resize((SIDE, SIDE)), (x, y))
         for row, (what, k) in enumerate((("zero-shot", before[i]), ("TIDE", now[i]))):
-            colour = GOOD if k == truth[i] else BAD
-            pen.text((x, y + SIDE + 3 + row * LINE), f"{what}: {names[k]}", colour, font)
-            pen.text((x + SIDE, y + SIDE + 3 + row * LINE), "+" if k == truth[i] else "-", colour, font, anchor="ra")
+            top, colour = y + SIDE + 5 + row * LINE, GOOD if k == truth[i] else BAD
+            mark(pen, x, top, colour)
+            pen.text((x + 20, top), names[k], colour, font)
+            pen.text((x + SIDE, top + 3), what, MUTED, small, anchor="ra")
     gained, lost = (int(((a == truth) & (b != truth)).sum()) for a, b in ((now, before), (before, now)))
-    share = {name: f"{100 * (labels == truth).mean():.1f} %" for name, labels in (("before", before), ("now", now))}
     words = (
-        f"{len(shown)} of the {len(changed)} labels that TIDE changed, drawn at random (+ right, - wrong).\n"
-        f"Of the {len(changed)}, {gained} became right and {lost} wrong. "
-        f"All {len(truth)} photographs: zero-shot {share['before']} right, TIDE {share['now']}.\n"
-        "The encoder is tiny, which is much weaker than CLIP."
+        f"All {len(truth)} example photographs, with the encoder tiny, which is much weaker than CLIP. TIDE changed "
+        f"{len(changed)} labels: {gained} became right, {lost} became wrong.\n"
+        f"The {len(shown)} shown were drawn at random from those {len(changed)}."
     )
-    pen.multiline_text((10, DOWN * height + 10), words, INK, font, spacing=6)
+    pen.multiline_text((12, HEAD + DOWN * height + 6), words, MUTED, small, spacing=5)
     return sheet
+
+
+def mark(pen: ImageDraw.ImageDraw, x: int, y: int, colour: str) -> None:
+    """Draw a tick, or a cross for a wrong label."""
+    if colour == GOOD:
+        pen.line([(x + 1, y + 12), (x + 6, y + 17), (x + 15, y + 6)], colour, 3)
+    else:
+        pen.line([(x + 2, y + 6), (x + 13, y + 17)], colour, 3)
+        pen.line([(x + 13, y + 6), (x + 2, y + 17)], colour, 3)
 
 
 def save(picture: Image.Image, name: str, width: int | None = None) -> None:
@@ -78,7 +96,7 @@ def save(picture: Image.Image, name: str, width: int | None = None) -> None:
 
 
 def chromium() -> Any:
-    """Return a tab of the browser that the tests drive."""
+    """Return a tab of the browser that the tests use."""
     spec = importlib.util.spec_from_file_location("chromium", ROOT / "tests" / "browser" / "conftest.py")
     assert spec is not None
     assert spec.loader is not None
@@ -104,7 +122,7 @@ def wait(tab: Any, expression: str) -> None:
 
 
 def report_pages(tab: Any, found: Classified, folder: Path) -> None:
-    """Show the page of pictures: its top, correcting a label, and the map."""
+    """Show the report: its top, a correction, and the map."""
     found.report(folder / "report.html")
     tab.resize(1100, 760)
     tab.open(folder / "report.html")
@@ -122,7 +140,7 @@ def report_pages(tab: Any, found: Classified, folder: Path) -> None:
 
 @contextmanager
 def server(folder: Path) -> Iterator[str]:
-    """Serve streams from a thread, and return the address."""
+    """Serve streams in a thread, and yield the address."""
     from moontide.serve.databases import open_store
     from moontide.serve.server import Server, listen
     from moontide.serve.service import Service
@@ -181,9 +199,11 @@ def bench_page(tab: Any, folder: Path) -> None:
 
 
 def main() -> None:
-    """Make all of them."""
+    """Make all pictures, or only the one of photographs before and after."""
     found = labelled()
     save(before_after(found), "before_after")
+    if sys.argv[1:] == ["before_after"]:
+        return
     tab = chromium()
     try:
         with tempfile.TemporaryDirectory() as folder:

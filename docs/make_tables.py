@@ -1,7 +1,7 @@
-"""Write the tables of README.md and of docs/choose.md between their marks: python docs/make_tables.py [--check].
+"""Write the tables in README.md and docs/choose.md between their markers: python docs/make_tables.py [--check].
 
-The table of the README is that of docs/tide.md, which `scripts/bench grid --write docs/tide.md` measures. That of
-docs/choose.md is measured here, on simulated features; --check does not measure it again.
+The table in the README comes from docs/tide.md, which `scripts/bench grid --write docs/tide.md` measures. The table in
+docs/choose.md is measured here, on simulated features; --check does not repeat the measurement.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ DOCS = Path(__file__).parent
 METHODS = {"zero_shot": "zero-shot", "stata": "StatA", "moon": "MOON", "gda_clip": "GDA-CLIP", "tide": "TIDE"}
 KINDS = {"few classes there": "few of the candidate classes", "most or all there": "most or all of them"}
 CANDIDATES, RUNS = 200, 20
-BATCHES = {  # what is simulated: samples, classes that are there, how uneven they are
-    "1 image": (1, 1, 1),
-    "64 images, 3 classes there": (64, 3, 1),
-    "64 images, 20 classes there": (64, 20, 1),
-    "1000 images, all 200 there": (1000, 200, 1),
-    "1000 images, all 200, long-tailed": (1000, 200, 10),
+BATCHES = {  # samples, classes present, imbalance
+    ("1", "1"): (1, 1, 1),
+    ("64", "3"): (64, 3, 1),
+    ("64", "20"): (64, 20, 1),
+    ("1000", "all"): (1000, 200, 1),
+    ("1000", "all, uneven"): (1000, 200, 10),
 }
 
 
 def headline() -> str:
-    """Return the rows of docs/tide.md that sum up the grid, with the best of each in bold."""
+    """Return the summary rows of docs/tide.md, with the best value of each row in bold."""
     page = (DOCS / "tide.md").read_text(encoding="utf-8")
     (head,) = re.findall(r"^\| mean accuracy \|(.*)\|$", page, re.MULTILINE)
     columns = [name.strip() for name in head.split("|")]
@@ -46,16 +46,16 @@ def headline() -> str:
 
 def measured() -> str:
     """Return the mean accuracy of each method on each kind of batch, and of TIDE with one known label per class."""
-    rows = [["a batch", *METHODS.values(), "TIDE, one known label per class"], ["---"] * (len(METHODS) + 2)]
+    rows = [["images", "classes", *METHODS.values(), "TIDE + labels"], ["---"] * (len(METHODS) + 3)]
     for words, (n, present, imbalance) in BATCHES.items():
         found = np.asarray([scores(n, present, imbalance, seed) for seed in range(RUNS)]).mean(axis=0)
         cells = [f"{100 * value:.1f}" for value in found]
-        rows.append([words, *cells[:-1], cells[-1] if n > 1 else "-"])
+        rows.append([*words, *cells[:-1], cells[-1] if n > 1 else "-"])
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
 def scores(n: int, present: int, imbalance: int, seed: int) -> list[float]:
-    """Return the accuracy of each method on one batch, and that of TIDE with known labels on the others."""
+    """Return the accuracy of each method on one batch, and of TIDE with known labels on the remaining samples."""
     data = simulate(n, CANDIDATES, effective_classes=present, imbalance=imbalance, seed=seed)
     task = Task(data.features, data.text, data.logit_scale)
     found = [accuracy(data.labels, method(name).fit_predict(task).labels) for name in METHODS]
@@ -69,15 +69,15 @@ def scores(n: int, present: int, imbalance: int, seed: int) -> list[float]:
 
 
 def put(page: Path, mark: str, text: str) -> str:
-    """Return a page with a text between its marks."""
+    """Return a page with the text between its markers replaced."""
     pattern = rf"(<!-- {mark} -->\n).*?(<!-- /{mark} -->)"
     made, count = re.subn(pattern, rf"\1\n{text}\n\n\2", page.read_text(encoding="utf-8"), flags=re.DOTALL)
-    assert count == 1, f"{page} must have the mark {mark} once"
+    assert count == 1, f"{page} must contain the marker {mark} exactly once"
     return made
 
 
 def main(arguments: list[str]) -> int:
-    """Write the tables, or with --check tell whether that of the README is the one of docs/tide.md."""
+    """Write the tables, or with --check test whether the table in the README matches docs/tide.md."""
     readme, choose = DOCS.parent / "README.md", DOCS / "choose.md"
     made = put(readme, "headline", headline())
     if "--check" in arguments:

@@ -16,7 +16,7 @@ from moontide import MOON, Task
 from moontide import __version__ as version
 from moontide.checks.tasks import embeddings
 from moontide.core import vmf
-from moontide.core.bessel import bessel_ratio
+from moontide.core.vmf import bessel_ratio
 from moontide.samplers.vmf import sample
 
 ROOT = Path(__file__).parents[1]

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from moontide import MOON, Graph, Result, Task
 from moontide.checks.tasks import embeddings
 from moontide.core.arrays import unit_rows
-from moontide.core.bessel import bessel_ratio
 from moontide.core.graph import nearest_neighbours
 from moontide.core.ple import initial_resultant, log_c
 from moontide.core.progress import reporting
 from moontide.core.simplex import zero_shot
+from moontide.core.vmf import bessel_ratio
 from moontide.errors import OptionError
 
 seeds = st.integers(0, 10_000)

@@ -42,6 +42,10 @@ def test_labels_of_some_rows_are_used_and_the_others_are_minus_one() -> None:
     model = TideClassifier(DATA.text).fit(DATA.features, y)
     assert (model.labels_[:60] == DATA.labels[:60]).all()
     assert model.classes_.tolist() == list(range(8))
+    for none in ("", None, -1):
+        given = np.asarray([NAMES[k] if k >= 0 else none for k in y], dtype=object)
+        named = TideClassifier(DATA.text, class_names=NAMES).fit(DATA.features, given)
+        assert np.array_equal(named.known_, y)
     named = TideClassifier(DATA.text, class_names=NAMES).fit(DATA.features, [NAMES[k] if k >= 0 else "" for k in y])
     assert named.labels_.tolist() == [NAMES[k] for k in model.labels_]
     with pytest.raises(ValueError, match="classes of 'class_names'"):

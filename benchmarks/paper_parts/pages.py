@@ -111,9 +111,9 @@ def counts(rows: Sequence[Row]) -> str:
         f" Half a 95 % interval is {np.median(half):.1f} in the median and at most {max(half):.1f}." if half else ""
     )
     return (
-        f"{min(runs):,} to {max(runs):,} runs a cell.{within}"
+        f"{min(runs):,} to {max(runs):,} runs per cell.{within}"
         if min(runs) < max(runs)
-        else f"{runs[0]:,} run{'s' * (runs[0] > 1)} a cell.{within}"
+        else f"{runs[0]:,} run{'s' * (runs[0] > 1)} per cell.{within}"
     )
 
 

@@ -10,17 +10,15 @@
 ((8, 3), (8,))
 """
 
-import logging
-
-from moontide.core.graph import Graph
-from moontide.errors import MoontideError
-from moontide.methods.moon import MOON
-from moontide.methods.tide import TIDE
-from moontide.registry import method, method_names
-from moontide.streams import Stream
-from moontide.types import Result, Task
-
-logging.getLogger("moontide").addHandler(logging.NullHandler())  # silent until the user sets it up
+TYPE_CHECKING = False  # that of `typing`, which takes time to load
+if TYPE_CHECKING:
+    from moontide.core.graph import Graph
+    from moontide.errors import MoontideError
+    from moontide.methods.moon import MOON
+    from moontide.methods.tide import TIDE
+    from moontide.registry import method, method_names
+    from moontide.streams import Stream
+    from moontide.types import Result, Task
 
 __version__ = "0.2.0"
 
@@ -36,3 +34,27 @@ __all__ = [
     "method",
     "method_names",
 ]
+
+if not TYPE_CHECKING:  # loaded when it is asked for, so that `moontide` can answer Ctrl-C before numpy is there
+    _PLACES = {
+        "MOON": "methods.moon",
+        "TIDE": "methods.tide",
+        "Graph": "core.graph",
+        "MoontideError": "errors",
+        "Result": "types",
+        "Stream": "streams",
+        "Task": "types",
+        "method": "registry",
+        "method_names": "registry",
+    }
+
+    def __getattr__(name):
+        if name not in _PLACES:
+            raise AttributeError(f"module 'moontide' has no attribute {name!r}")
+        from importlib import import_module
+
+        globals()[name] = found = getattr(import_module(f"moontide.{_PLACES[name]}"), name)
+        return found
+
+    def __dir__():
+        return [*globals(), *_PLACES]

@@ -1,16 +1,15 @@
 """`python -m moontide` is the command `moontide`."""
 
-import os
 import sys
+
+from moontide.interrupts import at_once, on_interrupt
 
 
 def main() -> int:
-    """Run the command line; Ctrl-C before it is there gives the status 130 as well, and no traceback."""
-    try:
-        from moontide import cli
-    except KeyboardInterrupt:
-        print("error: interrupted", file=sys.stderr, flush=True)
-        os._exit(130)
+    """Run the command line; Ctrl-C while it is loaded leaves at once."""
+    on_interrupt(at_once)
+    from moontide import cli
+
     return cli.main()
 
 

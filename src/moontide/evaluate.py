@@ -22,7 +22,7 @@ from moontide.core.arrays import is_torch_array, to_numpy
 from moontide.core.memory import require_memory
 from moontide.errors import ImplausibleWarning, InputError, MissingInputError, MoontideError, OptionError
 from moontide.metrics import IntArray, accuracy
-from moontide.plausible import ask, doubt_labels
+from moontide.plausible import doubt_labels
 from moontide.protocols import Method
 from moontide.registry import check_name
 from moontide.registry import method as make_method
@@ -236,9 +236,8 @@ def compare_methods(
     names = list(dict.fromkeys(names))
     for name in names:
         check_name(name)
-    task = read_task(features, **source).task  # refuses a bad file once, here
+    task = read_task(features, **source, questions=True).task  # refuses a bad file once, here
     split_rows(task.n, None, batch_size)
-    ask(task)
     outcomes = []
     for done, name in enumerate(names, 1):
         outcomes.append(_run_apart(name, {"features": str(features), "batch_size": batch_size, "source": source}))

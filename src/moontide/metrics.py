@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import numpy.typing as npt
 from moontide.errors import InputError
 
 IntArray = npt.NDArray[np.int64]
+BLOCK = 2**22  # weights of bootstrap draws that are held at once
 
 
 def check_labels(labels: Any, n: int, k: int) -> IntArray:
@@ -134,7 +136,17 @@ def bootstrap_interval(
             "'values' must not be empty, 'level' must lie between 0 and 1, and 'draws' must be at least 1. "
             f"Got {x.size} values, level {level} and {draws} draws instead."
         )
-    rng = np.random.default_rng(seed)
-    means = [x[rng.integers(x.size, size=x.size)].mean() for _ in range(draws)]
-    low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
+    size = max(1, BLOCK // x.size)
+    means = [resamples(x.size, min(size, draws - i), seed + i) @ x for i in range(0, draws, size)]
+    low, high = np.quantile(np.concatenate(means), [(1 - level) / 2, (1 + level) / 2])
     return float(low), float(high)
+
+
+@lru_cache(maxsize=16)
+def resamples(n: int, draws: int, seed: int = 0) -> npt.NDArray[np.float64]:
+    """Return the weights of n values in each bootstrap draw, (draws, n): the same for all values, so paired.
+
+    >>> resamples(4, 9).shape, bool(np.allclose(resamples(4, 9).sum(axis=1), 1))
+    ((9, 4), True)
+    """
+    return np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), size=draws) / n

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from moontide.core.arrays import Array, device_type, row_norms, to_numpy
+from moontide.core.arrays import Array, as_real, device_type, row_norms, to_numpy
 from moontide.errors import ImplausibleWarning
 from moontide.metrics import IntArray
 from moontide.types import Task
@@ -43,7 +43,7 @@ CHANCE = 5.0  # hits by chance, from which on fewer are doubtful
 _looked_at: set[tuple[str, int, int, int]] = set()  # devices and shapes of tasks
 
 
-def ask(task: Task, raw: Array | None = None) -> None:
+def ask(task: Task, raw: Any = None) -> None:
     """Warn about the first thing that is doubtful about a task; `raw` are the image features before they were scaled.
 
     On a GPU, where looking would take longer than a fit, the first task of a shape is looked at.
@@ -60,7 +60,7 @@ def ask(task: Task, raw: Array | None = None) -> None:
         warnings.warn(found, ImplausibleWarning, stacklevel=3)
 
 
-def doubt(task: Task, raw: Array | None = None) -> str | None:
+def doubt(task: Task, raw: Any = None) -> str | None:
     """Return the first question about a task, or None where nothing is doubtful.
 
     >>> doubt(Task(np.eye(3), np.eye(3), logit_scale=0.01))[:54]
@@ -124,10 +124,11 @@ def _unrelated(cosines: FloatArray, plain: FloatArray, d: int) -> bool:
     return bool(cosines.max(1).mean() * d**0.5 < NEAR_ZERO and skew < SKEW)
 
 
-def _lengths(raw: Array | None) -> str | None:
+def _lengths(raw: Any) -> str | None:
     if raw is None:
         return None
-    low, high = np.quantile(np.asarray(to_numpy(row_norms(raw)), dtype=np.float64), [0.01, 0.99])
+    norms = row_norms(as_real(raw, "image_features"))
+    low, high = np.quantile(np.asarray(to_numpy(norms), dtype=np.float64), [0.01, 0.99])
     if high < LENGTHS * low:
         return None
     return (

@@ -25,6 +25,7 @@ from moontide.plausible import ask
 from moontide.types import Result, Task, check_known
 
 log = logging.getLogger(__name__)
+logging.getLogger("moontide").addHandler(logging.NullHandler())  # silent until the user sets it up
 M = TypeVar("M", bound="Method")
 
 _NEEDS = {

@@ -43,6 +43,11 @@ EXPECTED_FAILURES = {
 __all__ = ["EXPECTED_FAILURES", "TideClassifier"]
 
 
+def _is_unknown(value: Any) -> bool:
+    """Tell whether an entry of y says that the class is not known."""
+    return value is None or (not isinstance(value, bool) and value in (-1, ""))
+
+
 class TideClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     """TIDE behind scikit-learn's interface.
 
@@ -75,7 +80,7 @@ class TideClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.options = options
 
     def fit(self, X: npt.ArrayLike, y: npt.ArrayLike | None = None) -> TideClassifier:
-        """Look at the rows of X; y has their classes, -1 (or "" for names) where they are not known, or is None."""
+        """Look at the rows of X; y has their classes, -1, "" or None where they are not known, or is None."""
         if self.text_features is None and y is None:
             raise ValueError(
                 "TideClassifier without 'text_features' requires y to be passed, but the target y is None; pass one."
@@ -83,7 +88,7 @@ class TideClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         kinds = {"dtype": [np.float64, np.float32]}
         rows: FloatArray = validate_data(self, X, **kinds) if y is None else validate_data(self, X, y, **kinds)[0]
         target = None if y is None else np.asarray(y).ravel()
-        if target is not None and type_of_target(target) != "unknown":
+        if target is not None and target.dtype.kind != "O" and type_of_target(target) != "unknown":
             check_classification_targets(target)
         known, self.classes_ = self._known(rows, target)
         text = self._anchors(rows, known)
@@ -101,8 +106,9 @@ class TideClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if y is None:
             classes = np.arange(len(np.asarray(self.text_features))) if self.class_names is None else self.class_names
             return np.full(len(X), -1, dtype=np.int64), np.asarray(classes)
-        none = "" if y.dtype.kind in "USO" and all(isinstance(one, str) for one in y) else -1
-        found = np.unique(y[y != none]) if y.dtype.kind != "b" else np.unique(y)
+        values = [None if _is_unknown(value) else value for value in y.tolist()]
+        there = [value for value in values if value is not None]
+        found = np.unique(np.asarray(there, dtype=None if y.dtype.kind == "O" else y.dtype))
         if self.text_features is None:
             if not len(found):
                 raise ValueError("'y' must have at least one label that is known where 'text_features' is None.")
@@ -113,8 +119,7 @@ class TideClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             if not set(found.tolist()) <= set(classes.tolist()):
                 raise ValueError(f"'y' must hold classes of 'class_names', or -1. Got {found[:5].tolist()} instead.")
         number = {value: k for k, value in enumerate(classes.tolist())}
-        known = np.asarray([number.get(value, -1) if value != none else -1 for value in y.tolist()], dtype=np.int64)
-        return known, classes
+        return np.asarray([number.get(value, -1) for value in values], dtype=np.int64), classes
 
     def _anchors(self, X: FloatArray, known: npt.NDArray[np.int64]) -> FloatArray:
         if self.text_features is not None:

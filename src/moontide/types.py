@@ -174,7 +174,7 @@ def check_class_names(names: Sequence[str], k: int, n: int | None = None) -> tup
     if double:
         more = f" and {len(double) - SHOWN} more" if len(double) > SHOWN else ""
         shown = ", ".join(double[:SHOWN])
-        warnings.warn(f"class names appear more than once: {shown}{more}", UserWarning, stacklevel=3)
+        warnings.warn(f"class names appear more than once: {shown}{more}; name each once", UserWarning, stacklevel=3)
     return names
 
 

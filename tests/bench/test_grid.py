@@ -118,7 +118,7 @@ def test_the_page_of_the_documentation_has_every_part():
 
     names = [name for title, part in grid.PARTS.items() if title != "all" for name in part.reports]
     tables.check_page(ROOT / "docs/tide.md", [*names, "cost", "cost-cuda"])
-    tables.check_page(ROOT / "docs/methods.md", grid.PARTS["all"].reports)
+    tables.check_page(ROOT / "docs/lab/methods.md", grid.PARTS["all"].reports)
 
 
 def test_an_interrupt_ends_it_with_a_sentence_and_whole_lines(folder):

@@ -525,7 +525,7 @@ def test_double_class_names_are_a_warning(moontide, tmp_path, arrays):
     path = npz(tmp_path, **arrays, classnames=["ant", "bee", "ant", "dog"])
     status, out, err = moontide("adapt", path, "--batch-size", "8")
     assert status == 0
-    assert err.count("warning: class names appear more than once: ant\n") == 1
+    assert err.count("warning: class names appear more than once: ant; name each once\n") == 1
     assert "adapted" in out
 
 

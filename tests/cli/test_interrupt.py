@@ -48,6 +48,35 @@ def test_ctrl_c_ends_a_run_with_130_and_writes_nothing(tmp_path: Path, method: s
     assert [path.name for path in tmp_path.iterdir()] == ["a.npz"]
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="signals of another kind")
+def test_ctrl_c_while_the_program_is_loaded_is_one_line_too() -> None:
+    """The import of numpy, by then the first of several, gets the signal in the middle."""
+    started = (
+        "import builtins, os, signal, sys; load = builtins.__import__\n"
+        "def slow(name, *rest):\n"
+        "    if name == 'numpy':\n"
+        "        os.kill(os.getpid(), signal.SIGINT)\n"
+        "    return load(name, *rest)\n"
+        "builtins.__import__ = slow\n"
+        "from moontide.__main__ import main\n"
+        "print('loaded', 'numpy' in sys.modules, flush=True)\n"
+        "sys.exit(main())"
+    )
+    done = subprocess.run([sys.executable, "-c", started, "--version"], capture_output=True, text=True, timeout=50)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "loaded False\n", "error: interrupted\n")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals of another kind")
+def test_ctrl_c_after_the_command_is_too_late() -> None:
+    started = (
+        "import atexit, os, signal, sys; from moontide.__main__ import main\n"
+        "atexit.register(lambda: os.kill(os.getpid(), signal.SIGINT))\n"
+        "sys.exit(main())"
+    )
+    done = subprocess.run([sys.executable, "-c", started, "--version"], capture_output=True, text=True, timeout=50)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no timer that would raise it again")
 def test_a_ctrl_c_that_python_ignores_comes_again(tmp_path: Path) -> None:
     """As in a callback of a weak reference: Python prints that it ignores the exception, and goes on."""

@@ -216,7 +216,7 @@ def test_what_absent_classes_cannot_do_accurately_is_left_to_the_dense_step(monk
         rows, _, values = rows_with_absent_classes()
         assert rows.absent is not None
         before = rows.absent.z.copy()
-        assert rows.absent.e_step(values + np.float32(change), rows._weights) is None
+        assert rows.absent.e_step(values + np.float32(change), rows.vote_weight) is None
         np.testing.assert_array_equal(rows.absent.z, before)  # as if nothing had been asked
 
 
@@ -244,7 +244,8 @@ def test_an_m_step_in_the_span_of_the_samples(seed: int, n: int, count: int, upd
     counts = rng.integers(1, 9, count).astype(np.float32)
     vmf, none = VMF(MOON(update=update), anchors, 100.0), np.zeros(n, np.float32)
     rows = loops.Rows(MOON(), f, text, 100.0, alone=True)
-    span = loops.SpanStep(z, gamma, counts, none, none, 0, 0.0, np.arange(count), rows, f @ text.T).span(vmf)
+    rows.gamma, rows.near = gamma, f @ text.T
+    span = loops.SpanStep(None, None, counts, none, none, 0, 0.0, np.arange(count), z, rows).classes(vmf)
     wanted = plain.m_step(vmf, Step(*weighted_sums(z, gamma, f), counts, none, none, 0, 0.0, np.arange(count)))
     if span is None:
         shortest = min(np.linalg.norm(wanted.beta[:, None] * f.T @ z, axis=1).min(), 1)
@@ -262,8 +263,9 @@ def test_a_mean_near_zero_is_left_to_vectors() -> None:
     one = np.ones(2, np.float32)
     rows = loops.Rows(MOON(), f, f[:1], 100.0, alone=True)
     vmf = VMF(MOON(), Anchors(f[:1], one[:1], one[:1], 1e-9 * one[:1]), 100.0)
-    step = loops.SpanStep(one[:, None], one, 2 * one[:1], one, one, 0, 0.0, np.asarray([0]), rows, f @ f[:1].T)
-    assert step.span(vmf) is None
+    rows.near = f @ f[:1].T
+    step = loops.SpanStep(None, None, 2 * one[:1], one, one, 0, 0.0, np.asarray([0]), one[:, None], rows)
+    assert step.classes(vmf) is None
     assert np.isfinite(loops.m_step(vmf, step).kappa).all()
 
 
@@ -307,14 +309,14 @@ def test_the_nearest_by_all_products(seed: int, n: int, m: int) -> None:
 
 @settings(max_examples=40)
 @given(seeds, st.integers(1, 9), sizes)
-def test_zero_shot_and_its_moments(seed: int, n: int, k: int) -> None:
+def test_zero_shot_and_its_sums(seed: int, n: int, k: int) -> None:
     cosine = np.random.default_rng(seed).normal(0.2, 0.05, size=(n, k)).astype(np.float32)
     y = np.empty_like(cosine)
-    evidence, total, most, along = _numba.zero_shot(cosine, np.float32(100), y)
+    log_sum, total, along, most = _numba.zero_shot(cosine, np.float32(100), y)
     exact = np.exp(100 * cosine.astype(float))
     wanted = exact / exact.sum(axis=1, keepdims=True)
     np.testing.assert_allclose(y, wanted, atol=3e-6)
-    np.testing.assert_allclose(evidence, np.log(exact.sum(axis=1)), rtol=1e-6)
+    np.testing.assert_allclose(log_sum, np.log(exact.sum(axis=1)), rtol=1e-6)
     for found, value in (
         (total, wanted.sum(axis=0)),
         (most, wanted.max(axis=0)),

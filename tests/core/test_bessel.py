@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moontide.core import formulas
-from moontide.core.bessel import _coefficients, bessel, bessel_ratio, inverse_bessel_ratio
+from moontide.core.vmf import _coefficients, bessel, bessel_ratio, inverse_bessel_ratio
 
 DIMS = [2, 3, 4, 5, 8, 16, 49, 50, 64, 100, 512, 768, 1024, 1280, 2048]
 KAPPAS = [0.0, 1e-8, 1e-6, 1e-3, 0.1, 1.0, 3.0, 10.0, 20.0, 50.0, 100.0, 500.0, 1e3, 1e4, 1e5, 1e6, 1e8]

@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import minimize
 
-from moontide.core import ple
+from moontide.core import formulas, ple
 from moontide.core.arrays import to_numpy, unit_rows
-from moontide.core.bessel import bessel_ratio
 from moontide.core.graph import Affinity, Graph, nearest_neighbours, neighbour_votes
+from moontide.core.mixture import First
 from moontide.core.simplex import softmax
-from moontide.core.vmf import kl, log_normaliser
+from moontide.core.vmf import bessel_ratio, kl, log_normaliser
 
 seeds = st.integers(0, 10_000)
 
@@ -77,7 +77,7 @@ def test_the_initial_resultant_is_one_minus_half_the_mean_squared_distance(seed:
     f, t, y = sphere(8, 5, seed), sphere(3, 5, seed + 1), simplex_rows(8, 3, seed)
     distance = ((f[:, None, :] - t[None, :, :]) ** 2).sum(axis=2)
     wanted = 1 - (y * distance).sum(axis=0) / (2 * y.sum(axis=0))
-    moments = ple.zero_shot_moments(y, f @ t.T)
+    moments = First.of(y, f @ t.T)
     np.testing.assert_allclose(ple.initial_resultant(moments.total, moments.along, 0.0), wanted, rtol=1e-9)
     assert (ple.initial_resultant(np.zeros(3), np.zeros(3), 0.0) == 1).all()  # a class without weight: no 0 / 0
 
@@ -153,7 +153,7 @@ def test_the_e_step_minimises_its_surrogate(seed: int) -> None:
 def test_shrinkage_is_the_share_of_the_samples(seed: int) -> None:
     rng = np.random.default_rng(seed)
     counts, alpha = rng.uniform(0, 9, 3), rng.uniform(0.5, 3, 3)
-    np.testing.assert_allclose(ple.shrinkage(counts, alpha), counts / (counts + alpha), rtol=1e-9)
+    np.testing.assert_allclose(formulas.shrinkage(counts, alpha), counts / (counts + alpha), rtol=1e-9)
 
 
 @given(seeds)
@@ -202,7 +202,7 @@ def test_the_von_mises_fisher_m_step_is_the_minimiser(seed: int, d: int, alpha: 
     """Over eta = kappa mu in R^d, -sum_i w_i log p(f_i | eta) + alpha KL(V' || V) is lowest at the shrunk resultant."""
     rng = np.random.default_rng(seed)
     f, anchor_mu, w = sphere(8, d, seed), sphere(1, d, seed + 1), rng.uniform(size=(8, 1))
-    beta = ple.shrinkage(w.sum(axis=0), alpha)
+    beta = formulas.shrinkage(w.sum(axis=0), alpha)
     v = ple.means(*ple.weighted_sums(w, np.ones(8), f), 0.0)
     resultant = ple.shrink(v, beta, anchor_mu * bessel_ratio(d, anchor_kappa))
     r = np.linalg.norm(resultant, axis=1)
@@ -233,7 +233,7 @@ def test_the_gaussian_m_step_is_the_minimiser(seed: int, d: int, alpha: float) -
         """Return E[x] and E[xx'] in one vector."""
         return np.concatenate([mean, (cov + np.outer(mean, mean)).ravel()])
 
-    beta = ple.shrinkage(w.sum(axis=0), alpha)
+    beta = formulas.shrinkage(w.sum(axis=0), alpha)
     statistics = np.stack([statistic(row, 0.0) for row in x])
     v = ple.means(*ple.weighted_sums(w, np.ones(8), statistics), 0.0)
     shrunk = ple.shrink(v, beta, statistic(anchor_mean, anchor_cov)[None, :])[0]
@@ -267,7 +267,7 @@ def test_the_gaussian_m_step_is_the_minimiser(seed: int, d: int, alpha: float) -
 def test_a_class_without_samples_stays_exactly_at_its_anchor(seed: int, dtype: str) -> None:
     f, t = sphere(6, 5, seed).astype(dtype), sphere(2, 5, seed + 1).astype(dtype)
     z = np.asarray([[1, 0]] * 6, dtype=dtype)
-    beta = ple.shrinkage(z.sum(axis=0), np.ones(2, dtype))
+    beta = formulas.shrinkage(z.sum(axis=0), np.ones(2, dtype))
     resultant = ple.shrink(ple.means(*ple.weighted_sums(z, np.ones(6, dtype), f), 0.0), beta, t)
     np.testing.assert_array_equal(beta[1], 0)
     np.testing.assert_array_equal(resultant[1], t[1])

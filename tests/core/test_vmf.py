@@ -10,9 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import integrate, stats
 
-from moontide.core.bessel import bessel, bessel_ratio
 from moontide.core.ple import log_c
-from moontide.core.vmf import kl, log_normaliser
+from moontide.core.vmf import bessel, bessel_ratio, kl, log_normaliser
 from moontide.errors import InputError, OptionError
 from moontide.samplers.vmf import sample
 

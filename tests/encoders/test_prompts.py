@@ -46,12 +46,12 @@ def test_names_are_reported_and_never_changed() -> None:
     found = embed_classes(Hashed(), ["sofa", "hot_dog", "couch", "cat", "cat"], ["{}"])
     assert found.names == ("sofa", "hot_dog", "couch", "cat", "cat")
     assert found.reports == [
-        "class names have underscores, which the encoder sees as they are: hot_dog",
-        "class names appear more than once: cat",
-        "class names are almost the same to the encoder (cosine above 0.98): sofa and couch",
+        "class names have underscores, which the encoder sees as they are: hot_dog; write spaces",
+        "class names appear more than once: cat; keep one of each: equal classes share their images",
+        "class names are almost the same to the encoder (cosine above 0.98): sofa and couch; keep one, or say more",
     ]
     many = embed_classes(Hashed(), [f"a_{i}" for i in range(8)], ["{}"])
-    assert many.reports[0].endswith("a_0, a_1, a_2, a_3, a_4 and 3 more")
+    assert many.reports[0].endswith("a_0, a_1, a_2, a_3, a_4 and 3 more; write spaces")
     assert not embed_classes(Hashed(), ["cat", "dog"]).reports
 
 

@@ -59,11 +59,13 @@ def test_a_column_that_is_there_is_not_replaced():
         huggingface.vectors(datasets.Dataset.from_dict({"embedding": [[1.0], [1.0, 2.0]]}))
 
 
-def test_a_folder_is_loaded_again(tmp_path):
+def test_a_folder_is_loaded_again(tmp_path, capfd):
     data = simulate(10, 3, dim=8)
     result = TIDE().fit_predict(data.features, data.text)
     labels = Labels.of_result(result, [f"{i}.jpg" for i in range(10)], ["a", "b", "c"], data.features)
     huggingface.write_dataset(labels, tmp_path / "labels")
+    assert capfd.readouterr().err == ""  # no bars
+    assert not datasets.are_progress_bars_disabled()
     read = datasets.load_from_disk(str(tmp_path / "labels"))
     assert read["id"][:] == labels.ids
     assert [read.features["label"].int2str(k) for k in read["label"]] == labels.labels

@@ -3,8 +3,8 @@ from itertools import product
 import numpy as np
 import pytest
 
-from moontide.metrics import bootstrap_interval
-from moontide.report.stats import half_width, resamples, sign_flip_p
+from moontide.metrics import bootstrap_interval, resamples
+from moontide.report.stats import half_width, sign_flip_p
 
 
 def test_the_interval_is_the_percentile_bootstrap():
@@ -22,7 +22,7 @@ def test_the_interval_of_a_mean_over_datasets_shrinks_with_their_number():
 
 
 def test_resamples_are_draws_with_replacement():
-    counts = resamples(5) * 5
+    counts = resamples(5, 2000) * 5
     assert np.array_equal(counts, counts.round())
     assert set(counts.sum(axis=1)) == {5.0}
     assert counts.mean() == pytest.approx(1)

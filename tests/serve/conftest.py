@@ -28,6 +28,16 @@ from moontide.serve.server import Server as InThread
 from moontide.serve.server import listen
 from moontide.serve.service import Service
 
+
+def load_module(path):
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+PREFORK = Path(__file__).with_name("prefork.py")
+Forked = load_module(PREFORK).Forked
 SERVER = "import sys; from moontide.cli import main; sys.exit(main())"
 K, D = 5, 8
 
@@ -45,7 +55,7 @@ def free_port_fixture():
 
 @pytest.fixture(scope="session")
 def postgres():
-    """A PostgreSQL cluster of this test run; yields a function that makes a database and returns its URL."""
+    """A PostgreSQL cluster of this test run; yields a function that empties its database and returns its URL."""
     folders = [Path(path).parent for path in [shutil.which("initdb")] if path]
     folders += sorted(Path("/usr/lib/postgresql").glob("*/bin"))
     psycopg = pytest.importorskip("psycopg", reason="the extra 'postgres' is not installed")
@@ -66,14 +76,15 @@ def postgres():
         run("initdb", "-D", data, "-U", "moontide", "-A", "trust", "-E", "UTF8", "--no-sync")
         options = f"-p {port} -c listen_addresses=127.0.0.1 -c unix_socket_directories={folder} -c fsync=off"
         run("pg_ctl", "-D", data, "-o", options, "-l", f"{folder}/log", "-w", "start")
-        base = f"postgresql://moontide@127.0.0.1:{port}"
-        made = iter(range(1000))
+        url = f"postgresql://moontide@127.0.0.1:{port}/postgres"
 
         def make():
-            name = f"streams{next(made)}"
-            with psycopg.connect(f"{base}/postgres", autocommit=True) as connection:
-                connection.execute(f"CREATE DATABASE {name}")
-            return f"{base}/{name}"
+            with psycopg.connect(url, autocommit=True) as connection:
+                others = "FROM pg_stat_activity WHERE datname = 'postgres' AND pid <> pg_backend_pid()"
+                connection.execute(f"SELECT pg_terminate_backend(pid, 10000) {others}")
+                connection.execute("DROP SCHEMA public CASCADE")
+                connection.execute("CREATE SCHEMA public")
+            return url
 
         yield make
         run("pg_ctl", "-D", data, "-m", "immediate", "stop")
@@ -152,11 +163,15 @@ def shared_app(tmp_path_factory):
 
 
 class Server:
-    """`moontide serve` in a process of its own."""
+    """`moontide serve` in a process of its own, started from nothing where there is no `prefork`."""
 
-    def __init__(self, data, *arguments, port=0):
-        command = [sys.executable, "-c", SERVER, "serve", "--port", str(port), "--data", data, *map(str, arguments)]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    def __init__(self, data, *arguments, port=0, prefork=None):
+        arguments = ["serve", "--port", str(port), "--data", data, *map(str, arguments)]
+        if prefork is None:
+            command = [sys.executable, "-c", SERVER, *arguments]
+            self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        else:
+            self.process = Forked(prefork, arguments)
         line = self.process.stdout.readline()
         assert line.startswith("Moontide at "), self.process.communicate()
         self.url = line.split()[2]
@@ -182,19 +197,46 @@ class Server:
         return self.process.returncode, errors
 
 
-@pytest.fixture
-def serve():
-    """Return a function that starts a server, which ends with the test."""
+@pytest.fixture(scope="session")
+def prefork():
+    """The socket of a process that forks servers."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "prefork")
+        process = subprocess.Popen([sys.executable, str(PREFORK), path])
+        while not os.path.exists(path):
+            assert process.poll() is None
+            time.sleep(0.02)
+        yield path
+        process.kill()
+        process.wait()
+
+
+@contextlib.contextmanager
+def starting(prefork):
     started = []
 
     def start(*arguments, **options):
-        started.append(Server(*arguments, **options))
+        started.append(Server(*arguments, **{"prefork": prefork, **options}))
         return started[-1]
 
     yield start
     for server in started:
         if server.process.poll() is None:
             server.kill()
+
+
+@pytest.fixture
+def serve(prefork):
+    """Return a function that starts a server, which ends with the test."""
+    with starting(prefork) as start:
+        yield start
+
+
+@pytest.fixture(scope="module")
+def server_of(prefork):
+    """Return a function that starts a server, which ends with the module."""
+    with starting(prefork) as start:
+        yield start
 
 
 @contextlib.contextmanager
@@ -223,6 +265,17 @@ def learner_of_module():
         yield
 
 
+@pytest.fixture(scope="session")
+def quick():
+    """Return a function that gives the options of a method with which a step takes the least time."""
+
+    def options(method, *but):
+        specs = registry.method_type(method).specs()
+        return {name: 1 for name in ("iterations", "rounds", "steps") if name in specs and name not in but}
+
+    return options
+
+
 @pytest.fixture
 def text():
     return np.random.default_rng(0).normal(size=(K, D)).astype(np.float32)
@@ -239,7 +292,7 @@ def samples(text):
     return draw
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def push():
     """Push embeddings as raw float32."""
 
@@ -260,10 +313,7 @@ def colour():
 @pytest.fixture(scope="session")
 def browser():
     """A headless Chromium, driven as in tests/browser."""
-    path = Path(__file__).parents[1] / "browser" / "conftest.py"
-    spec = importlib.util.spec_from_file_location("chromium", path)
-    chromium = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(chromium)
+    chromium = load_module(Path(__file__).parents[1] / "browser" / "conftest.py")
     if chromium.BROWSER is None:
         pytest.skip("Chromium is not installed")
     tab = chromium.Page()

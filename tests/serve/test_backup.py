@@ -1,20 +1,17 @@
 """Backups of a server at work, what is restored from them, and what a look for damage finds."""
 
+import shutil
 import sqlite3
 import threading
 from pathlib import Path
 
 import httpx
+import numpy as np
 import pytest
-from safetensors.numpy import load
 
 from moontide.cli import main
 from moontide.serve import backup
 from moontide.serve.databases import FILE, LOG, open_store
-
-
-def arrays(client):
-    return {key: value.tobytes() for key, value in load(client.get("/streams/a/state").content).items()}
 
 
 def make(client, text):
@@ -57,21 +54,28 @@ def test_a_backup_of_a_server_at_work_is_whole_and_can_be_restored(serve, sqlite
     assert "in use by a server" in capfd.readouterr().err
 
 
-@pytest.fixture
-def killed(serve, sqlite, text, samples, push):
-    """Data as a killed server leaves them, and the arrays of its state."""
-    server = serve(sqlite)
+@pytest.fixture(scope="module")
+def left(tmp_path_factory, server_of, push):
+    """Data as a killed server leaves them."""
+    data, rng = str(tmp_path_factory.mktemp("killed") / "data"), np.random.default_rng(0)
+    server = server_of(data)
     with httpx.Client(base_url=server.url) as client:
-        make(client, text)
+        make(client, rng.normal(size=(5, 8)))
         for _ in range(8):
-            push(client, "a", samples(3))
-        state = arrays(client)
+            push(client, "a", rng.normal(size=(3, 8)))
     server.kill()
-    return sqlite, state
+    return data
+
+
+@pytest.fixture
+def killed(left, sqlite):
+    """A copy of them."""
+    shutil.copytree(left, sqlite)
+    return sqlite
 
 
 def test_a_look_for_damage_changes_nothing_and_finds_nothing_where_there_is_none(killed, capfd):
-    data, _ = killed
+    data = killed
     before = {path.name: path.read_bytes() for path in Path(data).iterdir() if path.name in backup.FILES}
     assert main(["serve", "--verify", data]) == 0
     assert "no damage in 1 stream" in capfd.readouterr().err
@@ -79,7 +83,7 @@ def test_a_look_for_damage_changes_nothing_and_finds_nothing_where_there_is_none
 
 
 def test_a_damaged_log_is_named_refused_and_what_is_left_can_be_taken(killed, serve, tmp_path, capfd):
-    data, _ = killed
+    data = killed
     log = Path(data, LOG)
     content = bytearray(log.read_bytes())
     content[len(content) // 2] ^= 1
@@ -101,7 +105,7 @@ def test_a_damaged_log_is_named_refused_and_what_is_left_can_be_taken(killed, se
 
 @pytest.mark.parametrize("change", ["answers SET size = 2", "journal SET first = 1", "states SET total = 3"])
 def test_edits_are_named(killed, capfd, change):
-    data, _ = killed
+    data = killed
     open_store(data).close()  # brings the pushes into the tables
     with sqlite3.connect(Path(data, FILE)) as connection:
         connection.execute(f"UPDATE {change}")

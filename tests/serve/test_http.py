@@ -184,8 +184,8 @@ def test_events_tell_every_batch(app, data, text, samples, push):
 def hold(client, monkeypatch, name="a"):
     """Keep the steps of a stream from ending; returns what lets them go."""
     free, stream = threading.Event(), client.service.queues[name].stream
-    process = stream.process
-    monkeypatch.setattr(stream, "process", lambda items: [free.wait(20), process(items)][1])
+    advance = stream.advance
+    monkeypatch.setattr(stream, "advance", lambda *given: [free.wait(20), advance(*given)][1])
     return free
 
 

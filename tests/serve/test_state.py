@@ -1,6 +1,8 @@
 """A stream and its store, without threads or HTTP: replay to the last bit, keys, windows, snapshots, failures."""
 
+import asyncio
 import dataclasses
+import threading
 
 import numpy as np
 import pytest
@@ -11,7 +13,9 @@ import moontide
 from moontide.errors import InputError, MissingInputError, OptionError
 from moontide.protocols import as_online
 from moontide.serve import state as module
+from moontide.serve.batching import PushQueue
 from moontide.serve.databases import open_store
+from moontide.serve.metrics import Metrics
 from moontide.serve.records import Config, Item, digest_of, key_of
 from moontide.serve.service import usable_methods
 from moontide.serve.state import GoneError, ServedStream
@@ -55,10 +59,10 @@ def same(a, b):
 
 
 @pytest.mark.parametrize("method", usable_methods())
-def test_replay_gives_every_method_the_same_state(sqlite, text, samples, method, monkeypatch):
+def test_replay_gives_every_method_the_same_state(sqlite, text, samples, method, quick, monkeypatch):
     monkeypatch.setattr(module, "CHECKPOINT_RECORDS", 3)
     store = open_store(sqlite, "never")
-    stream = make(store, text, method=method)
+    stream = make(store, text, method=method, **quick(method))
     for n in (1, 7, 2, 16, 5):
         (answer,) = stream.process([item(samples(n))])
         replayed = again(stream)
@@ -270,3 +274,68 @@ def test_what_a_step_would_refuse_is_refused_at_the_start(store, text):
     with pytest.raises(OptionError, match="precision"):
         make(store, text, precision="tf32")
     assert store.streams() == {}
+
+
+@pytest.fixture
+def slow(store, text, monkeypatch):
+    """A stream behind its queue, whose store waits to write, and fails once where it is told to."""
+    stream, free, failing = make(store, text, method="tda"), threading.Event(), threading.Event()
+    append = type(store).append
+
+    def wait(self, *given):
+        assert free.wait(10)
+        if failing.is_set():
+            failing.clear()
+            raise StoreError("The disk is full.")
+        return append(self, *given)
+
+    monkeypatch.setattr(type(store), "append", wait)
+    return stream, free, failing
+
+
+async def until(condition):
+    deadline = asyncio.get_running_loop().time() + 10
+    while not condition():
+        assert asyncio.get_running_loop().time() < deadline
+        await asyncio.sleep(0.005)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_step_is_made_while_the_one_before_is_written_and_forgotten_where_that_fails(slow, samples, fails):
+    stream, free, failing = slow
+    x, y, z = samples(3), samples(2), samples(4)
+    steps = []
+    step = stream.step
+    stream.step = lambda moment, *given: [steps.append(moment.total), step(moment, *given)][1]
+
+    async def main():
+        queue = PushQueue(stream, Metrics(), 100)
+        pushed = [queue.push(item(x, "x"))]
+        await until(lambda: queue._write is not None)
+        pushed.append(queue.push(item(y, "y")))
+        await until(lambda: len(steps) == 2)  # the second step, while nothing is written
+        pushed += [queue.push(item(x, "x")), queue.push(item(z))]  # the first again, whose answer is not there yet
+        await asyncio.sleep(0.05)
+        assert (steps, stream.moment.total) == ([0, 3], 0)
+        if fails:
+            failing.set()
+        free.set()
+        answers = await asyncio.gather(*pushed, return_exceptions=True)
+        await queue.end(lambda: None)
+        return queue, answers
+
+    queue, answers = asyncio.run(main())
+    assert queue.samples == 0
+    if fails:
+        assert isinstance(answers[0], StoreError)
+        assert [(answer.first, answer.repeated) for answer in answers[1:]] == [(0, False), (2, False), (5, False)]
+    else:
+        assert [(answer.first, answer.repeated) for answer in answers] == [
+            (0, False),
+            (3, False),
+            (0, True),
+            (5, False),
+        ]
+    kept = [answer for answer in answers if not isinstance(answer, Exception) and not answer.repeated]
+    assert stream.moment.total == sum(len(answer.rows) for answer in kept)
+    assert same(again(stream).moment, stream.moment)

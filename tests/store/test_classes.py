@@ -24,7 +24,7 @@ def write(folder: Path, name: str, text: str) -> str:
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        ("a.txt", "# animals\n\ncat\n  dog  \n"),
+        ("a.txt", "# animals\n\ncat\n  dog  # of all breeds\n"),
         ("a.json", '["cat", "dog"]'),
         ("b.json", '{"cat": [], "dog": ["puppy"]}'),
         ("c.json", '[{"name": "cat"}, {"name": "dog"}]'),
@@ -82,7 +82,7 @@ def test_rows_of_one_name_are_one_class_with_several_prompts(tmp_path: Path) -> 
 
 def test_a_synonym_of_two_classes_is_named() -> None:
     classes = ClassList(("cat", "dog"), {"cat": ["pet"], "dog": ["Pet"]})
-    assert classes.doubts() == ["synonyms stand for more than one class: pet (cat and dog)"]
+    assert classes.doubts() == ["synonyms stand for more than one class: pet (cat and dog); keep each with one"]
 
 
 def test_paths_are_a_tree_only_where_some_begin_alike(tmp_path: Path) -> None:

@@ -52,9 +52,20 @@ def test_tensors_are_read_and_nothing_else_of_a_pt(tmp_path: Path, text: Path) -
         read_task(tmp_path / "bad.pt", text)
 
 
+@pytest.mark.parametrize(("name", "call"), [("a.pkl", "read_pickle"), ("a.JSONL", "read_json"), ("a.h5", "h5py")])
+def test_files_of_other_kinds_are_refused_with_the_call_that_converts(tmp_path: Path, name: str, call: str) -> None:
+    (tmp_path / name).write_bytes(b"x")
+    with pytest.raises(FileError, match=call) as caught:
+        read_task(tmp_path / name)
+    assert len(str(caught.value)) <= 300 + len(str(tmp_path))
+
+
 def test_a_series_of_vectors_is_a_matrix() -> None:
-    frame = pd.DataFrame({"vector": list(X)})
-    assert np.array_equal(TIDE().fit_predict(frame["vector"], TEXT).labels, TIDE().fit_predict(X, TEXT).labels)
+    rows = np.tile(X, (5, 1)) + 0.5  # enough of them to be looked at for mistakes
+    frame = pd.DataFrame({"vector": list(rows)})
+    expected = TIDE().fit_predict(rows, TEXT).labels
+    for given in (frame["vector"], pd.DataFrame(rows), rows.tolist()):
+        assert np.array_equal(TIDE().fit_predict(given, TEXT).labels, expected)
 
 
 def test_labels_that_are_names_are_found_among_the_class_names(tmp_path: Path) -> None:

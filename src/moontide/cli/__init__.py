@@ -10,12 +10,10 @@ the output has gone, quietly, as other programs in a pipe do.
 
 from __future__ import annotations
 
-import atexit
 import io
 import os
 import signal
 import sys
-import threading
 import warnings
 from collections.abc import Sequence
 from contextlib import suppress
@@ -43,9 +41,7 @@ from moontide.cli.serve import serve
 from moontide.cli.stream import stream
 from moontide.cli.undo import undo
 from moontide.errors import MoontideError, shorten, without_credentials
-
-INTERRUPTED = 130  # the exit status after Ctrl-C
-AGAIN = 0.5  # seconds after which Ctrl-C is raised once more, until it has come through
+from moontide.interrupts import INTERRUPTED, leave, on_interrupt, until_it_came_through
 
 app = App(
     "moontide",
@@ -68,9 +64,24 @@ app.command(bench)
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command line (default: the program's own) and return the exit status."""
+    own = arguments is None
+    try:
+        if own:
+            on_interrupt(until_it_came_through)
+        status = _speak(arguments)
+        if own:
+            on_interrupt(signal.SIG_IGN)
+        return status
+    except KeyboardInterrupt:
+        _fail("interrupted", INTERRUPTED)
+        if own:
+            leave()
+        return INTERRUPTED
+
+
+def _speak(arguments: Sequence[str] | None) -> int:
+    """Run a command line with both outputs and with warnings of one sentence each."""
     _open_outputs()
-    if arguments is None:
-        _catch_interrupts()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         warnings.simplefilter("always", UserWarning)
@@ -89,8 +100,6 @@ def _run(arguments: Sequence[str] | None) -> int:
         return int(status or 0)
     except (CycloptsError, MoontideError) as error:
         return _fail(str(error), 2)
-    except KeyboardInterrupt:
-        return _interrupted(leave=arguments is None)
     except SystemExit as error:  # rich's way to end on a broken pipe
         raise error.__context__ or error from None
     except BrokenPipeError:
@@ -135,45 +144,6 @@ def _drop_outputs(*outputs: TextIO) -> None:
         with suppress(OSError, ValueError):  # one without a number
             os.dup2(null, channel.fileno())
     os.close(null)
-
-
-def _catch_interrupts() -> None:
-    """Let Ctrl-C raise KeyboardInterrupt until it has come through, and never while it is being cleaned up after.
-
-    An exception in a callback of a weak reference or in a finaliser is ignored by Python, and the run would go on.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        return
-    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-        return  # ignored in a background job, or somebody else's
-
-    def interrupt(number: int, frame: Any) -> None:
-        if hasattr(signal, "setitimer"):
-            signal.signal(signal.SIGALRM, interrupt)
-            signal.setitimer(signal.ITIMER_REAL, AGAIN)
-        if not isinstance(sys.exc_info()[1], KeyboardInterrupt):
-            raise KeyboardInterrupt
-
-    signal.signal(signal.SIGINT, interrupt)
-
-
-def _interrupted(leave: bool) -> int:
-    """Say that the run was stopped, and leave the process at once where it is the program's own.
-
-    Threads of libraries may still be at work. To take the interpreter apart under them can crash it: so what is
-    registered for the exit is done, and no more.
-    """
-    if not leave:
-        return _fail("interrupted", INTERRUPTED)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if hasattr(signal, "setitimer"):
-        signal.setitimer(signal.ITIMER_REAL, 0)
-    _fail("interrupted", INTERRUPTED)
-    with suppress(Exception):
-        atexit._run_exitfuncs()
-    with suppress(Exception):
-        sys.stdout.flush()
-    os._exit(INTERRUPTED)
 
 
 def _fail(sentence: str, status: int) -> int:

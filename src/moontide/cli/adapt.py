@@ -21,13 +21,10 @@ from moontide.cli.common import (
     Source,
     check_not_input,
     note,
-    print_answers,
-    print_groups,
-    print_summary,
     progress_bar,
 )
 from moontide.cli.given import NO_GIVEN, GivenFiles, GroupBy
-from moontide.cli.output import emit, seed
+from moontide.cli.output import counted, seed
 from moontide.cli.shards import NO_CLUSTER, Cluster, adapt_many, is_many
 from moontide.errors import OptionError
 
@@ -110,33 +107,18 @@ def _adapt_file(
     shuffle_seed: int | None,
 ) -> None:
     """Label one file or store, write the predictions and print the summary."""
-    from moontide.evaluate import compare_groups, compare_predictions, scored_rows
-    from moontide.plausible import ask
-    from moontide.store.classes import read_classes
     from moontide.store.files import check_output, read_task
     from moontide.store.inputs import read_groups
-    from moontide.store.predictions import more_columns, write_predictions
 
     given.require(method)
     if out is not None:
         check_output(out)
         check_not_input(Path(out), features, source.text, source.labels, *given.paths)
-    task, labels, ids = read_task(features, **asdict(source))
-    ask(task)
-    task = given.add(task, ids)
-    groups = None if group_by is None else read_groups(features, group_by, ids, task.n)
+    data = read_task(features, **asdict(source), questions=True)
+    task = given.add(data.task, data.ids)
+    groups = None if group_by is None else read_groups(features, group_by, data.ids, task.n)
     result = _run(method, task, groups, batch_size, shuffle_seed)
-    answered, more = answers.make(task, result, None if source.classes is None else read_classes(source.classes))
-    if out is not None:
-        write_predictions(out, result, ids, task.class_names, more_columns(task, groups) | more, answered)
-        note(f"wrote {out}")
-        emit(out=out)
-    rows = scored_rows(task)
-    if groups is not None:
-        print_groups(compare_groups(labels, result, groups, rows))
-    if answered is not None:
-        print_answers(answered)
-    print_summary(compare_predictions(labels, result, rows), result, task)
+    answers.conclude(data, task, result, out, source.classes, groups)
 
 
 def _run(
@@ -153,9 +135,9 @@ def _run(
             stack.enter_context(reporting(lambda what, done, total: progress(done, total, what)))
         result = run_groups(method, task, groups, batch_size, shuffle_seed=shuffle_seed, progress=progress)
     if batch_size is not None or groups is not None:
-        how = [] if groups is None else [f"{len(set(groups))} groups"]
-        how += [] if batch_size is None else [f"{parts} batches"]
-        note(f"{method.name}: {task.n} samples in {' and '.join(how)}, {time.perf_counter() - start:.2f} s")
+        how = [] if groups is None else [counted(len(set(groups)), "group")]
+        how += [] if batch_size is None else [counted(parts, "batch")]
+        note(f"{method.name}: {counted(task.n, 'sample')} in {' and '.join(how)}, {time.perf_counter() - start:.2f} s")
     graph = result.details.get("graph")
     if graph is not None and graph.recall < 1:
         note(f"neighbours: searched approximately, {100 * graph.recall:.1f} % of the true ones found on a sample")

@@ -10,11 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Group, Parameter
 
+from moontide.cli.common import note, print_answers, print_groups, print_summary
+from moontide.cli.output import emit
 from moontide.errors import OptionError
 
 if TYPE_CHECKING:
     from moontide.answers import Answers
     from moontide.store.classes import ClassList
+    from moontide.store.files import FileTask
     from moontide.types import Result, Task
 
 ANSWERS = Group("Answers")
@@ -91,6 +94,34 @@ class AnswerChoice:
             found = multi_label(task.rows(0, n), result, self.classes_per_image or 1.0)
             more["multi"] = listed_classes(found, names)
         return answers, more
+
+    def conclude(
+        self,
+        data: FileTask,
+        task: Task,
+        result: Result,
+        out: str | Path | None,
+        classes: str | None,
+        groups: Sequence[str] | None = None,
+    ) -> None:
+        """Write the predictions of a file and print the summary; `task` is that of `data` with what else is known."""
+        from moontide.evaluate import compare_groups, compare_predictions, scored_rows
+        from moontide.store.classes import read_classes
+        from moontide.store.predictions import more_columns, write_predictions
+
+        n = len(result.labels)  # of a stream, full batches alone may count
+        answers, more = self.make(task, result, None if classes is None else read_classes(classes))
+        if out is not None:
+            more = more_columns(task, groups, n) | more
+            write_predictions(out, result, data.ids and data.ids[:n], task.class_names, more, answers)
+            note(f"wrote {out}")
+            emit(out=out)
+        rows = scored_rows(task, n)
+        if groups is not None:
+            print_groups(compare_groups(data.labels, result, groups, rows))
+        if answers is not None:
+            print_answers(answers)
+        print_summary(compare_predictions(data.labels, result, rows), result, task)
 
     def _question(self, result: Result, answers: Answers) -> None:
         """Warn where a score marks all samples or none: its scale is not that of a probability."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import App, Parameter
 
 from moontide.cli.common import note, progress_bar, table_console
-from moontide.cli.output import emit, everywhere
+from moontide.cli.output import counted, emit, everywhere
 from moontide.encoders.base import DEFAULT
 
 if TYPE_CHECKING:
@@ -82,8 +82,8 @@ def _sum_up(counts: RunCounts, out: Path, suite: str) -> int:
     for reason in counts.skipped:
         note(f"skipped: {reason}")
     for reason, count in counts.failed.items():
-        note(f"failed {count} times: {reason}")
-    note(f"{counts.written} runs done and {counts.found} found in {out}")
+        note(f"failed {counted(count, 'time')}: {reason}")
+    note(f"{counted(counts.written, 'run')} done and {counts.found} found in {out}")
     emit(written=counts.written, found=counts.found, skipped=counts.skipped, failed=counts.failed, results=out)
     if counts.written + counts.found:
         _print(out, suite)
@@ -92,7 +92,8 @@ def _sum_up(counts: RunCounts, out: Path, suite: str) -> int:
 
 def _encoded(data: Path, dataset: str, encoder: str, device: str, out: Path, views: int | None) -> Path:
     """Encode the images of a dataset into a store in the results folder, or go on with it."""
-    from moontide.cli.encode import EncoderChoice, PassChoice, encode
+    from moontide.cli.encode import PassChoice, encode
+    from moontide.cli.encoder import EncoderChoice
 
     store = out / "features" / dataset
     encode((str(data),), out=store, choice=EncoderChoice(encoder, device), dataset=dataset, way=PassChoice(views=views))

@@ -13,7 +13,6 @@ from cyclopts import Parameter
 
 from moontide.cli.answers import NO_ANSWER_CHOICE, NO_SORT_CHOICE, AnswerChoice, SortChoice
 from moontide.cli.common import (
-    CLASS_FILES,
     NO_CHOICE,
     BatchSize,
     Choice,
@@ -24,19 +23,19 @@ from moontide.cli.common import (
     print_summary,
     progress_bar,
 )
-from moontide.cli.encode import (
+from moontide.cli.encoder import (
+    IMAGES,
     NO_ENCODER_CHOICE,
     NO_PROMPT_CHOICE,
-    PROMPTS,
-    AllowUrls,
+    NO_SOURCE_CHOICE,
+    ClassNames,
     EncoderChoice,
-    FrameStep,
     PromptChoice,
-    Root,
+    SourceChoice,
     Strict,
 )
 from moontide.cli.given import NO_NAMES_GIVEN, Given, GivenNames, GroupBy
-from moontide.cli.output import emit, output, say
+from moontide.cli.output import counted, emit, output, say
 from moontide.errors import OptionError
 
 if TYPE_CHECKING:
@@ -50,25 +49,16 @@ if TYPE_CHECKING:
     from moontide.store.features import FeatureStore
 
 
+ImagesOrStore = Annotated[
+    tuple[str, ...], Parameter(negative="", help=f"{IMAGES}; or one store that 'moontide encode' made.")
+]
+
+
 def classify(
-    paths: Annotated[
-        tuple[str, ...],
-        Parameter(
-            negative="",
-            help="Images: folders, patterns such as 'photos/**/*.jpg', files, lists of paths (.txt, or the column "
-            "'path' of a .csv or .parquet), .tar archives, .parquet and .arrow files or datasets with a column of "
-            "images, videos; or one store that 'moontide encode' made.",
-        ),
-    ],
+    paths: ImagesOrStore,
     /,
     *,
-    classes: Annotated[
-        str | None,
-        Parameter(
-            help=f"Class names: {CLASS_FILES} (else the store's).",
-            group=PROMPTS,
-        ),
-    ] = None,
+    classes: ClassNames = None,
     prompts: PromptChoice = NO_PROMPT_CHOICE,
     encoder: EncoderChoice = NO_ENCODER_CHOICE,
     choice: Choice = NO_CHOICE,
@@ -76,9 +66,7 @@ def classify(
     group_by: GroupBy = None,
     answers: AnswerChoice = NO_ANSWER_CHOICE,
     given: GivenNames = NO_NAMES_GIVEN,
-    root: Root = None,
-    allow_urls: AllowUrls = False,
-    frame_step: FrameStep = 1.0,
+    sources: SourceChoice = NO_SOURCE_CHOICE,
     out: Annotated[
         Path | None,
         Parameter(
@@ -103,24 +91,13 @@ def classify(
         moontide classify photos/ --classes names.txt --unknown 0.1 --sort-into sorted/
         moontide classify store/ --method stata --out labels.parquet
     """
-    from moontide.encoders.sources import list_images
     from moontide.store.classes import read_classes
-    from moontide.store.features import MANIFEST, FeatureStore
 
     _check(choice, given, answers, sort, batch_size, (out, report))
     names = None if classes is None else read_classes(classes)
     run = {"method": choice.make(), "batch_size": batch_size, "device": encoder.device}
-    if any((Path(path) / MANIFEST).is_file() for path in paths):
-        if len(paths) > 1 or root is not None:
-            raise OptionError("A store must be the only path, without '--root'; classify stores and images one by one.")
-        found = _from_store(FeatureStore.open(paths[0]), names, given, group_by, prompts, encoder, run)
-    elif names is None:
-        raise OptionError("'--classes' must say which names the images can get: a comma-separated list, or a file.")
-    else:
-        listing = list_images(paths, root, allow_urls=allow_urls, frame_step=frame_step)
-        run |= _inputs(given, group_by, listing.images, names.names, paths, root)
-        found = _from_images(listing, names, given.names(names.names), prompts, encoder, run)
-    answered, more = answers.make(found.task, found.result, names, _none(given, found, paths, root))
+    found = _label(paths, names, prompts, encoder, group_by, given, sources, run)
+    answered, more = answers.make(found.task, found.result, names, _none(given, found, paths, sources.root))
     found = replace(found, answers=answered, more=more)
     _show(found, out, report)
     _sort(found, sort)
@@ -149,6 +126,30 @@ def _check(
             check_not_input(path, given.known, given.class_prior)
 
 
+def _label(
+    paths: Sequence[str],
+    names: ClassList | None,
+    prompts: PromptChoice,
+    encoder: EncoderChoice,
+    group_by: str | None,
+    given: GivenNames,
+    sources: SourceChoice,
+    run: dict[str, Any],
+) -> Classified:
+    """Label the images of paths, or those of a store."""
+    from moontide.store.features import MANIFEST, FeatureStore
+
+    if any((Path(path) / MANIFEST).is_file() for path in paths):
+        if len(paths) > 1 or sources.root is not None:
+            raise OptionError("A store must be the only path, without '--root'; classify stores and images one by one.")
+        return _from_store(FeatureStore.open(paths[0]), names, given, group_by, prompts, encoder, run)
+    if names is None:
+        raise OptionError("'--classes' must say which names the images can get: a comma-separated list, or a file.")
+    listing = sources.find(paths)
+    run |= _inputs(given, group_by, listing.images, names.names, paths, sources.root)
+    return _from_images(listing, names, given.names(names.names), prompts, encoder, run)
+
+
 def _none(given: Given, found: Classified, paths: Sequence[str], root: Path | None) -> list[bool] | None:
     """Return which images a file of known labels calls none of the classes."""
     from moontide.encoders.sources import other_names
@@ -175,7 +176,8 @@ def _sort(found: Classified, sort: SortChoice) -> None:
     folder = sort.sort_into or Path(os.path.commonpath([path.absolute().parent for path in files]))
     apply(moves, folder)
     emit(sorted_into=folder)
-    note(f"sorted {len(moves)} images into {folder}; to take it back: moontide undo {folder}")
+    done = "renamed {} in" if sort.sort_into is None else "sorted {} into"
+    note(f"{done.format(counted(len(moves), 'image'))} {folder}; to take it back: moontide undo {folder}")
 
 
 def _inputs(
@@ -288,7 +290,7 @@ def _show(found: Classified, out: Path | None, report: Path | None) -> None:
         found.report(report)
         emit(report=report)
         note(f"wrote {report}")
-    with redirect_stdout(sys.stderr if out is None else sys.stdout):
+    with redirect_stdout(sys.stderr if out is None and not output().as_json else sys.stdout):
         emit(images=len(found.images), skipped=[list(one) for one in found.skipped])
         say(f"images     {len(found.images)} labelled, {len(found.skipped)} skipped")
         if found.groups is not None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 from cyclopts import Group, Parameter
 
-from moontide.cli.output import emit, output, say
+from moontide.cli.output import counted, emit, output, say
 from moontide.errors import FileError, OptionError, without_credentials
 
 if TYPE_CHECKING:
@@ -282,9 +282,9 @@ def print_groups(found: Mapping[str, Comparison]) -> None:
     for name, one in list(found.items())[:SHOWN_GROUPS]:
         scores = (one.zero_shot_accuracy, one.accuracy)
         change = "" if None in scores else f", {' to '.join(percent(share) for share in scores if share is not None)}"
-        say(f"group {name}: {one.samples} samples, {one.changed} changed{change}")
+        say(f"group {name}: {counted(one.samples, 'sample')}, {one.changed} changed{change}")
     if len(found) > SHOWN_GROUPS:
-        say(f"and {len(found) - SHOWN_GROUPS} more groups")
+        say(f"and {counted(len(found) - SHOWN_GROUPS, 'more group')}")
 
 
 def print_classes(counts: Any, class_names: Sequence[str] | None) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from moontide.cli.common import note, percent, progress_bar, table_console
+from moontide.cli.output import emit
 from moontide.errors import FileError, MissingExtraError, OptionError
 
 if TYPE_CHECKING:
@@ -55,11 +56,13 @@ def demo(
     parts[title] = simulated_batches(batches)
     for name, tasks in parts.items():
         _print(name, tasks)
+    emit(tasks={name: [task._asdict() for task in tasks] for name, tasks in parts.items()})
     try:
         draw(figure, parts)
         written[figure] = "these accuracies as bars"
     except MissingExtraError as error:
         note(str(error))
+    emit(written={str(path): what for path, what in written.items()})
     print("\nWhere to look:")
     for path, what in written.items():
         print(f"  {path}: {what}")

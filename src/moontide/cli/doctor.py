@@ -35,10 +35,18 @@ def doctor() -> None:
         "devices": ", ".join(devices()),
         **{name: found or "not installed" for name, found in packages.items()},
     }
-    emit(**lines)
     for name, value in lines.items():
         print(f"{name:<{max(map(len, lines))}}  {value}")
     missing = {extra: [name for name in names if not packages[name]] for extra, names in extras.items()}
+    emit(
+        python=platform.python_version(),
+        platform=platform.platform(),
+        cpu_cores=cores,
+        memory_bytes=memory,
+        devices=devices(),
+        packages=packages,
+        missing={extra: names for extra, names in missing.items() if names},
+    )
     for extra, names in missing.items():
         if names:
             print(f"The extra '{extra}' lacks {', '.join(names)}. {install(extra)}")

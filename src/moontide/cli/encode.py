@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 import time
-import warnings
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Group, Parameter
 
-from moontide.cli.common import CLASS_FILES, note, progress_bar
-from moontide.cli.output import emit, say
+from moontide.cli.common import note, progress_bar
+from moontide.cli.encoder import (
+    NO_ENCODER_CHOICE,
+    NO_PROMPT_CHOICE,
+    NO_SOURCE_CHOICE,
+    ClassNames,
+    EncoderChoice,
+    Images,
+    PromptChoice,
+    SourceChoice,
+    Strict,
+)
+from moontide.cli.output import counted, emit, say
 from moontide.cli.shards import Address
-from moontide.encoders.base import DEFAULT
 from moontide.errors import InputError, OptionError
 
 if TYPE_CHECKING:
@@ -24,170 +33,10 @@ if TYPE_CHECKING:
     from moontide.encoders.base import Encoder
     from moontide.encoders.pipeline import Encoded
     from moontide.encoders.places import ImageFile, Skip
-    from moontide.encoders.prompts import EmbeddedClasses
-    from moontide.encoders.sources import Listing
     from moontide.store.classes import ClassList
-    from moontide.store.features import FeatureStore, Origin
-
-ENCODER, PROMPTS = Group("Encoder"), Group("Prompts")
-
-Images = Annotated[
-    tuple[str, ...],
-    Parameter(
-        negative="",
-        help="Images: folders, patterns such as 'photos/**/*.jpg', files, lists of paths (.txt, or the column 'path' "
-        "of a .csv or .parquet), .tar archives, .parquet and .arrow files or datasets with a column of images, videos.",
-    ),
-]
-Root = Annotated[
-    Path | None,
-    Parameter(help="The folder that paths in lists start from and must stay in (else that of the list)."),
-]
-AllowUrls = Annotated[
-    bool,
-    Parameter(negative="", show_default=False, help="Download the images of lists that are http or https addresses."),
-]
-FrameStep = Annotated[float, Parameter(help="Seconds between the frames that are taken of a video.")]
-Strict = Annotated[
-    bool, Parameter(negative="", show_default=False, help="Exit with status 1 if any image was skipped.")
-]
-
-
-@Parameter(name="*", group=ENCODER)
-@dataclass(frozen=True)
-class EncoderChoice:
-    """The options that say which encoder runs, and how.
-
-    >>> EncoderChoice(encoder="tiny").device
-    'cpu'
-    """
-
-    encoder: Annotated[
-        str,
-        Parameter(
-            help="A hub id or folder of a CLIP, SigLIP or SigLIP2 model, openclip:ARCH/TAG, openclip:ARCH/CHECKPOINT, "
-            "onnx:FOLDER, or tiny (for a try-out without a hub: it is not CLIP but an ImageNet classifier with a name "
-            "matcher)."
-        ),
-    ] = DEFAULT
-    device: Annotated[str, Parameter(help="Where the encoder runs: cpu, cuda, cuda:1 or mps.")] = "cpu"
-    precision: Annotated[
-        str,
-        Parameter(
-            help="What images are embedded in: auto, float32, float16 or bfloat16. Auto is half precision on a GPU and "
-            "bfloat16 on a CPU that multiplies in it, where vectors stay the same (cosine 0.9999), else float32."
-        ),
-    ] = "auto"
-    runtime: Annotated[
-        str,
-        Parameter(
-            help="What embeds images on a CPU: auto, torch, channels-last (torch, for towers of convolutions) or "
-            "onnxruntime. Auto is the fastest one, measured once for a model when there are images for 5 minutes or "
-            "more, or with --benchmark, and torch until then."
-        ),
-    ] = "auto"
-    fast: Annotated[
-        bool,
-        Parameter(
-            negative="",
-            show_default=False,
-            help="Decode JPEG files on the GPU, which gives slightly other vectors (cosine 0.998); a store remembers.",
-        ),
-    ] = False
-    encode_batch: Annotated[
-        int | None, Parameter(help="Images that go through the encoder together (else what suits the device).")
-    ] = None
-    workers: Annotated[
-        int | None,
-        Parameter(help="Processes that decode images (else one a core beside a GPU, half of that beside a CPU)."),
-    ] = None
-
-    def make(self) -> Encoder:
-        """Load the encoder."""
-        from moontide.encoders import encoder
-
-        for name, value in (("--encode-batch", self.encode_batch), ("--workers", self.workers)):
-            if value is not None and value < 1:
-                raise OptionError(f"'{name}' must be at least 1. Got {value} instead.")
-        if self.fast and self.device == "cpu":
-            raise OptionError("'--fast' decodes images on a GPU; add '--device cuda', or leave it out.")
-        return encoder(self.encoder, self.device, self.precision, self.runtime)
-
-    def of_store(self, origin: Origin) -> EncoderChoice:
-        """Return the choice for a store: its own encoder and the way it ran, where the user names no other."""
-        named = self.encoder != NO_ENCODER_CHOICE.encoder
-        precision = origin.precision if self.precision == "auto" else self.precision
-        kind = (self.encoder if named else origin.reloads).partition(":")[0]
-        same = not named or self.encoder in (origin.typed, origin.spec, origin.encoder)
-        keeps = same and origin.runtime and (self.runtime, self.device) == ("auto", "cpu")
-        return replace(
-            self,
-            encoder=self.encoder if named else origin.reloads,
-            precision="auto" if kind == "onnx" else precision,
-            runtime=origin.runtime if keeps else self.runtime,
-            fast=self.fast or (origin.decoding == "fast" and self.device != "cpu"),
-        )
-
-
-@Parameter(name="*", group=PROMPTS)
-@dataclass(frozen=True)
-class PromptChoice:
-    """The options that say how class names become sentences.
-
-    >>> PromptChoice(template=("a drawing of a {}",)).descriptions is None
-    True
-    """
-
-    template: Annotated[
-        tuple[str, ...],
-        Parameter(
-            negative="",
-            show_default=False,
-            help="A sentence with {} for the class name, a dataset of the paper for its own, or 'ensemble'; repeated, "
-            "the vectors are averaged (else what the encoder likes best).",
-        ),
-    ] = ()
-    descriptions: Annotated[
-        Path | None, Parameter(help='Sentences for each class: a JSON file, {"name": ["sentence", ...], ...}.')
-    ] = None
-
-    def embed(
-        self, encoder: Encoder, names: Sequence[str] | ClassList, templates: Sequence[str] = ()
-    ) -> EmbeddedClasses:
-        """Embed class names, and warn about the doubtful ones; `templates` are for the user who gives none."""
-        from moontide.encoders.prompts import embed_classes, find_templates, read_descriptions
-
-        sentences = None if self.descriptions is None else read_descriptions(self.descriptions)
-        classes = embed_classes(encoder, names, find_templates(self.template) or templates, sentences)
-        for report in classes.reports:
-            warnings.warn(report, UserWarning, stacklevel=2)
-        return classes
-
-
-NO_ENCODER_CHOICE, NO_PROMPT_CHOICE = EncoderChoice(), PromptChoice()
-
+    from moontide.store.features import FeatureStore
 
 STORE = Group("An existing store")
-
-
-@Parameter(name="*")
-@dataclass(frozen=True)
-class SourceChoice:
-    """The options that say where images come from.
-
-    >>> SourceChoice().frame_step
-    1.0
-    """
-
-    root: Root = None
-    allow_urls: AllowUrls = False
-    frame_step: FrameStep = 1.0
-
-    def find(self, paths: Sequence[str]) -> Listing:
-        """List the images of paths."""
-        from moontide.encoders.sources import list_images
-
-        return list_images(paths, root=self.root, allow_urls=self.allow_urls, frame_step=self.frame_step)
 
 
 @Parameter(name="*", group=STORE)
@@ -238,7 +87,7 @@ class PassChoice:
     strict: Strict = False
 
 
-NO_SOURCE_CHOICE, NO_STORE_CHOICE, NO_PASS_CHOICE = SourceChoice(), StoreChoice(), PassChoice()
+NO_STORE_CHOICE, NO_PASS_CHOICE = StoreChoice(), PassChoice()
 
 
 def encode(
@@ -249,7 +98,7 @@ def encode(
         Path | None, Parameter(help="The folder of the store: a new one, or one that the same command goes on with.")
     ] = None,
     choice: EncoderChoice = NO_ENCODER_CHOICE,
-    classes: Annotated[str | None, Parameter(help=f"Class names: {CLASS_FILES}.", group=PROMPTS)] = None,
+    classes: ClassNames = None,
     prompts: PromptChoice = NO_PROMPT_CHOICE,
     dataset: Annotated[
         str | None,
@@ -396,14 +245,17 @@ def _existing(into: Path, paths: Sequence[str], existing: StoreChoice, task: _Ta
     store = FeatureStore.open(into)
     if existing.verify:
         store.verify()
-        say(f"{into} holds {store.n} images in {len(store.shards)} files, all as they were written")
+        emit(store=into, images=store.n, files=len(store.shards))
+        held = f"{counted(store.n, 'image')} in {counted(len(store.shards), 'file')}"
+        say(f"{into} holds {held}, all as they were written")
     if existing.remove:
         gone = [one for one in store.ids if any(fnmatchcase(one, pattern) for pattern in existing.remove)]
         if not gone:
             names = ", ".join(existing.remove)
             raise InputError(f"'--remove' must name images of the store. Got {names}, which names none.")
         store = store.remove(gone)
-        say(f"{into} holds {store.n} images ({len(gone)} removed)")
+        emit(store=into, images=store.n, removed=len(gone))
+        say(f"{into} holds {counted(store.n, 'image')} ({len(gone)} removed)")
     if not paths:
         return 0
     images, skipped = task.sources.find(paths)
@@ -457,7 +309,7 @@ def _fill(store: FeatureStore, encoder: Encoder, found: _Found, task: _Task) -> 
     by = f"{encoder.precision} by {encoder.runtime}" if encoder.runtime else encoder.precision
     emit(store=store.folder, images=store.n, new=new, encoder=encoder.id, skipped=[list(one) for one in skipped])
     say(
-        f"{store.folder} holds {store.n} images ({new} new) by {encoder.id}; {len(skipped)} skipped; "
+        f"{store.folder} holds {counted(store.n, 'image')} ({new} new) by {encoder.id}; {len(skipped)} skipped; "
         f"{seconds:.1f} s, {new / seconds:.1f} images/s, {by}"
     )
     return 1 if way.strict and skipped else 0
@@ -474,6 +326,7 @@ def _benchmark(images: Sequence[ImageFile], choice: EncoderChoice) -> int:
             encoder, images, batch_size=choice.encode_batch, workers=choice.workers, fast=choice.fast,
             progress=progress,
         )  # fmt: skip
+    emit(**asdict(found), images_per_second=found.steady, model_share=found.share)
     print(found.table())
     return 0
 

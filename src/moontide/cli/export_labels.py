@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, get_args
 from cyclopts import Parameter
 
 from moontide.cli.common import check_not_input, note
-from moontide.cli.output import emit
+from moontide.cli.output import counted, emit
 from moontide.errors import FileError, OptionError
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def export_labels(
         found = _with_vectors(found, labels, features)
     _write(found, to, out, prefix)
     emit(out=out, labels=len(found.ids), to=to)
-    note(f"wrote {out}: {len(found.ids)} labels for {to}")
+    note(f"wrote {out}: {counted(len(found.ids), 'label')} for {to}")
 
 
 def _with_vectors(found: Labels, table: Path, folder: Path) -> Labels:

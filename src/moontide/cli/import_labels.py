@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 
 from moontide.cli.common import check_not_input, note
-from moontide.cli.output import emit
+from moontide.cli.output import counted, emit
 from moontide.errors import FileError, OptionError
 
 
@@ -45,4 +45,4 @@ def import_labels(
     with replacing(out) as handle:
         write_table(handle, {key: list(found), "label": list(found.values())}, ".csv")
     emit(out=out, known=len(found))
-    note(f"wrote {out}: {len(found)} known label{'s' if len(found) > 1 else ''}")
+    note(f"wrote {out}: {counted(len(found), 'known label')}")

@@ -48,7 +48,13 @@ class Output:
     """
 
     as_json: Annotated[
-        bool, Parameter(name="--json", negative="", show_default=False, help="Print one JSON object, and nothing else.")
+        bool,
+        Parameter(
+            name="--json",
+            negative="",
+            show_default=False,
+            help="Print the answer as JSON, and nothing else on standard output.",
+        ),
     ] = False
     quiet: Annotated[
         bool, Parameter(negative="", show_default=False, help="Print no notes, warnings, progress or summary.")
@@ -86,6 +92,16 @@ def say(line: str) -> None:
     """
     if not output().quiet:
         print(line)
+
+
+def counted(number: int, what: str) -> str:
+    """Write a number of things.
+
+    >>> counted(1, "image"), counted(2, "batch"), counted(0, "class")
+    ('1 image', '2 batches', '0 classes')
+    """
+    plural = "" if number == 1 else "es" if what.endswith(("s", "ch")) else "s"
+    return f"{number} {what}{plural}"
 
 
 def emit(**values: Any) -> None:

@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Group, Parameter
 
 from moontide.cli.common import CLASS_FILES, note
+from moontide.cli.output import counted, emit
 from moontide.errors import MissingExtraError, OptionError, missing_extra
 
 if TYPE_CHECKING:
+    from moontide.serve.service import Service
     from moontide.serve.stream_store import StreamStore
 
 TOKENS, UPKEEP = Group("Tokens"), Group("Upkeep")
@@ -61,11 +63,14 @@ class TokenChoice:
             token, kept = draw_token(self.scope, self.stream, ends)
             store.put_token(new, kept.write())
             note(f"The token {new!r}, which is shown only now:")
+            emit(name=new, token=token)
             print(token)
         if old is not None:
             if old not in store.tokens():
                 raise OptionError(f"There is no token {old!r}. Known: {', '.join(store.tokens()) or 'none'}.")
             store.put_token(old, None)
+            emit(revoked=old)
+            note(f"The token {old!r} opens nothing any more.")
 
 
 @Parameter(name="*", group=UPKEEP)
@@ -100,19 +105,63 @@ class Upkeep:
             damage, streams = copies.verify(self.verify)
             for sentence in damage:
                 print(sentence)
-            many = f"{len(damage) or 'no'} damage{'s' if len(damage) > 1 else ''}"
-            note(f"{self.verify}: {many} in {streams} stream{'' if streams == 1 else 's'}.")
+            emit(damage=damage, streams=streams)
+            many = "no damage" if not damage else counted(len(damage), "damage")
+            note(f"{self.verify}: {many} in {counted(streams, 'stream')}.")
             return 1 if damage else 0
         if self.backup is not None:
             copies.backup(data, self.backup)
+            emit(data=data, backup=self.backup)
             note(f"The data of {data} are in {self.backup}.")
         elif self.restore is not None:
             copies.restore(self.restore, data)
+            emit(data=data, restored=self.restore)
             note(f"The data of {self.restore} are in {data}.")
         return 0
 
 
-NO_TOKEN_CHOICE, NO_UPKEEP = TokenChoice(), Upkeep()  # nothing said on the command line
+@Parameter(name="*")
+@dataclass(frozen=True)
+class ImageChoice:
+    """The options for streams that take images and class names.
+
+    >>> ImageChoice().device
+    'cpu'
+    """
+
+    encoder: Annotated[
+        str | None, Parameter(help="What embeds images and class names; without one only embeddings are taken.")
+    ] = None
+    classes: Annotated[str | None, Parameter(help=f"Class names of the stream 'default': {CLASS_FILES}.")] = None
+    samples: Annotated[Path | None, Parameter(help="A folder of images that the page offers for a try-out.")] = None
+    device: Annotated[str, Parameter(help="Where to compute: cpu, cuda, cuda:1 or mps.")] = "cpu"
+
+    def check(self) -> None:
+        """Refuse what needs an encoder, without one."""
+        if self.classes is not None and self.encoder is None:
+            raise OptionError("'--classes' needs '--encoder', which embeds them; or create streams with prototypes.")
+        if self.samples is not None and self.encoder is None:
+            raise OptionError("'--samples' needs '--encoder', which embeds them; leave it out, or add one.")
+
+    def service(self, store: StreamStore) -> Service:
+        """Make what answers requests, over the data of a store."""
+        from moontide.encoders import encoder
+        from moontide.serve.auth import Gate, Token
+        from moontide.serve.images import list_images
+        from moontide.serve.service import Service
+        from moontide.store.classes import read_classes
+
+        return Service(
+            store,
+            gate=Gate({name: Token.read(kept) for name, kept in store.tokens().items()}),
+            encoder=None if self.encoder is None else encoder(self.encoder, self.device),
+            classes=() if self.classes is None else read_classes(self.classes),
+            samples=[] if self.samples is None else list_images(self.samples),
+            device=self.device,
+        )
+
+
+NO_TOKEN_CHOICE, NO_UPKEEP, NO_IMAGE_CHOICE = TokenChoice(), Upkeep(), ImageChoice()  # nothing said
 
 
 def serve(
@@ -124,15 +173,7 @@ def serve(
         Literal["always", "interval", "never"],
         Parameter(help="When a push is on the disk: before it is answered, within a second, or when the system likes."),
     ] = "always",
-    encoder: Annotated[
-        str | None, Parameter(help="What embeds images and class names; without one only embeddings are taken.")
-    ] = None,
-    classes: Annotated[
-        str | None,
-        Parameter(help=f"Class names of the stream 'default': {CLASS_FILES}."),
-    ] = None,
-    samples: Annotated[Path | None, Parameter(help="A folder of images that the page offers for a try-out.")] = None,
-    device: Annotated[str, Parameter(help="Where to compute: cpu, cuda, cuda:1 or mps.")] = "cpu",
+    images: ImageChoice = NO_IMAGE_CHOICE,
     log_format: Annotated[Literal["text", "json"], Parameter(help="Lines of the log: text, or JSON objects.")] = "text",
     tokens: TokenChoice = NO_TOKEN_CHOICE,
     upkeep: Upkeep = NO_UPKEEP,
@@ -146,39 +187,23 @@ def serve(
         moontide serve --host 0.0.0.0 --data postgresql://moontide@db/streams
     """
     try:
-        from moontide.serve.auth import Gate, Token
         from moontide.serve.databases import open_store
-        from moontide.serve.images import list_images
         from moontide.serve.server import check_port, run
-        from moontide.serve.service import Service
     except MissingExtraError:
         raise
     except ImportError as error:
         raise missing_extra(error.name or "fastapi", "serve", "The server") from None
     from moontide.core.devices import check_device
-    from moontide.encoders import encoder as make_encoder
-    from moontide.store.classes import read_classes
 
-    if classes is not None and encoder is None:
-        raise OptionError("'--classes' needs '--encoder', which embeds them; or create streams with prototypes.")
-    if samples is not None and encoder is None:
-        raise OptionError("'--samples' needs '--encoder', which embeds them; leave it out, or add one.")
+    images.check()
     tokens.check()
     check_port(port)
     if upkeep.asked:
         return upkeep.apply(data)
-    check_device(device)
+    check_device(images.device)
     with closing(open_store(data, fsync, lock=not tokens.asked)) as store:
         if tokens.asked:
             tokens.apply(store)
             return 0
-        service = Service(
-            store,
-            gate=Gate({name: Token.read(kept) for name, kept in store.tokens().items()}),
-            encoder=None if encoder is None else make_encoder(encoder, device),
-            classes=() if classes is None else read_classes(classes),
-            samples=[] if samples is None else list_images(samples),
-            device=device,
-        )
-        run(service, host, port, log_format)
+        run(images.service(store), host, port, log_format)
     return 0

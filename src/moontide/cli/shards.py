@@ -11,7 +11,7 @@ from cyclopts import Group, Parameter
 
 from moontide.cli.common import Source, note, print_classes, progress_bar
 from moontide.cli.given import GivenFiles
-from moontide.cli.output import emit, say
+from moontide.cli.output import counted, emit, say
 from moontide.errors import OptionError
 from moontide.protocols import Method
 
@@ -125,8 +125,8 @@ def adapt_many(
     start = time.perf_counter()
     with progress_bar(method.name) as progress:
         found = adapt_shards(task, method, out, workers=workers, graph=cluster.graph, report=note, progress=progress)
-    replaced = f", {found.replaced} workers replaced" if found.replaced else ""
-    note(f"wrote {len(found.files)} files to {out} in {time.perf_counter() - start:.1f} s{replaced}")
+    replaced = f", {counted(found.replaced, 'worker')} replaced" if found.replaced else ""
+    note(f"wrote {counted(len(found.files), 'file')} to {out} in {time.perf_counter() - start:.1f} s{replaced}")
     emit(out=out, samples=found.n, changed=found.changed)
     say(f"changed    {found.changed} of {found.n}")
     print_classes(found.counts, names)

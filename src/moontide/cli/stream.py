@@ -18,16 +18,13 @@ from moontide.cli.common import (
     Source,
     check_not_input,
     note,
-    print_answers,
-    print_summary,
     progress_bar,
 )
 from moontide.cli.given import NO_GIVEN, GivenFiles
-from moontide.cli.output import emit
+from moontide.cli.output import counted, emit
 from moontide.errors import OptionError
 
 if TYPE_CHECKING:
-    from moontide.answers import Answers
     from moontide.protocols import Method
     from moontide.types import Result, Task
 
@@ -71,10 +68,7 @@ def stream(
         moontide stream tuesday.npz --resume tda.safetensors --out tuesday.csv
         moontide stream monday.npz --known labels.csv --class-prior shares.csv
     """
-    from moontide.plausible import ask
-    from moontide.store.classes import read_classes
     from moontide.store.files import PREDICTIONS, check_output, read_task
-    from moontide.store.predictions import more_columns, write_predictions
     from moontide.streams import save_state as write_state
 
     answers.check()
@@ -82,23 +76,15 @@ def stream(
         if path is not None:
             check_output(path, kinds)
             check_not_input(path, features, source.text, source.labels, *given.paths)
-    data = read_task(features, **asdict(source))
-    ask(data.task)
+    data = read_task(features, **asdict(source), questions=True)
     method, state, batch_size = _beginning(choice, given, data.task, resume, batch_size)
     task = given.add(data.task, data.ids)
     state, result = _run(method, task, batch_size, state, drop_last)
-    n = len(result.labels)
-    answered, more = answers.make(task, result, None if source.classes is None else read_classes(source.classes))
-    if out is not None:
-        ids = data.ids and data.ids[:n]
-        write_predictions(out, result, ids, task.class_names, more_columns(task, n=n) | more, answered)
-        note(f"wrote {out}")
-        emit(out=out)
     if save_state is not None:
         write_state(save_state, method, state, batch_size)
         emit(state=save_state, seen=state.seen)
-        note(f"wrote {save_state}, the state after {state.seen} samples")
-    _sum_up(data.labels, result, task, answered)
+        note(f"wrote {save_state}, the state after {counted(state.seen, 'sample')}")
+    answers.conclude(data, task, result, out, source.classes)
 
 
 def _beginning(
@@ -125,16 +111,9 @@ def _run(method: Method, task: Task, batch_size: int, state: Any, drop_last: boo
     with progress_bar(method.name) as progress:
         state, result = run_stream(method, task, batch_size, state=state, drop_last=drop_last, progress=progress)
     n = len(result.labels)
-    note(f"{method.name}: {n} samples in {-(-n // batch_size)} batches, {time.perf_counter() - start:.2f} s")
+    how = f"{counted(n, 'sample')} in {counted(-(-n // batch_size), 'batch')}"
+    note(f"{method.name}: {how}, {time.perf_counter() - start:.2f} s")
     return state, result
-
-
-def _sum_up(labels: Any, result: Result, task: Task, answered: Answers | None) -> None:
-    from moontide.evaluate import compare_predictions, scored_rows
-
-    if answered is not None:
-        print_answers(answered)
-    print_summary(compare_predictions(labels, result, scored_rows(task, len(result.labels))), result, task)
 
 
 def check_same_method(choice: Choice, saved: Method, path: Path) -> None:

@@ -7,18 +7,20 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from moontide.cli.output import emit, say
+from moontide.cli.output import counted, emit, say
 
 
 def undo(
     folder: Annotated[Path, Parameter(help="The folder of --sort-into, or of the images that --rename renamed.")], /
 ) -> None:
-    """Take back what --sort-into or --rename of 'moontide classify' did. For example:
+    """Take back what --sort-into or --rename of 'moontide classify' did.
 
-    moontide undo sorted/
+    For example:
+
+        moontide undo sorted/
     """
     from moontide.sorting import undo as take_back
 
     done = take_back(folder)
     emit(undone=done)
-    say(f"undone     {done} {'image' if done == 1 else 'images'}")
+    say(f"undone     {counted(done, 'image')}")

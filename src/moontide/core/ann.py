@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moontide.core.arrays import Array, like, to_numpy, unit_rows
-from moontide.core.graph import offer
+from moontide.core.graph import largest_entries, offer
 from moontide.core.progress import track
 
 LIST = 1000  # rows of a list
@@ -30,12 +30,7 @@ Ints = NDArray[np.int64]
 
 
 def inverted_file(features: Floats, m: int, seed: int = 0) -> tuple[Ints, Floats, float]:
-    """Return neighbours and weights, (N, m) each, of unit rows, and the recall measured on a sample.
-
-    >>> f = unit_rows(np.random.default_rng(0).normal(size=(50, 8)))
-    >>> inverted_file(f, 3)[0].shape
-    (50, 3)
-    """
+    """Return neighbours and weights, (N, m) each, of unit rows, and the recall measured on a sample."""
     n = len(features)
     rng = np.random.default_rng(seed)
     centres = coarse_centres(features, max(1, n // LIST), rng)  # (C, d)
@@ -58,11 +53,7 @@ def inverted_file(features: Floats, m: int, seed: int = 0) -> tuple[Ints, Floats
 
 
 def coarse_centres(features: Floats, count: int, rng: np.random.Generator) -> Floats:
-    """Return `count` unit centres: spherical k-means on a sample of the rows, (C, d).
-
-    >>> coarse_centres(np.eye(4), 2, np.random.default_rng(0)).shape
-    (2, 4)
-    """
+    """Return `count` unit centres: spherical k-means on a sample of the rows, (C, d)."""
     sample = features[np.sort(rng.choice(len(features), min(len(features), count * TRAIN), replace=False))]
     centres = sample[rng.choice(len(sample), count, replace=False)]
     for _ in range(ROUNDS if count > 1 else 0):
@@ -76,27 +67,16 @@ def coarse_centres(features: Floats, count: int, rng: np.random.Generator) -> Fl
 
 
 def nearest_lists(features: Floats, centres: Floats, count: int) -> Ints:
-    """Return the numbers of the `count` centres nearest to each row, nearest first, (N, P).
-
-    >>> nearest_lists(np.eye(2), np.eye(2), 1)
-    array([[0],
-           [1]])
-    """
+    """Return the numbers of the `count` centres nearest to each row, nearest first, (N, P)."""
     out = np.empty((len(features), count), np.int64)
     for start in range(0, len(features), BLOCK_ROWS):
         near = features[start : start + BLOCK_ROWS] @ centres.T  # (b, C)
-        best = np.argpartition(near, len(centres) - count, axis=1)[:, -count:]
-        order = np.argsort(-np.take_along_axis(near, best, axis=1), axis=1, kind="stable")
-        out[start : start + BLOCK_ROWS] = np.take_along_axis(best, order, axis=1)
+        out[start : start + BLOCK_ROWS] = largest_entries(near, count)[0]
     return out
 
 
 def nearest_cosines(rows: Floats, features: Array, count: int) -> Floats:
-    """Return the `count` largest cosines of unit rows (s, d) to `features` (N, d), largest first; -inf: no more.
-
-    >>> nearest_cosines(np.eye(3)[:1], np.eye(3), 2)
-    array([[1., 0.]])
-    """
+    """Return the `count` largest cosines of unit rows (s, d) to `features` (N, d), largest first; -inf: no more."""
     best, asked = np.full((len(rows), count), -np.inf, rows.dtype), like(rows, features)
     for start in range(0, len(features), BLOCK_ROWS):
         near = to_numpy(asked @ features[start : start + BLOCK_ROWS].T)  # (s, b)
@@ -105,11 +85,7 @@ def nearest_cosines(rows: Floats, features: Array, count: int) -> Floats:
 
 
 def recall(features: Floats, weights: Floats, rng: np.random.Generator) -> float:
-    """Return the share of true nearest neighbours that were found, on a sample of rows, ties counted as found.
-
-    >>> recall(np.eye(3), np.zeros((3, 1)), np.random.default_rng(0))
-    1.0
-    """
+    """Return the share of true nearest neighbours that were found, on a sample of rows, ties counted as found."""
     rows = rng.choice(len(features), min(SAMPLE, len(features)), replace=False)
     best = nearest_cosines(features[rows], features, weights.shape[1] + 1)  # the row itself is the nearest
     return float((weights[rows] >= best[:, -1:] - 1e-6).mean())

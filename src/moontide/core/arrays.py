@@ -5,7 +5,6 @@ Computation runs in float32, or in float64 where the user's features are float64
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from types import ModuleType
 from typing import Any, TypeAlias
 
@@ -20,6 +19,8 @@ NUMPY: ModuleType = array_namespace(np.zeros(0))
 Array: TypeAlias = Any  # a numpy.ndarray or a torch.Tensor
 
 _SHOWN = 8  # row numbers named in an error
+_FINITE = "'{}' must be finite. Got NaN or infinity in {}; remove or recompute them."
+_ZERO = "'{}' must not have all-zero rows, which have no direction. Got zeros in {}; remove them."
 
 
 def namespace(*arrays: Array) -> ModuleType:
@@ -39,10 +40,8 @@ def to_numpy(x: Array) -> np.ndarray[Any, Any]:
 
 def like(x: Any, ref: Array) -> Array:
     """Bring `x` into the namespace, device and floating dtype of `ref`."""
-    xp = namespace(ref)
-    if is_torch_array(x) and not is_torch_array(ref):
-        x = to_numpy(x)
-    return xp.asarray(x, dtype=ref.dtype, device=device(ref))
+    x = to_numpy(x) if is_torch_array(x) and not is_torch_array(ref) else x
+    return namespace(ref).asarray(x, dtype=ref.dtype, device=device(ref))
 
 
 def as_matrix(x: Any, name: str, ndim: int = 2) -> Array:
@@ -52,10 +51,7 @@ def as_matrix(x: Any, name: str, ndim: int = 2) -> Array:
     dtype('float32')
     """
     x = as_real(x, name, ndim)
-    xp = namespace(x)
-    finite = xp.isfinite(x)
-    if not bool(xp.all(finite)):
-        _refuse(~finite, f"'{name}' must be finite.", "Got NaN or infinity in {}; remove or recompute them.")
+    _refuse(~namespace(x).isfinite(x), name, _FINITE)
     return x
 
 
@@ -69,9 +65,7 @@ def as_real(x: Any, name: str, ndim: int = 2) -> Array:
             if x.dtype == object and x.ndim == 1 and all(np.ndim(row) for row in x):  # as in a column of a data frame
                 x = np.stack([np.asarray(row) for row in x])
         except ValueError:
-            raise InputError(
-                f"'{name}' must be a rectangular array of numbers; its rows have different lengths."
-            ) from None
+            raise InputError(f"'{name}' must be a rectangular array of numbers; its rows differ in length.") from None
     xp = namespace(x)
     if x.ndim != ndim:
         raise InputError(f"'{name}' must be a {ndim}-D array. Got {x.ndim}-D with shape {tuple(x.shape)} instead.")
@@ -98,27 +92,16 @@ def unit_rows(x: Array, name: str | None = None) -> Array:
     with np.errstate(over="ignore", invalid="ignore"):
         norm = row_norms(x)[..., None]
     if not _usual(norm):  # something is wrong, or near the limits of float32: scale by the largest first
-        if name is not None:
-            _refuse(
-                ~xp.isfinite(x), f"'{name}' must be finite.", "Got NaN or infinity in {}; remove or recompute them."
-            )
+        _refuse(~xp.isfinite(x), name, _FINITE)
         largest = xp.max(xp.abs(x), axis=-1, keepdims=True)
-        zero = largest == 0
-        if name is not None:
-            _refuse(
-                zero, f"'{name}' must not have all-zero rows, which have no direction.", "Got zeros in {}; remove them."
-            )
-        x = x / xp.where(zero, xp.ones_like(largest), largest)
+        _refuse(largest == 0, name, _ZERO)
+        x = x / xp.where(largest == 0, xp.ones_like(largest), largest)
         norm = clip(row_norms(x)[..., None], 1)  # 1 or more, but for zero rows
     return x / norm
 
 
 def unit_pair(x: Array, y: Array, names: tuple[str, str]) -> tuple[Array, Array]:
-    """Return `unit_rows` of two matrices; where both are on one GPU, it is waited for once.
-
-    >>> unit_pair(np.eye(1), 2 * np.eye(1), ("x", "y"))
-    (array([[1.]]), array([[1.]]))
-    """
+    """Return `unit_rows` of two matrices; where both are on one GPU, it is waited for once."""
     if device_type(x) != "cpu" and device_type(y) != "cpu" and x.device == y.device and x.dtype == y.dtype:
         norms = namespace(x).concat([row_norms(x), row_norms(y)])
         if _usual(norms):
@@ -132,14 +115,14 @@ def _usual(norm: Array) -> bool:
     return bool(low > 1e-12 and high < 1e12)  # false for NaN
 
 
-def _refuse(bad: Array, rule: str, got: str) -> None:
-    """Raise an error that names the rows of a mask, if there are any: 'Got zeros in rows 3, 8 and 12 more; ...'."""
+def _refuse(bad: Array, name: str | None, sentence: str) -> None:
+    """Raise an error that names an array and the rows of a mask, if there are any: 'rows 3, 8 and 12 more'."""
+    if name is None or not bool(namespace(bad).any(bad)):
+        return
     rows = np.flatnonzero(to_numpy(bad).reshape(bad.shape[0], -1).any(axis=1))
-    if rows.size:
-        shown = ", ".join(str(r) for r in rows[:_SHOWN])
-        more = f" and {rows.size - _SHOWN} more" if rows.size > _SHOWN else ""
-        plural = "s" if rows.size > 1 else ""
-        raise InputError(f"{rule} " + got.format(f"row{plural} {shown}{more}"))
+    more = f" and {rows.size - _SHOWN} more" if rows.size > _SHOWN else ""
+    shown = ", ".join(map(str, rows[:_SHOWN]))
+    raise InputError(sentence.format(name, f"row{'s' if rows.size > 1 else ''} {shown}{more}"))
 
 
 def class_counts(labels: Array, k: int, weights: Array | None = None) -> Array:
@@ -180,13 +163,7 @@ def row_norms(x: Array) -> Array:
 
 
 def single_in_double(x: Array) -> Array:
-    """Return numbers rounded to float32, in float64 and new memory.
-
-    For programs that magnify rounding: their inputs are what they were published with, all else is computed in float64.
-
-    >>> single_in_double(np.asarray([1 + 1e-9]))
-    array([1.])
-    """
+    """Return numbers rounded to float32, in float64 and new memory: inputs of programs that magnify rounding."""
     xp = namespace(x)
     return xp.astype(xp.astype(x, xp.float32), xp.float64)
 
@@ -194,11 +171,6 @@ def single_in_double(x: Array) -> Array:
 def row_sums(x: Array) -> Array:
     """Return the sum of each row, (N,): in numpy by a product, which takes a third of the time."""
     return x.sum(-1) if is_torch_array(x) else x @ np.ones(x.shape[-1], x.dtype)
-
-
-def stack(arrays: Sequence[Array]) -> Array:
-    """Put arrays of one shape into one array; numpy's own `stack` takes several times as long on small ones."""
-    return namespace(arrays[0]).stack(arrays) if is_torch_array(arrays[0]) else np.array(arrays)
 
 
 def column_dots(x: Array, y: Array) -> Array:
@@ -221,10 +193,8 @@ def columns(x: Array, which: Array | slice) -> Array:
     return x if isinstance(which, slice) else namespace(x).take(x, which, axis=1)
 
 
-def put(x: Array, which: Array | slice, values: Array) -> Array:
-    """Return an array with some rows replaced by `values`, as a new array; `slice(None)` replaces all."""
-    if isinstance(which, slice):
-        return values
+def put(x: Array, which: Array, values: Array) -> Array:
+    """Return an array with some rows replaced by `values`, as a new array."""
     x = x.clone() if is_torch_array(x) else x.copy()
     x[which, ...] = values
     return x

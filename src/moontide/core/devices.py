@@ -11,10 +11,7 @@ from moontide.errors import OptionError, ResourceError, missing_extra
 
 
 def check_device(device: str) -> None:
-    """Refuse a device that this machine does not have.
-
-    >>> check_device("cpu")
-    """
+    """Refuse a device that this machine does not have."""
     if device == "cpu":
         return
     kind, _, number = device.partition(":")
@@ -26,21 +23,14 @@ def check_device(device: str) -> None:
         raise missing_extra("torch", "torch", f"Running on {device}") from None
     count = torch.cuda.device_count() if kind == "cuda" else int(torch.backends.mps.is_available())
     if not count:
-        name = "CUDA" if kind == "cuda" else "MPS"
-        raise ResourceError(
-            f"torch finds no {name} device on this machine; use the device 'cpu', or see what 'moontide doctor' says."
-        )
+        found = f"torch finds no {kind.upper()} device on this machine"
+        raise ResourceError(f"{found}; use the device 'cpu', or see what 'moontide doctor' says.")
     if int(number or 0) >= count:
         raise ResourceError(f"There is no device {device}: torch finds {count} on this machine, numbered from 0.")
 
 
 def to_device(x: NDArray[Any], dtype: str | None, device: str) -> Array:
-    """Bring a matrix to a dtype (None: its own) and a device.
-
-    >>> import numpy as np
-    >>> to_device(np.eye(2), "float32", "cpu").dtype
-    dtype('float32')
-    """
+    """Bring a matrix to a dtype (None: its own) and a device."""
     dtype = "float32" if device == "mps" else dtype  # which knows no float64
     x = x.astype(dtype or x.dtype, copy=False)
     if device == "cpu":

@@ -8,19 +8,14 @@ sums and says nothing of devices, blocks, workers or files.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
 from moontide.core.progress import track
 
 C = TypeVar("C")
 R = TypeVar("R", covariant=True)
-
-
-class Run(Protocol):
-    """Call a verb of all rows, by name, and add up what they return."""
-
-    def __call__(self, verb: str, *given: Any) -> Any:
-        """Return the sum."""
+Run = Callable[..., Any]  # run(verb, *given) calls a verb of all rows, by name, and adds up what they return
 
 
 class Mixture(Protocol[C, R]):

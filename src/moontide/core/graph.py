@@ -25,14 +25,7 @@ BLOCK_ROWS = 1000  # similarities are made in square blocks of so many rows (4 M
 
 @dataclass(frozen=True)
 class Graph:
-    """A sparse affinity: sample i is joined to `neighbours[i]` with `weights[i]`, both (N, m).
-
-    >>> import numpy as np
-    >>> g = Graph(np.asarray([[1], [0]]), np.asarray([[0.5], [0.5]]))
-    >>> g.operator(symmetric=True)(np.eye(2))
-    array([[0., 1.],
-           [1., 0.]])
-    """
+    """A sparse affinity: sample i is joined to `neighbours[i]` with `weights[i]`, both (N, m)."""
 
     neighbours: Array  # (N, m) integers
     weights: Array  # (N, m)
@@ -97,19 +90,27 @@ class Affinity:
 
     def rows(self, which: slice) -> Affinity:
         """Return the votes for some samples, from all; those of a slice are kept for the next time."""
-        if which.stop - which.start == self.pointer.shape[0] - 1:
+        n, key = self.pointer.shape[0] - 1, (which.start, which.stop)
+        if key == (0, n):
             return self
-        key = which.start, which.stop
         if key not in self._parts:
             pointer = self.pointer[which.start : which.stop + 1]
             edges = slice(int(pointer[0]), int(pointer[-1]))
-            width = self.pointer.shape[0] - 1 if self.width is None else self.width
-            self._parts[key] = Affinity(pointer - edges.start, self.neighbour[edges], self.weight[edges], width)
+            self._parts[key] = Affinity(
+                pointer - edges.start, self.neighbour[edges], self.weight[edges], self.width or n
+            )
         return self._parts[key]
 
-    def weighted(self, by: Array) -> Affinity:
-        """Return the votes with that of each sample multiplied by its entry of `by`, (N,)."""
+    def weighted(self, by: Array | None) -> Affinity:
+        """Return the votes with that of each sample multiplied by its entry of `by`, (N,); None: 1."""
+        if by is None:
+            return self
         return Affinity(self.pointer, self.neighbour, self.weight * by[self.neighbour], self.width)
+
+    @property
+    def edges(self) -> tuple[Array, Array, Array]:
+        """The three arrays, for loops and kernels."""
+        return self.pointer, self.neighbour, self.weight
 
     def from_voters(self) -> tuple[Array, Affinity]:
         """Return the samples that vote at all, (V,), and the votes as a map from their assignments alone."""
@@ -130,16 +131,8 @@ def neighbour_votes(graph: Graph, symmetric: bool, mean: bool, weight: float) ->
 def nearest_neighbours(features: Array, m: int, precision: str = "full") -> Graph:
     """Find the m largest cosines of each unit row of `features` to the others in O(N m + block) memory.
 
-    Exactly up to `EXACT_ROWS` rows; above, on a CPU, by an inverted file whose recall is in the graph.
-
-    On a GPU, `precision` "tf32" or "half" uses the tensor cores (products rounded to 10 bits, sums in float32).
-
-    >>> import numpy as np
-    >>> f = np.asarray([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0]])
-    >>> nearest_neighbours(f, 1).neighbours
-    array([[1],
-           [0],
-           [1]])
+    Exactly up to `EXACT_ROWS` rows; above, on a CPU, by an inverted file whose recall is in the graph. On a GPU,
+    `precision` "tf32" or "half" uses the tensor cores (products rounded to 10 bits, sums in float32).
     """
     xp = namespace(features)
     n = features.shape[0]
@@ -175,12 +168,6 @@ def offer(rows: Array | slice, ids: Array, similarity: Array, neighbours: Array,
     """Merge the best of a block of similarities (rows x candidates `ids`) into the lists of `rows`; overwrites it.
 
     What is in the lists goes before equals: offered by rising candidate, ties go to the lower index.
-
-    >>> import numpy as np
-    >>> neighbours, weights = np.zeros((1, 2), int), np.full((1, 2), -np.inf)
-    >>> offer(slice(0, 1), np.asarray([4, 5, 6]), np.asarray([[0.1, 0.3, 0.2]]), neighbours, weights)
-    >>> neighbours
-    array([[5, 6]])
     """
     xp = namespace(similarity)
     m = neighbours.shape[1]

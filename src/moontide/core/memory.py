@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from pathlib import Path
 
@@ -12,11 +13,7 @@ SMALL = 2**26  # what is not worth asking for: 64 MiB
 
 
 def available_bytes() -> int | None:
-    """Return the memory that a new job can take on this machine, or None where it cannot be told.
-
-    >>> available_bytes() is None or available_bytes() > 0
-    True
-    """
+    """Return the memory that a new job can take on this machine, or None where it cannot be told."""
     limits = []
     try:
         for line in Path("/proc/meminfo").read_text().splitlines():
@@ -64,22 +61,12 @@ def human(size: float) -> str:
     >>> human(3 * 2**30)
     '3.0 GiB'
     """
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size < 1024:
-            return f"{size:.1f} {unit}"
-        size /= 1024
-    return f"{size:.1f} TiB"
+    power = min(4, max(0, int(math.log2(max(size, 1)) // 10)))
+    return f"{size / 1024**power:.1f} {('B', 'KiB', 'MiB', 'GiB', 'TiB')[power]}"
 
 
 def require_memory(need: int, what: str, ref: Array) -> None:
-    """Refuse `what` where it needs more memory than the device of `ref` has.
-
-    >>> import numpy as np
-    >>> require_memory(10**18, "moon on 10 x 10", np.zeros(1))  # doctest: +ELLIPSIS
-    Traceback (most recent call last):
-        ...
-    moontide.errors.ResourceError: moon on 10 x 10 needs about 909494.7 TiB of memory, and ... is available. ...
-    """
+    """Refuse `what` where it needs more memory than the device of `ref` has."""
     if need < SMALL:
         return
     if is_torch_array(ref) and ref.device.type == "cuda":

@@ -1,7 +1,4 @@
-"""The class distributions of a von Mises-Fisher mixture: anchors V'_k, distributions V_k, and what samples see of them.
-
-The options are those of MOON by the same names; `VMF` is what a task adds to them.
-"""
+"""The class distributions of a von Mises-Fisher mixture: anchors V'_k, distributions V_k, what samples see of them."""
 
 from __future__ import annotations
 
@@ -9,11 +6,11 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from moontide.core.arrays import Array, clip, namespace, put
+from moontide.core.arrays import Array, clip, column_dots, namespace, put
 from moontide.core.ple import anchor_kl, concentration, log_c
 from moontide.core.sums import ADDED, LARGER, SAME, Doubles, Sums
 
-NO_CLASSES = slice(0, 0)
+ALL = slice(None)
 
 
 @dataclass
@@ -24,6 +21,12 @@ class First(Sums):
     total: Doubles  # sum_i y_ik
     along: Doubles  # sum_i y_ik cosine_ik
     largest: Doubles = field(metadata=LARGER)  # max_i y_ik
+
+    @classmethod
+    def of(cls, y: Array, cosine: Array) -> First:
+        """Add up zero-shot predictions y (N, K) class by class."""
+        xp = namespace(y)
+        return cls(len(y), xp.sum(y, axis=0), column_dots(y, cosine), xp.max(y, axis=0))
 
 
 @dataclass
@@ -37,7 +40,7 @@ class Step(Sums):
     laplacian: Any = field(metadata=ADDED)  # gamma_i z_i . (M z)_i of the z before, (N,), or their sum
     changed: Any  # labels that differ from the z before
     moved: float = field(metadata=LARGER)  # the largest change of z, where it is known
-    present: Any = field(default_factory=lambda: slice(None), metadata=SAME)  # (L,) class numbers; a slice: all
+    present: Any = field(default_factory=lambda: ALL, metadata=SAME)  # (L,) class numbers; a slice: all
 
 
 @dataclass
@@ -63,15 +66,15 @@ class Anchors(NamedTuple):
 class Scores(NamedTuple):
     """What an E-step needs of the classes: the logits of the present ones and those of the others, at their anchors."""
 
-    present: Any  # (L,) class numbers, or a slice
-    prototypes: Array | None  # (L, d)
-    offset: Array | None  # (L,)
-    values: Array | None  # (N, L) the logits themselves, where they are known
+    present: Any  # (L,) class numbers, or a slice: all
     slope: Array  # (K,) of a class at its anchor the logit is slope_k cosine_ik + at_anchor_k
     at_anchor: Array  # (K,)
+    prototypes: Array | None = None  # (L, d); None: all classes are at their anchors
+    offset: Array | None = None  # (L,)
+    values: Array | None = None  # (N, L) the logits themselves, where they are known
 
 
-class Classes(NamedTuple):
+class VMFClasses(NamedTuple):
     """The distributions V_k of the present classes, (L,) each."""
 
     scores: Scores
@@ -82,19 +85,11 @@ class Classes(NamedTuple):
 
 
 class VMF:
-    """The mixture of a task: its anchors, and the concentrations of classes that have no samples."""
+    """The mixture of a task, with the options of MOON: its anchors, and concentrations of classes without samples."""
 
     def __init__(self, options: Any, anchors: Anchors, scale: float) -> None:
         self.options, self.anchors, self.scale, self.d = options, anchors, scale, int(anchors.text.shape[1])
-        self.slope, self.at_anchor = self.logits_at(anchors.kappa)
-
-    def held(self, present: Any) -> Anchors:
-        """Return the anchors of the classes present; the last ones are kept, as they seldom change."""
-        if self._held is None or self._held[0] is not present:
-            self._held = present, self.anchors.of(present)
-        return self._held[1]
-
-    _held: tuple[Any, Anchors] | None = None
+        self.at_anchor = self.logits_at(anchors.kappa)  # (K,), (K,)
 
     def kappa(self, r: Array) -> Array:
         """Eq. banerjee: the concentrations of resultant lengths r, capped, (L,)."""
@@ -109,26 +104,15 @@ class VMF:
         """Return slope and offset of the logits of classes at their anchors with concentrations `kappa`, (K,) each."""
         return self.scale + kappa / self.options.temper, self.offset(kappa)
 
-    def begin(self) -> Classes:
+    def begin(self) -> VMFClasses:
         """Return the classes before the first E-step, all at their anchors."""
-        none = self.anchors.kappa[:0]
-        scores = Scores(NO_CLASSES, None, None, None, self.slope, self.at_anchor)
-        return Classes(scores, none, none, none, self.anchors.text[:0, :])
+        text, kappa, r, _ = self.anchors
+        return VMFClasses(Scores(ALL, *self.at_anchor), 0 * r, kappa, 0 * r, text)
 
-    def classes(
-        self,
-        present: Any,
-        beta: Array,
-        kappa: Array,
-        kl: Array,
-        mu: Any,
-        prototypes: Any,
-        offset: Any,
-        values: Any = None,
-    ) -> Classes:
-        """Return the classes after an M-step of the present ones."""
-        others = (self.slope, self.at_anchor) if isinstance(present, slice) else self.absent[2:]  # a slice: none
-        return Classes(Scores(present, prototypes, offset, values, *others), beta, kappa, kl, mu)
+    def classes(self, present: Any, beta: Array, kappa: Array, kl: Array, mu: Any, *logits: Any) -> VMFClasses:
+        """Return the classes after an M-step; `logits` are prototypes and offset of the present ones, or values."""
+        others = self.at_anchor if isinstance(present, slice) else self.absent[2:]  # a slice: there are no others
+        return VMFClasses(Scores(present, *others, *logits), beta, kappa, kl, mu)
 
     @cached_property
     def absent(self) -> tuple[Array, Array, Array, Array]:
@@ -140,24 +124,15 @@ class VMF:
         kl = anchor_kl(one, anchors.kappa, anchors.r, kappa, self.d, o.log_normaliser)
         return kappa, kl, *self.logits_at(kappa)
 
-    def whole(self, classes: Classes) -> tuple[Array, Array, Array]:
+    def whole(self, classes: VMFClasses) -> tuple[Array, Array, Array]:
         """Return beta (K,), kappa (K,) and mu (K, d) of all classes."""
-        present, anchors, none = classes.scores.present, self.anchors, 0 * self.anchors.r
-        if _is_none(present):
-            return none, anchors.kappa, anchors.text
-        mu = classes.mu() if callable(classes.mu) else classes.mu
+        present, mu = classes.scores.present, classes.mu() if callable(classes.mu) else classes.mu
         if isinstance(present, slice):
             return classes.beta, classes.kappa, mu
-        kappa = put(self.absent[0], present, classes.kappa)
-        return put(none, present, classes.beta), kappa, put(anchors.text, present, mu)
+        kappa, mu = put(self.absent[0], present, classes.kappa), put(self.anchors.text, present, mu)
+        return put(0 * kappa, present, classes.beta), kappa, mu
 
-    def kl(self, classes: Classes) -> Array:
+    def kl(self, classes: VMFClasses) -> Array:
         """Return KL(V'_k || V_k) of all classes, (K,)."""
         present = classes.scores.present
-        if isinstance(present, slice):
-            return 0 * self.anchors.r if _is_none(present) else classes.kl
-        return put(self.absent[1], present, classes.kl)
-
-
-def _is_none(present: Any) -> bool:
-    return isinstance(present, slice) and present == NO_CLASSES
+        return classes.kl if isinstance(present, slice) else put(self.absent[1], present, classes.kl)

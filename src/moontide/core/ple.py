@@ -10,10 +10,9 @@ import math
 from typing import NamedTuple
 
 from moontide.core import formulas
-from moontide.core.arrays import Array, clip, column_dots, device, namespace, row_dots, row_sums
-from moontide.core.bessel import inverse_bessel_ratio
+from moontide.core.arrays import Array, clip, device, namespace, row_dots, row_sums
 from moontide.core.simplex import entropy, softmax_log_sum
-from moontide.core.vmf import log_normaliser
+from moontide.core.vmf import inverse_bessel_ratio, log_normaliser
 
 EPS = 1e-12  # the released solver's guard in entropies, lambda, beta and norms
 
@@ -22,32 +21,9 @@ def zero_shot(cosine: Array, scale: float, out: Array | None = None) -> tuple[Ar
     """Eq. zero-shot: y_ik = exp(f_i . t_k / tau) / sum_j exp(f_i . t_j / tau), (N, K), and the logs of the sums, (N,).
 
     `scale` is 1 / tau; y is written to `out`, a new array where there is none.
-
-    >>> import numpy as np
-    >>> zero_shot(np.asarray([[0.5, 0.5]]), 100.0)[0]
-    array([[0.5, 0.5]])
     """
     logits = namespace(cosine).multiply(cosine, scale, out=out)
     return softmax_log_sum(logits, logits)
-
-
-class ZeroShotSums(NamedTuple):
-    """What Eq. init and Eq. as-lambda need of zero-shot predictions, (K,) each."""
-
-    total: Array  # sum_i y_ik
-    largest: Array  # max_i y_ik
-    along: Array  # sum_i y_ik cosine_ik
-
-
-def zero_shot_moments(y: Array, cosine: Array) -> ZeroShotSums:
-    """Add up zero-shot predictions y (N, K) class by class.
-
-    >>> import numpy as np
-    >>> zero_shot_moments(np.ones((2, 1)), np.asarray([[0.2], [0.4]])).along.round(6)
-    array([0.6])
-    """
-    xp = namespace(y)
-    return ZeroShotSums(xp.sum(y, axis=0), xp.max(y, axis=0), column_dots(y, cosine))
 
 
 def sample_weights(p: Array) -> Array:
@@ -162,12 +138,6 @@ def e_step(logits: Array, votes: Array, z: Array, out: Array | None = None) -> A
     return Assignment(p, labels, top + log_total, gamma, row_dots(p, votes), row_dots(z, votes))
 
 
-def shrinkage(counts: Array, alpha: Array | float) -> Array:
-    """Eq. expfam-shrinkage: beta_k = n_k / (n_k + alpha_k), n_k = sum_i gamma_i z_ik, or counts of labels (app. A)."""
-    beta: Array = formulas.shrinkage(counts, alpha)
-    return beta
-
-
 def weighted_sums(z: Array, gamma: Array, f: Array) -> tuple[Array, Array]:
     """Return the sufficient statistics sum_i gamma_i z_ik f_i, (K, d), and sum_i gamma_i z_ik, (K,)."""
     if z.shape[1] < f.shape[1]:
@@ -181,12 +151,7 @@ def means(sums: Array, counts: Array, epsilon: float) -> Array:
 
 
 def shrink(v: Array, beta: Array, anchor: Array) -> Array:
-    """Eq. expfam-shrinkage, the M-step in mean-parameter space: R_k = beta_k v_k + (1 - beta_k) anchor_k.
-
-    >>> import numpy as np
-    >>> shrink(np.asarray([[1.0, 0.0]]), np.asarray([0.25]), np.asarray([[0.0, 1.0]]))
-    array([[0.25, 0.75]])
-    """
+    """Eq. expfam-shrinkage, the M-step in mean-parameter space: R_k = beta_k v_k + (1 - beta_k) anchor_k."""
     return beta[:, None] * v + (1 - beta)[:, None] * anchor  # (K, d)
 
 
@@ -201,17 +166,13 @@ def anchor_kl(aligned: Array, anchor_kappa: Array, anchor_r: Array, kappa: Array
     return found
 
 
-def free_energy(gamma: Array, agreement: Array, log_sum: Array, log_evidence: Array) -> Array:
+def free_energy(gamma: Array, agreement: Array, log_sum: Array, log_sum_y: Array) -> Array:
     """Eq. ple-ours of each sample after an E-step, without its Laplacian: gamma_i (KL(z_i || y_i) - z_i . log p_i).
 
     With z = softmax(a), sum_k z_k (log z_k - a_k) = -log_sum, so that this is gamma_i (agreement_i - log_sum_i), plus
-    `log_evidence`, the row constant that was left out of a. No N x K x d work is needed.
-
-    >>> import numpy as np
-    >>> free_energy(np.ones(1), np.zeros(1), np.ones(1), np.zeros(1))
-    array([-1.])
+    `log_sum_y`, the row constant that was left out of a. No N x K x d work is needed.
     """
-    return gamma * (agreement - log_sum + log_evidence)
+    return gamma * (agreement - log_sum + log_sum_y)
 
 
 def objective(free: Array, laplacian: Array, alpha: Array, kl: Array, temper: float) -> Array:
@@ -219,10 +180,6 @@ def objective(free: Array, laplacian: Array, alpha: Array, kl: Array, temper: fl
 
     `free` are the `free_energy` of the samples and `laplacian` is gamma_i z_i . (M z)_i of the new z, (..., N), or sums
     of these over some of the samples; kl is (..., K). Leading axes (iterations) are kept.
-
-    >>> import numpy as np
-    >>> float(objective(np.ones(1), np.zeros(1), np.ones(1), np.zeros(1), 1.0))
-    1.0
     """
     xp = namespace(free)
     return xp.sum(free - laplacian / 2, axis=-1) + xp.sum(alpha * kl, axis=-1) / temper

@@ -35,28 +35,15 @@ def reporting(show: Show) -> Iterator[None]:
 
 
 def report(what: str, done: int, total: int) -> None:
-    """Tell how far some work is that is no loop over items.
-
-    >>> with reporting(lambda what, done, total: print(what, done, total)):
-    ...     report("compiling", 1, 9)
-    compiling 1 9
-    """
+    """Tell how far some work is that is no loop over items."""
     show = _show.get()
     if show is not None:
         show(what, done, total)
 
 
 def track(items: Sequence[T], what: str) -> Iterator[T]:
-    """Yield the items and report how many are done.
-
-    >>> list(track([1, 2], "graph"))
-    [1, 2]
-    """
-    show = _show.get()
-    if show is None:
-        yield from items
-        return
-    show(what, 0, len(items))
-    for i, item in enumerate(items):
+    """Yield the items and report how many are done."""
+    report(what, 0, len(items))
+    for done, item in enumerate(items, start=1):
         yield item
-        show(what, i + 1, len(items))
+        report(what, done, len(items))

@@ -8,8 +8,10 @@ Everything is computed in float32 there, and summed over blocks and shards in fl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import operator
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import reduce
 from typing import Any, ClassVar
 
 import numpy as np
@@ -33,14 +35,10 @@ SEED = 0
 
 
 def check_graph(graph: Graph | None, method: str, neighbours: int) -> None:
-    """Refuse a number of neighbours where the task brings its own graph.
-
-    >>> check_graph(None, "moon", 5)
-    """
+    """Refuse a number of neighbours where the task brings its own graph."""
     if graph is not None and neighbours != NEIGHBOURS:
-        raise OptionError(
-            f"The 'neighbours' option of {method} has no effect on a task that brings its own graph; leave it out."
-        )
+        why = "has no effect on a task that brings its own graph; leave it out."
+        raise OptionError(f"The 'neighbours' option of {method} {why}")
 
 
 @dataclass
@@ -70,12 +68,7 @@ class Nearest(Sums):
 
 
 def draw(shard: int, n: int, share: float) -> NDArray[np.int64]:
-    """Draw a share of the n rows of a shard, at least one: the keys (shard, row), (s, 2).
-
-    >>> draw(7, 4, 0.5)
-    array([[7, 0],
-           [7, 2]])
-    """
+    """Draw a share of the n rows of a shard, at least one: the keys (shard, row), (s, 2)."""
     rng = np.random.default_rng([SEED, shard])
     at = np.sort(rng.choice(n, max(1, min(n, round(share * n))), replace=False))
     return np.stack([np.full_like(at, shard), at], axis=1)
@@ -86,12 +79,6 @@ class Rows:
 
     `alone`: these are all samples, in memory. `half`: assignments are stored in 16 bits. `keep`: the zero-shot
     probabilities `y` are wanted at the end.
-
-    >>> from moontide import method
-    >>> eye = np.eye(3, dtype=np.float32)
-    >>> rows = Rows(method("zero_shot"), eye, eye, 100.0)
-    >>> rows.first().n, rows.labels
-    (3, array([0, 1, 2]))
     """
 
     STATE: ClassVar[tuple[str, ...]] = ("z", "labels", "zero_shot_labels")  # what the next step needs, and predictions
@@ -144,11 +131,9 @@ class Rows:
         """Do as `driver.solve` asks, for samples in memory."""
         return getattr(self, verb)(*given)
 
-    def first(self) -> Sums:
+    def first(self) -> Any:
         """Make the zero-shot predictions."""
-        for rows in self._tracked("zero-shot"):
-            self._zero_shot(rows)
-        return Counted(len(self.f))
+        return self._add_up(lambda rows: Counted(len(self._zero_shot(rows)[0])), "zero-shot")
 
     def state(self) -> dict[str, NDArray[Any]]:
         """Return what `restore` needs to go on from here."""
@@ -164,8 +149,7 @@ class Rows:
     def predictions(self) -> dict[str, NDArray[Any]]:
         """Return the `COLUMNS`, (n,) each: labels, their probabilities and the zero-shot labels."""
         top = self._floats(namespace(self.z).take_along_axis(self.z, self.labels[:, None], axis=1))[:, 0]
-        columns = self.labels, top, self.zero_shot_labels
-        return dict(zip(Rows.COLUMNS, map(to_numpy, columns), strict=True))
+        return dict(zip(Rows.COLUMNS, map(to_numpy, (self.labels, top, self.zero_shot_labels)), strict=True))
 
     def unpack(self) -> tuple[Array, Array]:
         """Return z and y as floating-point numbers of the same size, made in place: the last thing to ask for."""
@@ -201,18 +185,15 @@ class Rows:
 
     def _add_up(self, block: Callable[[slice], Sums], what: str) -> Any:
         """Return the sum over the blocks of what a function returns of each; in memory as it is, there is one."""
-        total: Any = None
-        for rows in self._tracked(what):
-            part = block(rows) if self.alone else block(rows).packed()
-            total = part if total is None else total + part
-        return total
-
-    def _tracked(self, what: str) -> Iterator[slice]:
-        return iter(self.blocks) if self.alone else track(self.blocks, what)
+        if self.alone:
+            return block(self.blocks[0])
+        return reduce(operator.add, (block(rows).packed() for rows in track(self.blocks, what)))
 
     def _in_parts(self, block: Callable[[slice], tuple[Any, ...]], rows: slice) -> tuple[Any, ...]:
         """Call a function for parts of a block in threads, and join what it returns of each, entry by entry."""
-        parts = in_threads(block, self._cut(rows))
+        return self._joined(in_threads(block, self._cut(rows)))
+
+    def _joined(self, parts: list[tuple[Any, ...]]) -> tuple[Any, ...]:
         return parts[0] if len(parts) == 1 else tuple(map(namespace(self.f).concat, zip(*parts, strict=True)))
 
     def _cut(self, rows: slice) -> list[slice]:
@@ -241,11 +222,7 @@ class Rows:
 
     def _narrow(self, p: Array) -> Array:
         """Return probabilities as what is stored when it is put into `z`."""
-        if self.z.dtype != np.uint16:
-            return p
-        stored = p * np.float32(ONE)
-        stored += np.float32(0.5)  # made whole by cutting off
-        return stored
+        return p if self.z.dtype != np.uint16 else p * np.float32(ONE) + np.float32(0.5)  # made whole by cutting off
 
     def _floats(self, stored: Array) -> Array:
         """Return stored assignments as they are computed with."""
@@ -257,16 +234,10 @@ class Rows:
         return p
 
     def _votes(self, rows: slice, weight: Array | None = None) -> Array:
-        """Return the votes for some rows from the assignments of their neighbours, (b, K).
-
-        `weight` (n,): what the vote of each sample counts.
-        """
+        """Return the votes for some rows from the assignments of their neighbours, (b, K), counted by `weight` (n,)."""
         if self.graph.m == 0:
-            votes = self._empty(rows.stop - rows.start, len(self.text))
-            votes[...] = 0
-            return votes
-        part = self.votes_of.rows(rows)
-        part = part if weight is None else part.weighted(weight)
+            return 0 * self._wide(rows)
+        part = self.votes_of.rows(rows).weighted(weight)
         if self.z.dtype == self.f.dtype:
             return part(self.z)
         voters, part = part.from_voters()

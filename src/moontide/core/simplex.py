@@ -8,7 +8,6 @@ from moontide.core.arrays import Array, exp_, namespace, row_sums
 def softmax(logits: Array) -> Array:
     """Return the softmax over the last axis, computed without overflow.
 
-    >>> import numpy as np
     >>> softmax(np.asarray([[0.0, 0.0], [1000.0, 0.0]]))
     array([[0.5, 0.5],
            [1. , 0. ]])
@@ -19,7 +18,6 @@ def softmax(logits: Array) -> Array:
 def log_softmax(logits: Array) -> Array:
     """Return the logarithm of the softmax over the last axis; nothing underflows.
 
-    >>> import numpy as np
     >>> log_softmax(np.asarray([[1000.0, 0.0]]))
     array([[    0., -1000.]])
     """
@@ -34,7 +32,6 @@ def softmax_log_sum(logits: Array, out: Array | None = None) -> tuple[Array, Arr
 
     `out`: where the softmax is written, which may be the logits; None: a new array.
 
-    >>> import numpy as np
     >>> softmax_log_sum(np.asarray([[1000.0, 0.0]]))
     (array([[1., 0.]]), array([1000.]))
     """
@@ -49,7 +46,6 @@ def softmax_log_sum(logits: Array, out: Array | None = None) -> tuple[Array, Arr
 def zero_shot(features: Array, text: Array, logit_scale: float) -> Array:
     """Eq. zero-shot: y_ik = softmax_k(f_i . t_k / tau), with logit_scale = 1 / tau and unit rows.
 
-    >>> import numpy as np
     >>> zero_shot(np.eye(2), np.eye(2), 100.0).round(3)
     array([[1., 0.],
            [0., 1.]])
@@ -60,7 +56,6 @@ def zero_shot(features: Array, text: Array, logit_scale: float) -> Array:
 def entropy(p: Array, eps: float = 1e-12) -> Array:
     """Return the Shannon entropy in nats of each row, H = -sum_k p_k ln(p_k + eps).
 
-    >>> import numpy as np
     >>> entropy(np.asarray([[0.5, 0.5], [1.0, 0.0]])).round(6) + 0.0
     array([0.693147, 0.      ])
     """
@@ -71,7 +66,6 @@ def entropy(p: Array, eps: float = 1e-12) -> Array:
 def one_hot(labels: Array, k: int, ref: Array) -> Array:
     """Return the one-hot rows of integer labels, in the namespace, device and dtype of `ref`.
 
-    >>> import numpy as np
     >>> one_hot(np.asarray([1, 0]), 2, np.zeros(1))
     array([[0., 1.],
            [1., 0.]])

@@ -27,11 +27,7 @@ _kinds: dict[str, type[Sums]] = {}
 
 @dataclass
 class Sums:
-    """Base of what a map over samples returns; `+` joins the fields of two, each as it is declared.
-
-    >>> Counted(1) + Counted(2)
-    Counted(n=3)
-    """
+    """Base of what a map over samples returns; `+` joins the fields of two, each as it is declared."""
 
     def __init_subclass__(cls) -> None:
         """Remember the kind by its name, for `unpack`."""
@@ -47,14 +43,9 @@ class Sums:
         return type(self)(**{f.name: _double(getattr(self, f.name), f.metadata) for f in fields(self)})
 
     def pack(self) -> dict[str, NDArray[Any]]:
-        """Return the fields as arrays, named so that `unpack` knows what they are of.
-
-        >>> Counted(1).pack()
-        {'Counted.n': array(1)}
-        """
-        values = {f.name: getattr(self, f.name) for f in fields(self)}
-        name = type(self).__name__
-        return {f"{name}.{key}": np.asarray(x) for key, x in values.items() if not isinstance(x, slice)}
+        """Return the fields as arrays, named so that `unpack` knows what they are of."""
+        values = {f"{type(self).__name__}.{f.name}": getattr(self, f.name) for f in fields(self)}
+        return {name: np.asarray(x) for name, x in values.items() if not isinstance(x, slice)}
 
 
 def _double(x: Any, metadata: Mapping[str, Any]) -> Any:
@@ -66,11 +57,7 @@ def _double(x: Any, metadata: Mapping[str, Any]) -> Any:
 
 
 def unpack(arrays: Mapping[str, NDArray[Any]]) -> Any:
-    """Make the object again from its arrays, among which others may be.
-
-    >>> unpack({"z": np.zeros(2), **Counted(1).pack()})
-    Counted(n=1)
-    """
+    """Make the object again from its arrays, among which others may be."""
     mine = {name.partition("."): x for name, x in arrays.items() if "." in name}
     kind = next(iter(mine))[0]
     values = {field: x.item() if x.ndim == 0 else x for (_, _, field), x in mine.items()}

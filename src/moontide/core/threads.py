@@ -18,22 +18,14 @@ LEAST = 2**16  # entries that are worth a thread
 
 
 def workers() -> int:
-    """Return how many threads to use.
-
-    >>> workers() >= 1
-    True
-    """
+    """Return how many threads to use."""
     wanted = os.environ.get("OMP_NUM_THREADS", "")
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, int(wanted)) if wanted.isdigit() else cores
 
 
 def row_blocks(n: int, entries: int) -> list[slice]:
-    """Cut n rows into one part a thread, or fewer where that would be less than `LEAST` of their entries.
-
-    >>> row_blocks(10, 100)
-    [slice(0, 10, None)]
-    """
+    """Cut n rows into one part a thread, or fewer where that would be less than `LEAST` of their entries."""
     most = min(n, entries // LEAST)
     count = min(workers(), most) if most > 1 else 1
     return [slice(n * i // count, n * (i + 1) // count) for i in range(count)]
@@ -48,9 +40,6 @@ def in_threads(function: Callable[[T], R], blocks: Sequence[T]) -> list[R]:
     """Return [function(b) for b in blocks], computed in threads where there are several of both.
 
     No block is at work any more when this ends, be it by an error or by Ctrl-C: blocks write into arrays of the caller.
-
-    >>> in_threads(lambda x: x + 1, [1, 2])
-    [2, 3]
     """
     if len(blocks) < 2 or workers() < 2:
         return [function(block) for block in blocks]

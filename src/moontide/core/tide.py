@@ -408,7 +408,7 @@ def confidences(e: Array, log_z: Array, power: float) -> tuple[Array, Array]:
     return confidence, -power * row_dots(e, log_z) * confidence**2
 
 
-def calibration(target: float, means_at: Callable[[float], tuple[float, float]]) -> Any:
+def calibration(target: Any, means_at: Callable[[Any], tuple[Any, Any]]) -> Any:
     """Eq. 14, its T, held in [0.02, 5], by Newton's method on log T, or a halved interval where that leads outside.
 
     `means_at(T)` returns the means over the samples of `confidences`, the first of which rises with T.

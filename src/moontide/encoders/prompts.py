@@ -64,8 +64,8 @@ def embed_classes(
     (3, 26)
     >>> for report in classes.reports:
     ...     print(report)
-    class names have underscores, which the encoder sees as they are: big_ben, ben_big
-    class names are almost the same to the encoder (cosine above 0.98): big_ben and ben_big
+    class names have underscores, which the encoder sees as they are: big_ben, ben_big; write spaces
+    class names are almost the same to the encoder (cosine above 0.98): big_ben and ben_big; keep one, or say more
     """
     classes = names if isinstance(names, ClassList) else ClassList(tuple(names))
     names = classes.names
@@ -147,11 +147,11 @@ def _doubts(names: Sequence[str], text: FloatArray) -> list[str]:
         ]
         alike += [f"{a} and {b}" for a, b in pairs if a != b]
     reports = {
-        "class names have underscores, which the encoder sees as they are": underscored,
-        "class names appear more than once": double,
-        f"class names are almost the same to the encoder (cosine above {ALIKE})": alike,
+        "class names have underscores, which the encoder sees as they are": (underscored, "write spaces"),
+        "class names appear more than once": (double, "keep one of each: equal classes share their images"),
+        f"class names are almost the same to the encoder (cosine above {ALIKE})": (alike, "keep one, or say more"),
     }
-    return [f"{what}: {_some(found)}" for what, found in reports.items() if found]
+    return [f"{what}: {_some(found)}; {remedy}" for what, (found, remedy) in reports.items() if found]
 
 
 def _some(found: Sequence[str]) -> str:

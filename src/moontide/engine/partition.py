@@ -34,12 +34,7 @@ def quantiser(run: Callable[..., Any], n: int, groups: int) -> tuple[Floats, Int
 
 
 def balanced_groups(centres: Floats, sizes: Ints, groups: int) -> Ints:
-    """Join centres that are near into groups with about equal sums of `sizes`, (C,).
-
-    >>> near = balanced_groups(np.asarray([[0.0], [9.0], [1.0], [8.0]]), np.ones(4, int), 2)
-    >>> bool(near[0] == near[2] != near[1] == near[3])
-    True
-    """
+    """Join centres that are near into groups with about equal sums of `sizes`, (C,)."""
     out = np.zeros(len(centres), np.int64)
 
     def cut(which: Ints, first: int, count: int) -> None:

@@ -8,7 +8,7 @@ they were after their last step; the call is then repeated, which costs the othe
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from moontide.engine.worker import Job, Worker
@@ -46,8 +46,7 @@ def disconnect() -> None:
 
 def resources() -> dict[str, float]:
     """Return what the cluster has: CPU, GPU, memory in bytes."""
-    found: dict[str, float] = ray.cluster_resources()
-    return found
+    return ray.cluster_resources()  # type: ignore[no-any-return]
 
 
 def worker_count(workers: int | None, device: str = "cpu") -> int:
@@ -63,24 +62,18 @@ class Ray:
     """Workers on the cluster that `connect` joined. `tick(shards)` is called as shards are done."""
 
     def __init__(
-        self,
-        job: Job,
-        resident: bool,
-        tick: Callable[[int], None] = lambda shards: None,
-        *,
-        workers: int,
-        cpus: int = 1,
+        self, job: Job, workers: int, resident: bool, tick: Callable[[int], None] = lambda shards: None
     ) -> None:
-        threads = {name: str(cpus) for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")}
+        threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
         self._actor = ray.remote(
-            num_cpus=cpus,
+            num_cpus=1,
             num_gpus=int(job.device.startswith("cuda")),
             runtime_env={"env_vars": threads},
             concurrency_groups={WATCH: 1},  # a thread that tells how far the other is
         )(Worker)
         self._add = ray.remote(num_cpus=0)(_add)
         self._job, self._resident, self._tick, self.replaced = ray.put(job), resident, tick, 0
-        self.shares = [tuple(range(job.parts))[w::workers] for w in range(min(workers, job.parts))]
+        self.shares = [job.shards[w::workers] for w in range(min(workers, len(job.shards)))]
         self.workers = [self._start(share) for share in self.shares]
 
     def run(self, number: int, name: str, *given: Any) -> Any:
@@ -99,17 +92,16 @@ class Ray:
                 if not self._replace_dead() and not lost:  # an addition fails, too, when what it adds was lost
                     raise
                 last = error
-        raise ResourceError(
-            f"Workers died {ATTEMPTS} times in one call, probably for want of memory; split the shards, or use fewer "
-            f"workers on a machine ({str(last).strip().partition(chr(10))[0]})."
-        )
+        why = f"{str(last).strip().partition(chr(10))[0]}"
+        died = f"Workers died {ATTEMPTS} times in one call, probably for want of memory"
+        raise ResourceError(f"{died}; split the shards, or use fewer workers on a machine ({why}).")
 
     def close(self) -> None:
         """End the workers."""
         for worker in self.workers:
             ray.kill(worker)
 
-    def _start(self, share: tuple[int, ...]) -> Any:
+    def _start(self, share: Sequence[int]) -> Any:
         return self._actor.remote(self._job, share, self._resident)
 
     def _wait(self, number: int, parts: list[Any]) -> None:
@@ -117,11 +109,8 @@ class Ray:
         counted, running = 0, parts
         while running:
             _, running = ray.wait(running, num_returns=len(running), timeout=PATIENCE, fetch_local=False)
-            busy = set(running)
-            done = sum(
-                _progress(worker, number) if part in busy else len(share)
-                for worker, part, share in zip(self.workers, parts, self.shares, strict=True)
-            )
+            each = zip(self.workers, parts, self.shares, strict=True)
+            done = sum(_progress(worker, number) if part in running else len(share) for worker, part, share in each)
             self._tick(done - counted)
             counted = done
 

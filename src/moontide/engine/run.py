@@ -24,9 +24,8 @@ from moontide.core.driver import solve
 from moontide.core.memory import available_bytes, human
 from moontide.core.rows import LARGE
 from moontide.core.sums import unpack
-from moontide.engine.local import Engine, Local
 from moontide.engine.partition import quantiser, recall
-from moontide.engine.worker import Job
+from moontide.engine.worker import Job, Worker
 from moontide.errors import FileError, MoontideError, OptionError, ResourceError, listed, without_credentials
 from moontide.protocols import Method, Plan
 from moontide.registry import method_names, method_type
@@ -101,7 +100,7 @@ class Journal:
         self.number = self.steps = self.replaced = 0
         self.ticks = 0  # shards that have answered, in all calls
         self.seconds: list[float] = []  # of the steps made
-        self.engine: Engine | None = None
+        self.engine: Any = None  # a `Worker`, or a `Ray`
         self.calls = self.expected_steps = 1
 
     def tick(self, shards: int) -> None:
@@ -109,7 +108,7 @@ class Journal:
         self.ticks += shards
         self.progress(min(self.ticks, self.calls * self.parts), self.calls * self.parts)
 
-    def use(self, engine: Engine | None) -> None:
+    def use(self, engine: Any) -> None:
         """Send the next calls to another engine, and let go of the one before."""
         if self.engine is not None:
             self.replaced += self.engine.replaced
@@ -125,7 +124,7 @@ class Journal:
         if known:
             total = unpack(read_tensors(path))
         else:
-            total = self.engine.run(self.number, verb, *given)  # type: ignore[union-attr]
+            total = self.engine.run(self.number, verb, *given)
             write_tensors(path, total.pack())
         self.ticks = self.number * self.parts
         if verb == "step":
@@ -134,13 +133,12 @@ class Journal:
 
     def _report_step(self, changed: int, seconds: float | None) -> None:
         self.steps += 1
-        line = f"iteration {self.steps} of {self.expected_steps}: {changed} labels changed"
-        if seconds is None:
-            self.report(f"{line} (from the checkpoint)")
-            return
-        self.seconds.append(seconds)
-        left = (self.expected_steps - self.steps) * float(np.mean(self.seconds))
-        self.report(f"{line}, {seconds:.1f} s, about {left:.0f} s left")
+        how = " (from the checkpoint)"
+        if seconds is not None:
+            self.seconds.append(seconds)
+            left = (self.expected_steps - self.steps) * float(np.mean(self.seconds))
+            how = f", {seconds:.1f} s, about {left:.0f} s left"
+        self.report(f"iteration {self.steps} of {self.expected_steps}: {changed} labels changed{how}")
 
 
 def adapt_shards(
@@ -156,14 +154,6 @@ def adapt_shards(
     """Label all rows of all shards together, and write one file of predictions per shard into the folder `out`.
 
     With `graph` "global" neighbours are found across shards, else within each.
-
-    >>> import tempfile
-    >>> from moontide import method
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     for i in range(2):
-    ...         np.save(f"{folder}/{i}.npy", np.eye(3))
-    ...     adapt_shards(ShardTask(f"{folder}/*.npy", np.eye(3)), method("moon"), f"{folder}/out").counts
-    array([2., 2., 2.])
     """
     plan = _plan(method)
     job, given = _job(task, method, out.rstrip("/"), workers.device)
@@ -181,7 +171,7 @@ def adapt_shards(
             report(f"{checked.skipped} rows cannot be used and are skipped")
         groups: tuple[int, ...] = ()
         if graph == "global":
-            sizes = journal("scatter", *quantiser(journal, checked.rows, job.parts)).counts.astype(int)
+            sizes = journal("scatter", *quantiser(journal, checked.rows, len(job.sources))).counts.astype(int)
             groups = tuple(np.flatnonzero(sizes).tolist())
             use(replace(job, groups=groups), sizes[sizes > 0].tolist())
         found = recall(journal, checked.rows)
@@ -219,11 +209,11 @@ def _job(task: ShardTask, method: Method, out: str, device: str) -> tuple[Job, d
     names = None if task.class_names is None else check_class_names(task.class_names, len(text))
     given = {}
     if task.class_prior is not None:
-        method.require_accepted("class_prior")
         given["class_prior"] = check_class_prior(task.class_prior, len(text), text)
     if task.negatives is not None:
-        method.require_accepted("negatives")
         given["negatives"] = check_negatives(task.negatives, text)
+    for name in given:
+        method.require_accepted(name)
     half, folder = sum(source.rows for source in sources) * len(text) > LARGE, f"{out}/{CHECKPOINT}"
     job = Job(method, text, task.logit_scale, sources, outputs, folder, names, task.skip_bad_rows, (), half, device)
     return job, given
@@ -259,8 +249,8 @@ def _check_checkpoint(job: Job, graph: str, given: Mapping[str, Any], report: Ca
     own = {
         "sources": [[without_credentials(source.path), source.rows, source.size] for source in job.sources],
         "method": {job.method.name: asdict(job.method)},  # type: ignore[call-overload]
-        "text": _digest(job.text),
-        "given": {name: _digest(x) for name, x in given.items()},
+        "text": hashlib.sha256(job.text.tobytes()).hexdigest(),
+        "given": {name: hashlib.sha256(x.tobytes()).hexdigest() for name, x in given.items()},
         "logit_scale": job.logit_scale,
         "graph": graph,
         "skip_bad_rows": job.skip_bad_rows,
@@ -271,18 +261,12 @@ def _check_checkpoint(job: Job, graph: str, given: Mapping[str, Any], report: Ca
         with opened(path) as handle:
             held = json.load(handle)
         if held != json.loads(json.dumps(own)):
-            raise FileError(
-                f"{job.folder} is the checkpoint of a run with other shards, text or options; remove it, or give "
-                "another output folder."
-            )
+            other = "of a run with other shards, text or options; remove it, or give another output folder."
+            raise FileError(f"{job.folder} is the checkpoint {other}")
         report(f"going on from {job.folder}")
         return
     with writing(path) as handle:
         handle.write(json.dumps(own).encode())
-
-
-def _digest(x: NDArray[np.float32]) -> str:
-    return hashlib.sha256(x.tobytes()).hexdigest()
 
 
 @contextmanager
@@ -301,8 +285,8 @@ def _engines(workers: Workers, journal: Journal) -> Iterator[Callable[[Job, Sequ
         budget = workers.memory if workers.memory is not None or have is None else int(SHARE * have) // used
         resident = _fits(job, sizes, used, budget, journal.report)
         journal.use(None)
-        ends = (job, resident, journal.tick)
-        journal.use(ray.Ray(*ends, workers=used) if workers.engine == "ray" else Local(*ends))
+        more = resident, journal.tick
+        journal.use(ray.Ray(job, used, *more) if workers.engine == "ray" else Worker(job, job.shards, *more))
 
     try:
         yield use
@@ -319,13 +303,9 @@ def _fits(job: Job, sizes: Sequence[int], used: int, budget: int | None, report:
     all_of_them = max(sum(each[w::used]) for w in range(used)) + passing
     resident = budget is None or all_of_them <= budget
     if budget is not None and not resident and one > budget:
-        raise ResourceError(
-            f"A worker needs about {human(one)} for the largest shard, of {max(sizes)} rows, and may take "
-            f"{human(budget)}. Split that shard, or use fewer workers."
-        )
+        needs = f"A worker needs about {human(one)} for the largest shard, of {max(sizes)} rows"
+        raise ResourceError(f"{needs}, and may take {human(budget)}. Split that shard, or use fewer workers.")
     how = "all of its shards in memory" if resident else "one shard at a time, the others on disk"
-    report(
-        f"{len(sizes)} shards, {sum(sizes)} rows; workers: {used}, each with up to "
-        f"{human(all_of_them if resident else one)} of memory ({how})"
-    )
+    each_with = f"workers: {used}, each with up to {human(all_of_them if resident else one)} of memory ({how})"
+    report(f"{len(sizes)} shards, {sum(sizes)} rows; {each_with}")
     return resident

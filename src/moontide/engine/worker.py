@@ -1,9 +1,8 @@
 """A worker: it has some of the shards, calls their methods, adds up their sums, and saves each after every step.
 
-A call that changes a shard has a number, and a shard keeps the number of its last one with the sums it returned: called
-again with that number, it only returns them. So a call may be repeated after any failure, by a new worker too, which
-finds the shards on disk as they were after their last step. A shard is saved while the next one is computed. Where the
-shards of a worker do not fit into its memory, it holds one at a time and takes the others from disk.
+A call has a number, and a shard keeps that of its last change with the sums it returned: called again with it, it only
+returns them. So a call may be repeated after any failure, by a new worker too, which finds the shards on disk as they
+were. Where the shards of a worker do not fit into its memory, it holds one at a time and takes the others from disk.
 
     folder/shard-00003.safetensors   state of a shard after its last step, and the sums it returned
     folder/graph-00003.safetensors   its neighbours
@@ -14,7 +13,7 @@ shards of a worker do not fit into its memory, it holds one at a time and takes 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
@@ -63,9 +62,9 @@ class Job:
         return self.method.rows_type or Rows
 
     @property
-    def parts(self) -> int:
-        """The number of shards."""
-        return len(self.groups or self.sources)
+    def shards(self) -> range:
+        """Their numbers."""
+        return range(len(self.groups or self.sources))
 
     def kept_bytes(self, n: int) -> int:
         """Estimate the memory of a shard of n rows: features, old and new assignments, graph."""
@@ -104,10 +103,12 @@ class Written(Sums):
 
 
 class Worker:
-    """Some of the shards of a job. `tick` is called after every shard."""
+    """Some of the shards of a job, or all of them: then it is the engine of one process. `tick`: a shard is done."""
+
+    replaced = 0  # workers that died
 
     def __init__(
-        self, job: Job, mine: tuple[int, ...], resident: bool, tick: Callable[[], None] = lambda: None
+        self, job: Job, mine: Sequence[int], resident: bool, tick: Callable[[int], None] = lambda shards: None
     ) -> None:
         self.job, self.mine, self.resident, self.tick = job, mine, resident, tick
         self.rows: dict[int, tuple[NDArray[np.float32], NDArray[np.int64]]] = {}
@@ -115,6 +116,14 @@ class Worker:
         self.done = -1, 0
         self.saver, self.saving = ThreadPoolExecutor(1, "save"), Future[None]()
         self.saving.set_result(None)
+
+    def run(self, number: int, name: str, *given: Any) -> Any:
+        """Call a method on every shard and add up; `number` tells this call from those before it."""
+        return self.call(number, name, given)
+
+    def close(self) -> None:
+        """End the thread that saves."""
+        self.saver.shutdown()
 
     def progress(self) -> tuple[int, int]:
         """Return the number of the last call and how many shards have answered it."""
@@ -127,7 +136,7 @@ class Worker:
             part = getattr(self, name)(i, *given) if name in OWN else self._ask(i, number, name, given)
             total = part if total is None else total + part
             self.done = number, count
-            self.tick()
+            self.tick(1)
         self.saving.result()  # the shards of this call are on disk
         return total
 
@@ -172,10 +181,8 @@ class Worker:
         if self.job.groups:
             lengths = [len(rows) for rows in self._pieces(i, "rows")]
             cuts = np.cumsum(lengths)[:-1]
-            split = {name: np.split(x, cuts) for name, x in columns.items()}
-            write_tensors(
-                self._path("result", i), {f"{name}-{s}": x for name, xs in split.items() for s, x in enumerate(xs)}
-            )
+            parts = {f"{name}-{s}": x for name in columns for s, x in enumerate(np.split(columns[name], cuts))}
+            write_tensors(self._path("result", i), parts)
         else:
             self._write_output(i, shard.kept, columns)
         counts = np.bincount(labels, minlength=len(self.job.text)).astype(np.float64)
@@ -193,8 +200,8 @@ class Worker:
                     xs.append(rows if name == "rows" else found[f"{name}-{i}"])
         columns = {name: np.concatenate(xs) for name, xs in parts.items()}
         order = np.argsort(columns["rows"])
-        rows = columns.pop("rows")[order]
-        self._write_output(i, rows, {name: x[order] for name, x in columns.items()})
+        columns = {name: x[order] for name, x in columns.items()}
+        self._write_output(i, columns.pop("rows"), columns)
         return Written(0, 0, np.zeros(len(self.job.text)))
 
     def _ask(self, i: int, number: int, name: str, given: tuple[Any, ...]) -> Any:
@@ -218,25 +225,21 @@ class Worker:
         """Return a shard as it was after its last change."""
         if i in self.shards:
             return self.shards[i]
-        job, kind = self.job, self.job.rows_type
-        rows, kept = self._read(i)
+        job, (rows, kept), path, graph = self.job, self._read(i), self._path("graph", i), None
         features = to_device(rows, None, job.device)
-        path, graph = self._path("graph", i), None
         if exists(path):
             graph = Graph(**{name: to_device(x, None, job.device) for name, x in read_tensors(path).items()})
-        shard = kind(job.method, features, job.text, job.logit_scale, graph, half=job.half, keep=False)
+        shard = job.rows_type(job.method, features, job.text, job.logit_scale, graph, half=job.half, keep=False)
         shard.number, shard.kept, last, sums = i, kept, -1, None
         if graph is None:
-            edges = {name: to_numpy(getattr(shard.graph, name)) for name in ("neighbours", "weights")}
-            write_tensors(path, edges)
+            write_tensors(path, {name: to_numpy(getattr(shard.graph, name)) for name in ("neighbours", "weights")})
         if exists(self._path("shard", i)):
             state = read_tensors(self._path("shard", i))
             shard.restore(state)
             last, sums = int(state["number"]), unpack(state)
-        found = shard, last, sums
         if self.resident:
-            self.shards[i] = found
-        return found
+            self.shards[i] = shard, last, sums
+        return shard, last, sums
 
     def _read(self, i: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
         """Return the usable rows of a shard, of unit length, and their numbers in the source."""

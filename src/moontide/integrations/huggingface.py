@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ from moontide.store.predictions import rounded
 from moontide.types import Result
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from moontide.encoders.base import Encoder
 
@@ -74,11 +75,24 @@ def write_dataset(labels: Labels, folder: str | Path) -> None:
         columns["unknown"] = list(labels.unknown)
     if labels.vectors is not None:
         columns["embedding"] = labels.vectors.tolist()
-    made = datasets.Dataset.from_dict(columns).cast_column("label", datasets.ClassLabel(names=list(labels.class_names)))
+    kind = datasets.ClassLabel(names=list(labels.class_names))
+    with _no_bars(datasets):
+        try:
+            datasets.Dataset.from_dict(columns).cast_column("label", kind).save_to_disk(str(folder))
+        except OSError as error:
+            raise FileError(f"The folder {folder} cannot be written: {error.strerror or error}.") from error
+
+
+@contextmanager
+def _no_bars(datasets: Any) -> Iterator[None]:
+    """Keep the library's progress bars, which even go into pipes, from the terminal."""
+    shown = not datasets.are_progress_bars_disabled()
+    datasets.disable_progress_bars()
     try:
-        made.save_to_disk(str(folder))
-    except OSError as error:
-        raise FileError(f"The folder {folder} cannot be written: {error.strerror or error}.") from error
+        yield
+    finally:
+        if shown:
+            datasets.enable_progress_bars()
 
 
 def _require(dataset: Any, column: str) -> None:

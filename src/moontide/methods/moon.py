@@ -12,12 +12,7 @@ The defaults are the released solver, which made the paper's numbers; the preset
 They differ in: `temper` (the released likelihood is divided by 50, its Laplacian by 2m), `normalise_confidence`,
 `update`, `gamma_in_counts`, `graph`, `kappa_cap`, `r_cap`, `final_assignment` and `count_epsilon`.
 
-L_PLE, Eq. ple-ours with these options, is  sum_i gamma_i [ KL-like(z_i, y_i^text_weight) - z_i . log p_i / temper ]
-- 1/2 sum_i gamma_i z_i . (M z)_i + sum_k alpha_k KL(V'_k || V_k) / temper,  M the affinity times its weight. The
-E-step minimises it over z with the Laplacian linearised, the exact M-step over (mu, kappa): it never rises for soft
-beta, exact update, Newton inverse, accurate normaliser, no caps, positive semi-definite M and a gamma that is fixed. A
-fixed gamma that is not constant makes gamma_i M_ij asymmetric, which the paper's proof overlooks; there the statement
-holds with `votes="gamma"`, where a neighbour's vote counts by its own gamma too.
+docs/maths.md has the objective, Eq. ple-ours, with these options, and when it never rises.
 """
 
 from __future__ import annotations
@@ -29,11 +24,11 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from moontide.core.arrays import Array, clip, device_type, like, namespace, stack
+from moontide.core.arrays import Array, clip, device_type, like, namespace
 from moontide.core.backends import choose, plain
 from moontide.core.driver import Run, solve
 from moontide.core.graph import Graph
-from moontide.core.mixture import VMF, Anchors, Classes, Step
+from moontide.core.mixture import VMF, Anchors, Step, VMFClasses
 from moontide.core.ple import anchor_weights, class_confidence, concentration, initial_resultant, objective
 from moontide.core.rows import LARGE, NEIGHBOURS, Rows, check_graph
 from moontide.errors import OptionError
@@ -121,26 +116,21 @@ class MOON(Method):
         check_graph(task.graph, self.name, self.neighbours)
         on_cpu = device_type(task.features) == "cpu"
         if self.precision != "full" and on_cpu:
-            raise OptionError(
-                f"The 'precision' option of moon has no effect on a CPU. Got {self.precision!r}; leave it at 'full'."
-            )
+            got = f"Got {self.precision!r}; leave it at 'full'."
+            raise OptionError(f"The 'precision' option of moon has no effect on a CPU. {got}")
         large = on_cpu and task.n * task.k > LARGE  # in blocks, with probabilities in 16 bits
         backend: Any = plain if large else choose(task.features, task.k)
 
         def together(features: Array, text: Array) -> tuple[Any, ...]:
             rows = backend.Rows(self, features, text, task.logit_scale, task.graph, half=large, alone=not large)
             found = solve(VMFMixture(self, text, task.logit_scale, backend.m_step), rows.call)
-            labels = rows.labels if large else None  # before rounding to 16 bits
-            graph = rows.graph
-            return *found, *rows.unpack(), labels, rows.gamma, graph.neighbours, graph.weights, graph.recall
+            labels, edges = rows.labels if large else None, rows.graph  # labels before rounding to 16 bits
+            return *found, *rows.unpack(), labels, rows.gamma, edges.neighbours, edges.weights, edges.recall
 
         *found, z, y, labels, gamma, neighbours, weights, recall = backend.run(together, self, task)
-        of = Solution(*found)
+        of, graph = Solution(*found), Graph(neighbours, weights, recall)
         energy = of.energy.tolist()
-        details = {
-            "mu": of.mu, "alpha": of.alpha, "gamma": gamma, "anchor_kappa": of.anchor_kappa,
-            "graph": Graph(neighbours, weights, recall),
-        }  # fmt: skip
+        details = {"mu": of.mu, "alpha": of.alpha, "gamma": gamma, "anchor_kappa": of.anchor_kappa, "graph": graph}
         return Result(z, y, None, energy, len(energy) - 1, of.converged, of.kappa, of.beta, details, decided=labels)
 
     def peak_bytes(self, n: int, k: int, d: int, itemsize: int) -> int:
@@ -155,11 +145,7 @@ class MOON(Method):
         return VMFMixture(self, text, logit_scale)
 
     def plan(self) -> Plan:
-        """First pass, an E-step before and after each M-step, and the last terms of the objective.
-
-        >>> MOON().plan()
-        Plan(calls=13, steps=11)
-        """
+        """First pass, an E-step before and after each M-step, and the last terms of the objective."""
         if self.precision != "full":
             raise OptionError(f"The 'precision' option of moon must be 'full' on shards. Got {self.precision!r}.")
         return Plan(self.m_steps + 3, self.m_steps + 1)
@@ -191,13 +177,13 @@ class VMFMixture:
     """Algorithm 1 for `driver.solve`: what MOON makes of the sums over its samples, line by line."""
 
     def __init__(
-        self, options: MOON, text: Array, logit_scale: float, m_step: Callable[[VMF, Any], Classes] = plain.m_step
+        self, options: MOON, text: Array, logit_scale: float, m_step: Callable[[VMF, Any], VMFClasses] = plain.m_step
     ) -> None:
         self.options, self.text, self.scale, self.m_step = options, text, options.text_weight * logit_scale, m_step
         self.m_steps = options.m_steps
         self.tolerance = STILL * float(namespace(text).finfo(text.dtype).eps)
 
-    def begin(self, run: Run) -> Classes:
+    def begin(self, run: Run) -> VMFClasses:
         """Initialisation: zero-shot predictions, anchors, graph (made with the rows), class-level weights."""
         o, d, first = self.options, self.text.shape[1], run("first")  # Eq. zero-shot; z = y
         r = like(initial_resultant(first.total, first.along, o.count_epsilon), self.text)  # Eq. init, (K,)
@@ -210,7 +196,7 @@ class VMFMixture:
         self.vmf = VMF(o, Anchors(self.text, kappa, r, like(alpha, self.text) + 0 * r), self.scale)
         return self.vmf.begin()
 
-    def shown(self, classes: Classes) -> tuple[Any, ...]:
+    def shown(self, classes: VMFClasses) -> tuple[Any, ...]:
         """Return what the E-step (Eqs. likelihood, update-z and pl) needs: the logits of each class."""
         return (classes.scores,)
 
@@ -218,25 +204,25 @@ class VMFMixture:
         """Tell whether no label changed and no assignment moved by more than rounding."""
         return step.moved < self.tolerance and not step.changed
 
-    def update(self, classes: Classes, step: Step) -> Classes:
+    def update(self, classes: VMFClasses, step: Step) -> VMFClasses:
         """M-step: shrinkage beta_k, means v_k, mu_k and kappa_k (Eqs. update-m, update-m-real and banerjee)."""
         return self.m_step(self.vmf, step)
 
-    def terms(self, classes: Classes, step: Step) -> tuple[Array, Array, Array]:
+    def terms(self, classes: VMFClasses, step: Step) -> tuple[Array, Array, Array]:
         """Return the terms of L_PLE: of the samples, their Laplacian one E-step earlier, of the classes."""
         return step.free, step.laplacian, self.vmf.kl(classes)
 
-    def finish(self, run: Run, classes: Classes, step: Step, trace: list[tuple[Array, Array, Array]]) -> Solution:
+    def finish(self, run: Run, classes: VMFClasses, step: Step, trace: list[tuple[Array, Array, Array]]) -> Solution:
         """Return the classes, and Eq. ple-ours after each E-step."""
         free, laplacian, kl = zip(*trace, strict=True)
         laplacian = (*laplacian[1:], run("finish").value)  # known one E-step later
-        free, laplacian = (_rows(x) for x in (free, laplacian))
+        free, laplacian, kl = (_rows(x) for x in (free, laplacian, kl))
         alpha = self.vmf.anchors.alpha
-        energy = objective(free, laplacian, alpha, stack(kl), self.options.temper)  # (T + 1,)
+        energy = objective(free, laplacian, alpha, kl, self.options.temper)  # (T + 1,)
         beta, kappa, mu = self.vmf.whole(classes)
         return Solution(energy, step.changed, beta, kappa, mu, alpha, self.vmf.anchors.kappa)
 
 
 def _rows(parts: Sequence[Any]) -> Array:
-    """Put terms of the samples (N,), or sums of them, below each other: (T + 1, N) or (T + 1, 1)."""
-    return np.asarray(parts)[:, None] if isinstance(parts[0], float) else stack(parts)
+    """Put terms of samples (N,) or classes (K,), or sums of them, below each other: (T + 1, N), or (T + 1, 1)."""
+    return np.asarray(parts)[:, None] if isinstance(parts[0], float) else namespace(parts[0]).stack(parts)

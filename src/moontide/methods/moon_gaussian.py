@@ -17,8 +17,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from moontide.core import formulas
 from moontide.core.arrays import Array, namespace, unit_rows
-from moontide.core.ple import EPS, anchor_weights, class_confidence, sample_weights, shrink, shrinkage
+from moontide.core.ple import EPS, anchor_weights, class_confidence, sample_weights, shrink
 from moontide.core.simplex import log_softmax
 from moontide.methods._alternation import Mixture, Smoothed, counted
 from moontide.methods._gaussian import anchored_variance, class_weights, log_density, pooled_variance
@@ -51,7 +52,7 @@ class MOONGaussian(Smoothed):
         def m_step(log_z: Array) -> Mixture:
             z = xp.exp(log_z)  # (N, K)
             gamma = sample_weights(z)  # (N,)
-            beta = shrinkage(counted(z, gamma, self.beta), alpha)  # (K,)
+            beta = formulas.shrinkage(counted(z, gamma, self.beta), alpha)  # (K,)
             weights = class_weights(log_z + xp.log(gamma + EPS)[:, None])  # (K, N)
             v = weights @ f  # v_k = sum_i gamma_i z_ik f_i / sum_i gamma_i z_ik, (K, d)
             mu = unit_rows(shrink(v, beta, text))  # mu_k = beta_k v_k + (1 - beta_k) t_k, (K, d)

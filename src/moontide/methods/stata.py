@@ -22,9 +22,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
+from moontide.core import formulas
 from moontide.core.arrays import Array, affine, class_counts, like, namespace, row_dots, unit_rows
 from moontide.core.driver import Run, solve
-from moontide.core.ple import means, shrink, shrinkage
+from moontide.core.ple import means, shrink
 from moontide.core.rows import Rows, check_graph
 from moontide.core.simplex import softmax_log_sum
 from moontide.core.sums import Doubles, Sums
@@ -59,17 +60,9 @@ class GaussianSums(Sums):
 
 
 class StatARows(Rows):
-    """The samples of StatA: scores are quadratic in f, which is taken around the mean of all samples.
-
-    >>> import numpy as np
-    >>> rows = StatARows(StatA(), np.eye(3, dtype=np.float32), np.eye(3, dtype=np.float32), 100.0)
-    >>> rows.mean().sums
-    array([1., 1., 1.])
-    """
+    """The samples of StatA: scores are quadratic in f, which is taken around the mean of all samples."""
 
     SCORES: ClassVar[int] = 1
-
-    around: tuple[Array, Array] | None = None
 
     def mean(self) -> Centre:
         """Add up the features."""
@@ -97,9 +90,9 @@ class StatARows(Rows):
         xp, k, before = namespace(self.f), len(self.text), self.labels
         scores = self._empty(len(self.f), k)  # (n, K)
         for at in self.blocks:
-            f, square = self._centred(at, centre)  # (b, d), (b, d)
+            f = self.f[at] - centre  # (b, d)
             scores[at] = affine(f, linear, offset)
-            scores[at] -= square @ quadratic.T  # (b, K) or (b, 1)
+            scores[at] -= f**2 @ quadratic.T  # (b, K) or (b, 1)
         new = self._empty(len(self.f), k, dtype=self.z.dtype)
         for _ in range(self.method.inner_iterations - 1):
             for at in self.blocks:
@@ -108,40 +101,26 @@ class StatARows(Rows):
         labels = xp.empty_like(before)
 
         def block(at: slice) -> GaussianSums:
-            (f, square), p = self._centred(at, centre), self._assign(at, scores, new)  # (b, d), (b, d), (b, K)
+            f, p = self.f[at] - centre, self._assign(at, scores, new)  # (b, d), (b, K)
             p *= p >= TINY
             labels[at] = xp.argmax(p, axis=1)
             counts = xp.astype(class_counts(labels[at], k), self.f.dtype)
-            return GaussianSums(len(p), p.T @ f, p.T @ square, p.sum(0), counts, (labels[at] != before[at]).sum())
+            return GaussianSums(len(p), p.T @ f, p.T @ f**2, p.sum(0), counts, (labels[at] != before[at]).sum())
 
         found: GaussianSums = self._add_up(block, "iteration")
         self.z, self.labels = new, labels
         return found
 
-    def _centred(self, rows: slice, centre: Array) -> tuple[Array, Array]:
-        """Return some features around the mean, and their squares, (b, d) each; in memory they are kept."""
-        if not self.alone:
-            f = self.f[rows] - centre
-            return f, f**2
-        if self.around is None:
-            f = self.f - centre
-            self.around = f, f**2
-        return self.around
-
     def _assign(self, rows: slice, scores: Array, new: Array) -> Array:
         """Eq. update-z of some rows, written to `new`: softmax(scores + votes), (b, K)."""
-        wide = new.dtype == self.f.dtype
-        p = new[rows] if wide else self._empty(rows.stop - rows.start, len(self.text))  # (b, K)
 
-        def part(at: slice) -> tuple[Any, ...]:
+        def part(at: slice) -> tuple[Array]:
             logits = self._votes(at)
             logits += scores[at]
-            p[at.start - rows.start : at.stop - rows.start] = softmax_log_sum(logits, logits)[0]
-            return ()
+            return (softmax_log_sum(logits, logits)[0],)
 
-        self._in_parts(part, rows)
-        if not wide:
-            new[rows] = self._narrow(p)
+        (p,) = self._in_parts(part, rows)
+        new[rows] = self._narrow(p)
         return p
 
 
@@ -149,7 +128,6 @@ class StatARows(Rows):
 class StatA(Repeated):
     """Transduction with class means and variances that are shrunk towards text by one weight alpha for all classes.
 
-    >>> import numpy as np
     >>> features = np.asarray([[1.0, 0.1, 0.5], [0.9, 0.2, 0.5], [0.2, 0.9, 0.5]])
     >>> result = StatA().fit_predict(features, np.eye(3))
     >>> result.labels, result.beta.round(2)
@@ -176,11 +154,7 @@ class StatA(Repeated):
         return GaussianMixture(self, text, logit_scale)
 
     def plan(self) -> Plan:
-        """Mean, first pass, and an E-step before and after each M-step.
-
-        >>> StatA().plan()
-        Plan(calls=13, steps=11)
-        """
+        """Mean, first pass, and an E-step before and after each M-step."""
         if self.faithful:
             raise OptionError("The 'faithful' option of stata depends on the order of rows; leave it out on shards.")
         return Plan(self.iterations + 3, self.iterations + 1)
@@ -231,7 +205,7 @@ class GaussianMixture:
     def update(self, classes: Mixture, step: GaussianSums) -> Mixture:
         """Eq. stata-shrinkage: means and variances of the classes from their statistics."""
         o, t, xp = self.options, self.t, namespace(self.t)
-        beta = shrinkage(step.soft if o.beta == "soft" else step.counts, o.alpha)  # (K,)
+        beta = formulas.shrinkage(step.soft if o.beta == "soft" else step.counts, o.alpha)  # (K,)
         v = means(step.sums, step.soft, 0.0)  # v_k around the centre, (K, d)
         mean = v + self.centre
         mu = unit_rows(shrink(unit_rows(mean), beta, t))  # mu_k = beta_k v_k + (1 - beta_k) t_k, (K, d)

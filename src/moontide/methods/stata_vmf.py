@@ -18,16 +18,16 @@ import math
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+from moontide.core import formulas
 from moontide.core.arrays import Array, namespace, unit_rows
+from moontide.core.mixture import First
 from moontide.core.ple import (
     concentration,
     initial_resultant,
     log_c,
     means,
     shrink,
-    shrinkage,
     weighted_sums,
-    zero_shot_moments,
 )
 from moontide.core.simplex import log_softmax
 from moontide.methods._alternation import Mixture, Repeated, counted
@@ -60,7 +60,7 @@ class StatAvMF(Repeated):
         f, text, d = task.features, task.text, task.d
         cosine = f @ text.T  # (N, K)
         log_y = log_softmax(task.logit_scale * cosine)  # (N, K)
-        y = zero_shot_moments(xp.exp(log_y), cosine)
+        y = First.of(xp.exp(log_y), cosine)
         anchor_r = initial_resultant(y.total, y.along, COUNT_EPSILON)  # (K,)
         ones = xp.ones_like(log_y[:, 0])  # (N,)
         anchor_kappa = concentration(anchor_r, d, "banerjee", self.r_cap)  # (K,)
@@ -71,7 +71,7 @@ class StatAvMF(Repeated):
 
         def m_step(log_z: Array) -> Mixture:
             z = xp.exp(log_z)  # (N, K)
-            beta = shrinkage(counted(z, ones, self.beta), self.alpha)  # (K,)
+            beta = formulas.shrinkage(counted(z, ones, self.beta), self.alpha)  # (K,)
             v = means(*weighted_sums(z, ones, f), COUNT_EPSILON)  # (K, d)
             resultant = shrink(unit_rows(v) if self.unit_means else v, beta, text)  # (K, d)
             r = xp.linalg.vector_norm(resultant, axis=1)  # (K,)

@@ -2,26 +2,15 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 import numpy as np
 import numpy.typing as npt
+
+from moontide.metrics import resamples
 
 Floats = npt.NDArray[np.float64]
 
 BOOTSTRAP, FLIPS, SEED = 2000, 10_000, 0
 _BLOCK = 2**24  # signs held at once
-
-
-@lru_cache(maxsize=16)
-def resamples(n: int) -> Floats:
-    """Return the weights of n runs in each bootstrap draw, (BOOTSTRAP, n): one set of draws for all methods, so paired.
-
-    >>> resamples(4).shape, bool(np.allclose(resamples(4).sum(axis=1), 1))
-    ((2000, 4), True)
-    """
-    rng = np.random.default_rng(SEED)
-    return rng.multinomial(n, np.full(n, 1 / n), size=BOOTSTRAP) / n
 
 
 def half_width(*values: Floats) -> float | None:
@@ -34,7 +23,7 @@ def half_width(*values: Floats) -> float | None:
     """
     if max(map(len, values)) < 2:
         return None
-    draws = np.mean([resamples(len(v)) @ v for v in values], axis=0)
+    draws = np.mean([resamples(len(v), BOOTSTRAP, SEED) @ v for v in values], axis=0)
     low, high = np.quantile(draws, [0.025, 0.975])
     return float(high - low) / 2
 

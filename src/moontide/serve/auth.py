@@ -247,7 +247,8 @@ class Guard:
             if message["type"] == "http.response.start":
                 method = scope["method"] if scope["method"] in METHODS else "other"
                 self.metrics.request(method, message["status"])
-                close = [] if body.complete else [(b"connection", b"close")]  # what is still to come is not waited for
+                kept = body.complete or "moontide.unread" in scope
+                close = [] if kept else [(b"connection", b"close")]  # what is still to come is not waited for
                 message = {**message, "headers": [*message.get("headers", ()), *HEADERS, *close]}
             await send(message)
 
@@ -309,12 +310,11 @@ class _Body:
     async def in_time(self) -> Message:
         """Return what comes next, or give up; a timer and not `wait_for`, which would start a task for each part."""
         self.task = asyncio.current_task()
-        timer = asyncio.get_running_loop().call_at(self.deadline, self.give_up)
+        loop = asyncio.get_running_loop()
+        timer = loop.call_soon(self.give_up) if self.gate.closing else loop.call_at(self.deadline, self.give_up)
         self.gate._coming.add(self)
         try:
-            if self.gate.closing:
-                self.give_up()
-            return await self.next()
+            return await self.next()  # at once, where it is there
         except asyncio.CancelledError:
             if not self.late:
                 raise

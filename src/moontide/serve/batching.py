@@ -1,10 +1,11 @@
 """The queue of pushes in front of a stream: in order, gathered into micro-batches, and never longer than allowed.
 
 A push that finds the queue empty goes at once. Pushes that come while a micro-batch is under way make the next one: as
-many whole pushes as fit into `GROWTH` times `max_batch` samples, or one push that is larger. After a micro-batch of
-several pushes the next waits for as many, at most `max_wait_ms`. What else must happen in order, such as a correction,
-a snapshot or a reset, waits in the same queue. Work that takes longer than `STEP_SECONDS` makes the stream busy: who
-waits is sent away, and so is who comes, until it is done.
+many whole pushes as fit into `GROWTH` times `max_batch` samples, or one push that is larger. While a micro-batch is
+written to the journal, and its pushes answered, the next one takes its step. Where nothing is under way after a
+micro-batch of several pushes, the next waits for as many, at most `max_wait_ms`. What else must happen in order, such
+as a correction, a snapshot or a reset, waits in the same queue. Work that takes longer than `STEP_SECONDS` makes the
+stream busy: who waits is sent away, and so is who comes, until it is done.
 """
 
 from __future__ import annotations
@@ -13,19 +14,22 @@ import asyncio
 import contextlib
 import logging
 import math
+import sys
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from types import FrameType
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from moontide.errors import MoontideError
+from moontide.errors import InputError, MoontideError, ResourceError
 from moontide.serve.encoding import encode_in_pieces
 from moontide.serve.metrics import Metrics
 from moontide.serve.records import Answer, Corrected, Correction, Item, columns, numbers
-from moontide.serve.state import GoneError, Moment, ServedStream
+from moontide.serve.state import Ahead, GoneError, Moment, ServedStream
 from moontide.serve.stream_store import DamagedError, StoreError
 
 MAX_LISTENERS = 64  # of a stream
@@ -74,7 +78,7 @@ class _Waiting(NamedTuple):
 
 
 class PushQueue:
-    """Takes pushes and calls for a stream, and runs them one after the other on a thread of its own."""
+    """Takes pushes and calls for a stream, and runs them in order on threads of its own."""
 
     def __init__(
         self,
@@ -86,13 +90,16 @@ class PushQueue:
     ) -> None:
         """Start to work; `max_waiting`: samples that may wait; `failed` is told of every failure of the store."""
         self.stream, self.metrics, self.max_waiting, self.failed = stream, metrics, max_waiting, failed
-        self.thread = thread or ThreadPoolExecutor(1, f"stream {stream.name}")
+        self.thread = thread or ThreadPoolExecutor(2, f"stream {stream.name}")
         self.waiting: deque[_Waiting] = deque()
         self.samples = 0  # that wait
         self.rate = 1000.0  # samples a second, as measured
         self.before = 1  # pushes in the micro-batch before
         self.busy: float | None = None  # since when work takes too long
         self.listeners: set[Listener] = set()
+        self._written: Ahead | None = None  # the step that is being written to the journal,
+        self._writing: list[Item] = []  # its pushes,
+        self._write: asyncio.Task[None] | None = None  # and the task that does it
         self._arrived = asyncio.Event()
         self._ending = False
         self._task = asyncio.create_task(self._work())
@@ -164,13 +171,14 @@ class PushQueue:
         )
 
     async def _run(self, function: Callable[[], T], batch: list[_Waiting]) -> T:
-        loop = asyncio.get_running_loop()
-        timer = loop.call_later(STEP_SECONDS, self._too_long, batch)
-        try:
-            return await loop.run_in_executor(self.thread, function)
-        finally:
-            timer.cancel()
-            self.busy = None
+        work = asyncio.get_running_loop().run_in_executor(self.thread, function)
+        if not await in_time(work):
+            self._too_long(batch)
+            try:
+                return await work
+            finally:
+                self.busy = None
+        return work.result()
 
     def _too_long(self, batch: list[_Waiting]) -> None:
         """Send away who waits: the stream is busy, and the server is not."""
@@ -180,7 +188,7 @@ class PushQueue:
         for waiting in [*batch, *self.waiting]:
             if not waiting.last:
                 waiting.answer(self._busy())
-        self.samples -= sum(len(waiting.work.x) for waiting in self.waiting if isinstance(waiting.work, Item))
+        self.samples -= sum(len(item.x) for item in pushes_of(self.waiting))
         self.waiting = deque(staying)
 
     async def _work(self) -> None:
@@ -190,20 +198,25 @@ class PushQueue:
                 if isinstance(batch[0].work, Item):
                     await self._process(batch)
                 else:
+                    await self._settle()
                     batch[0].answer(await self._run(batch[0].work, batch))
                 if batch[0].last:
                     break
             except Exception as error:
-                if isinstance(error, StoreError) and not isinstance(error, DamagedError) and self.failed is not None:
-                    self.failed(error)
-                elif not isinstance(error, MoontideError):
-                    log.exception("stream %s", self.stream.name)
-                for waiting in batch:
-                    waiting.answer(error)
+                self._fail(batch, error)
                 self._ending = self._ending and not batch[0].last
         for waiting in self.waiting:
             waiting.answer(self._gone())
         self.tell_end()
+
+    def _fail(self, batch: list[_Waiting], error: Exception) -> None:
+        if isinstance(error, StoreError) and not isinstance(error, DamagedError) and self.failed is not None:
+            self.failed(error)
+        elif not isinstance(error, MoontideError):
+            log.error("stream %s", self.stream.name, exc_info=error)
+        self.samples -= sum(len(item.x) for item in pushes_of(batch))
+        for waiting in batch:
+            waiting.answer(error)
 
     async def _next(self) -> list[_Waiting]:
         """Wait for the next call, or for pushes that make a micro-batch."""
@@ -215,8 +228,9 @@ class PushQueue:
         config, loop = self.stream.config, asyncio.get_running_loop()
         deadline = first.since + config.max_wait_ms / 1000
         while len(self.waiting) < self.before and self.samples < config.max_batch and deadline > loop.time():
-            if self.waiting[0] is not first or not isinstance(self.waiting[-1].work, Item):
-                break  # a call waits
+            under_way = self._write is not None and not self._write.done()
+            if under_way or self.waiting[0] is not first or len(pushes_of(self.waiting)) < len(self.waiting):
+                break  # or a call waits
             await self._more(deadline - loop.time())
         batch: list[_Waiting] = []
         size, most = 0, min(MAX_BATCH, GROWTH * config.max_batch)
@@ -234,23 +248,48 @@ class PushQueue:
             await asyncio.wait_for(self._arrived.wait(), seconds)
 
     async def _process(self, batch: list[_Waiting]) -> None:
-        items = [waiting.work for waiting in batch if isinstance(waiting.work, Item)]
-        size, now = sum(len(item.x) for item in items), asyncio.get_running_loop().time()
-        start = time.perf_counter()
+        """Take a step while the one before is written, then have it written; or both at once, where that cannot be."""
+        items, now = pushes_of(batch), asyncio.get_running_loop().time()
+        moment, ahead = self.stream.moment if self._written is None else self._written.after, None
+        if moment is not None and self.stream.fresh(items, self._writing):
+            with contextlib.suppress(InputError, ResourceError):  # of one push or more: `process` finds out
+                ahead = await self._run(partial(self.stream.advance, items, moment), batch)
+        await self._settle()
+        if ahead is not None and ahead.before is self.stream.moment:
+            self._written, self._writing = ahead, items
+            self._write = asyncio.create_task(self._write_down(ahead, batch, now))
+        else:  # or what came before could not be written
+            await self._finish(batch, await self._run(partial(self.stream.process, items), batch), now)
+
+    async def _write_down(self, ahead: Ahead, batch: list[_Waiting], since: float) -> None:
         try:
-            answers = await self._run(lambda: self.stream.process(items), batch)
-        finally:
-            self.samples -= size
-        seconds = time.perf_counter() - start
-        self.rate += 0.1 * (size / seconds - self.rate)
+            answers = await self._run(partial(self.stream.write, ahead), batch)
+        except Exception as error:
+            self._fail(batch, error)
+        else:
+            await self._finish(batch, answers, since)
+
+    async def _settle(self) -> None:
+        """Wait until nothing is being written."""
+        if self._write is not None:
+            await self._write
+            self._write, self._written, self._writing = None, None, []
+
+    async def _finish(self, batch: list[_Waiting], answers: Sequence[Answer | Exception], since: float) -> None:
+        """Answer pushes, count them, tell listeners, and make a checkpoint when it is due."""
+        size = sum(len(item.x) for item in pushes_of(batch))
+        self.samples -= size
         for waiting, answer in zip(batch, answers, strict=True):
             waiting.answer(answer)
         fresh = [answer for answer in answers if isinstance(answer, Answer) and not answer.repeated]
-        self.metrics.batch(self.stream.name, len(items), sum(len(answer.rows) for answer in fresh), seconds)
+        seconds = sum(self.stream.timing.values())
+        if fresh and seconds:
+            self.rate += 0.1 * (size / seconds - self.rate)
+        self.metrics.batch(self.stream.name, len(batch), sum(len(answer.rows) for answer in fresh), seconds)
         for phase, spent in self.stream.timing.items():
             self.metrics.phase(self.stream.name, phase, spent)
         for waiting in batch:
-            self.metrics.phase(self.stream.name, "queue", now - waiting.since)
+            self.metrics.phase(self.stream.name, "queue", since - waiting.since)
         moment = self.stream.moment
         if self.listeners and fresh and moment is not None:
             rows = np.concatenate([answer.rows for answer in fresh])
@@ -290,6 +329,36 @@ class PushQueue:
         for listener in self.listeners:
             listener.put_nowait(None)
         self.listeners.clear()
+
+
+def pushes_of(waiting: Iterable[_Waiting]) -> list[Item]:
+    """Return the pushes among those who wait."""
+    return [each.work for each in waiting if isinstance(each.work, Item)]
+
+
+async def in_time(work: asyncio.Future[Any]) -> bool:
+    """Wait for work on a thread no longer than a step may take; loading and compiling a method has its own time."""
+    left, piece = STEP_SECONDS, min(0.5, STEP_SECONDS)
+    while not (await asyncio.wait((work,), timeout=piece))[0]:
+        left -= 0 if compiling() else piece
+        if left <= 0:
+            return False
+    return True
+
+
+def compiling() -> bool:
+    """Tell whether some thread imports modules or is in Numba's compiler, which has its work once on a machine.
+
+    >>> compiling()
+    False
+    """
+    for frame in sys._current_frames().values():
+        inner: FrameType | None = frame
+        while inner is not None:
+            if str(inner.f_globals.get("__name__")).startswith(("numba.core.", "importlib._bootstrap")):
+                return True
+            inner = inner.f_back
+    return False
 
 
 def known_of(labels: Any) -> list[int | None]:

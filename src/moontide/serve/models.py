@@ -8,8 +8,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
+from moontide.serve.parsing import MAX_CLASSES
+
 MAX_PUSH = 4096  # samples
-MAX_CLASSES = 100_000  # of a stream
 MAX_PROMPTS = 100  # of a class, besides its name
 DEFAULT_METHOD = "tide"
 Value = bool | int | float | str  # of an option

@@ -1,13 +1,15 @@
 """Bodies of requests in JSON: small ones are read here, large ones by a process of their own.
 
 The JSON reader holds the interpreter until it is done, so that no thread helps: 30 MiB would keep every other client
-waiting for seconds. A body above `INLINE` bytes goes to `python -m moontide.serve.parsing`, which has a bound on its
-memory and its time, and comes back as raw float32 with what else was in it.
+waiting for seconds. A body above `INLINE` bytes with more rows or words than any request may have is refused unread.
+Another goes to `python -m moontide.serve.parsing`, which has a bound on its memory and its time and yields to the
+server, and comes back as raw float32 with what else was in it.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import struct
 import subprocess
 import sys
@@ -19,8 +21,11 @@ from moontide.core.arrays import as_real, unit_rows
 from moontide.errors import InputError, MoontideError, ResourceError
 
 INLINE = 2**18  # bytes that are read in a few milliseconds
-PARSE_SECONDS, PARSE_BYTES = 10, 2**31  # of the other process
+PARSE_SECONDS, PARSE_BYTES, NICE = 10, 2**31, 10  # of the other process
 OTHER_BYTES = 2**22  # of what is not numbers
+MAX_CLASSES = 100_000  # of a stream
+MOST = {b"[": 2 * MAX_CLASSES, b'"': 8 * MAX_CLASSES}  # rows and words: names, synonyms and their quotes
+PIECE = 2**20  # bytes that are searched at once
 Parsed = tuple[dict[str, Any], Any]  # the other fields, and rows of float32 or None
 
 
@@ -36,6 +41,11 @@ def parse(body: bytes, field: str, others: tuple[str, ...]) -> Parsed:
     """
     if len(body) <= INLINE:
         return parse_here(body, field, others)
+    for mark, most in MOST.items():
+        if sum(body.count(mark, start, start + PIECE) for start in range(0, len(body), PIECE)) > most:
+            raise ResourceError(
+                f"The body has over {most} {mark.decode()}, more rows or words than a request may have."
+            )
     command = [sys.executable, "-m", "moontide.serve.parsing", field, *others]
     try:
         done = subprocess.run(command, input=body, capture_output=True, timeout=PARSE_SECONDS, check=False)
@@ -95,6 +105,8 @@ def check_rows(values: Any, name: str) -> Any:
 
 def main(field: str, *others: str) -> None:
     """Read a body from the standard input, and write what it holds to the standard output."""
+    if hasattr(os, "nice"):
+        os.nice(NICE)
     try:
         import resource
 

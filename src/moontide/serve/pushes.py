@@ -150,8 +150,7 @@ async def admit(request: Request, queue: PushQueue, samples: int) -> None:
         try:
             queue.admit(samples)
         except BusyError:
-            async for _ in request.stream():  # so that the connection can be used again
-                pass
+            request.scope["moontide.unread"] = True  # the rest is dropped as it comes, at hardly any cost
             raise
 
 

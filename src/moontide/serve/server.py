@@ -14,9 +14,10 @@ import threading
 import time
 from collections.abc import Iterator
 from http import HTTPStatus
+from typing import Any
 
 import uvicorn
-from uvicorn.protocols.http.auto import AutoHTTPProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from moontide.errors import OptionError
 from moontide.serve.app import create_app
@@ -30,19 +31,26 @@ MAX_CONNECTIONS = 1000
 SWITCH_SECONDS = 0.0005  # so that a step does not keep the event loop waiting for the interpreter
 
 
-class Protocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
+class Protocol(HttpToolsProtocol):
     """HTTP/1.1 by uvicorn, with limits on the time and the size that a connection takes.
+
+    uvicorn has no such limits of its own, so this builds on how its protocol works inside (`cycle`, `flow`): versions
+    that are known to work that way are named in pyproject.toml, and tests/serve/test_attacks.py and test_security.py
+    try every limit. What comes of a body after the answer is dropped, and has the time that headers have.
 
     Where there are too many connections, one that does not read its answer makes room, or one without a request.
     """
 
+    connections: set[Any]
+    cycle: Any
     timer: asyncio.TimerHandle | None = None  # on headers that come in
     writing: asyncio.TimerHandle | None = None  # on an answer that is not read
     header_bytes = unread = 0
     deaf = False  # whether what comes is not read
+    in_body = False  # whether the body of a request is still coming
     since = 0.0
 
-    def connection_made(self, transport: asyncio.Transport) -> None:
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start the clock, and make room."""
         super().connection_made(transport)
         self.since = self.loop.time()
@@ -60,14 +68,14 @@ class Protocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         """Start the clock for a further request, and stop it when the headers are in."""
         if self.deaf:
             return
-        before = self.cycle
+        before, in_body = self.cycle, self.in_body
         behind = before is not None and not before.more_body  # a further request, while this one is answered
         if self.timer is None and (before is None or before.response_complete):
             self.timer = self.loop.call_later(HEADER_SECONDS, self.too_slow)
         super().data_received(data)
         if self.cycle is not before:  # uvicorn has begun with the request
             self.stop_clock()
-        elif self.timer is not None or behind:
+        elif not in_body and (self.timer is not None or behind):
             self.header_bytes += len(data)
             if self.header_bytes > MAX_HEADER_BYTES and not self.transport.is_closing():
                 if self.timer is None:  # an answer is under way
@@ -77,10 +85,18 @@ class Protocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
 
     def on_headers_complete(self) -> None:
         """Begin with a request; one that does not wait for the answer to the one before it is not read."""
+        self.in_body = True
         if self.cycle is None or self.cycle.response_complete:
-            return super().on_headers_complete()  # type: ignore[no-any-return]
+            return super().on_headers_complete()
         self.cycle.keep_alive, self.deaf = False, True  # the connection ends with this answer
         self.flow.pause_reading()
+
+    def on_message_complete(self) -> None:
+        """Note that a request is whole; the clock runs on only for one that has begun since."""
+        self.in_body = False
+        if self.cycle.response_complete:
+            self.stop_clock()
+        super().on_message_complete()
 
     def pause_writing(self) -> None:
         """Wait for the client to read, for some time, and not for too many bytes of all."""

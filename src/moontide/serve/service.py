@@ -28,8 +28,8 @@ from moontide.serve.auth import Gate, Token
 from moontide.serve.batching import BusyError, PushQueue
 from moontide.serve.images import TooLargeError, embed
 from moontide.serve.metrics import Metrics
-from moontide.serve.models import DEFAULT_METHOD, MAX_CLASSES, MAX_PUSH
-from moontide.serve.parsing import check_rows
+from moontide.serve.models import DEFAULT_METHOD, MAX_PUSH
+from moontide.serve.parsing import MAX_CLASSES, check_rows
 from moontide.serve.records import Answer, Config, Corrected, Correction, Floats, Item, Labels, digest_of
 from moontide.serve.state import GoneError, ServedStream, TakenError
 from moontide.serve.stream_store import DamagedError, Snapshot, StoreError, StreamStore
@@ -38,7 +38,6 @@ from moontide.store.classes import ClassList
 
 TICK = 1.0  # seconds between two syncs of the policy "interval", and two looks for changed tokens
 MAX_MAKING = 4  # streams that are being made at a time
-MAKE_SECONDS = 20.0  # for the first step of a new stream, which may have to compile its loops
 CLOSE_SECONDS = 30.0  # for the queues to finish when the server is stopped
 
 T = TypeVar("T")
@@ -260,7 +259,7 @@ class Service:
         stream = name or secrets.token_hex(6)
         if stream in self.queues or stream in self.failed or stream in self.making:
             raise TakenError(f"There is a stream {stream!r} already; choose another name, or delete it first.")
-        self.making[stream] = thread = ThreadPoolExecutor(1, f"stream {stream}")
+        self.making[stream] = thread = ThreadPoolExecutor(2, f"stream {stream}")
         made = False
         try:
             if synonyms is not None and (classes is None or prototypes is not None):
@@ -286,11 +285,10 @@ class Service:
     async def _in_time(self, thread: ThreadPoolExecutor, function: Callable[[], T]) -> T:
         """Run a function on a thread, and wait for it no longer than it may take."""
         work = asyncio.get_running_loop().run_in_executor(thread, function)
-        done, _ = await asyncio.wait({work}, timeout=MAKE_SECONDS)
-        if not done:
+        if not await batching.in_time(work):
             work.add_done_callback(lambda late: late.cancelled() or late.exception())
             raise ResourceError(
-                f"A step over one sample takes longer than {MAKE_SECONDS:g} s with these options; use others."
+                f"A step over one sample takes longer than {batching.STEP_SECONDS:g} s with these options; use others."
             )
         return work.result()
 

@@ -3,13 +3,14 @@
 A stream is at a `Moment`, which is never changed, only replaced by the next one; so whoever reads it, in any thread,
 sees one state with the window and the counts that belong to it. `process` makes the next moment:
 
-    step     state, answers = method.step(state, x)      x: the samples of all pushes of a micro-batch, in order
-    append   the journal gets x, the answers get the answers, in one transaction
-    replace  the stream is at the new moment, and the pushes are answered
+    advance  state, answers = method.step(state, x)      x: the samples of all pushes of a micro-batch, in order
+    write    the journal gets x, the answers get the answers, in one transaction;
+             the stream is at the new moment, and the pushes are answered
 
-A correction does the same with `state = method.correct(state, x, labels)`. Where a step fails or its answers are not
-finite, and where the append fails, the stream stays where it was. Loading takes the checkpoint and goes through the
-records after it, so on the same machine every array is the same to the last bit.
+While one micro-batch is written, the next may advance from the moment after it; where the write fails, that is
+forgotten. A correction does the same with `state = method.correct(state, x, labels)`. Where a step fails or its answers
+are not finite, and where the write fails, the stream stays where it was. Loading takes the checkpoint and goes through
+the records after it, so on the same machine every array is the same to the last bit.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 import numpy as np
@@ -82,6 +84,17 @@ class Moment(NamedTuple):
         return sum(map(len, self.window))
 
 
+class Ahead(NamedTuple):
+    """A step that is made and not yet written down."""
+
+    before: Moment
+    after: Moment
+    record: Record
+    answered: Answered
+    answers: list[Answer]
+    seconds: float  # of the step
+
+
 def require_size(state: State, method: str) -> None:
     """Refuse a state that is too large to be written again and again.
 
@@ -99,7 +112,7 @@ def require_size(state: State, method: str) -> None:
 
 
 class ServedStream:
-    """A stream and its store. `load`, `process`, `checkpoint` and `restore` are called one after the other."""
+    """A stream and its store. All that changes it is called one after the other; `advance` changes nothing."""
 
     def __init__(self, name: str, config: Config, store: StreamStore, method: Method, device: str, keep: int) -> None:
         """Name what is needed to `load` the stream; `keep`: samples whose answers and keys are kept."""
@@ -122,7 +135,7 @@ class ServedStream:
         return stream
 
     def prepare(self, text: Array, device: str) -> Moment:
-        """Return the moment before the first sample, after a step over one: what a step refuses is refused now."""
+        """Return the moment before the first sample; what a step refuses is refused now."""
         method, config = self.method, self.config
         if method.needs:
             raise MissingInputError(
@@ -136,12 +149,18 @@ class ServedStream:
         try:
             state = self.online.start(Task(text[:1, :], text, config.logit_scale))
             require_size(state, method.name)
-            answers_of(self.online.step(state, text[:1, :])[1])
+            self.try_out(state)
         except ResourceError:
             raise
         except MemoryError as error:
             raise ResourceError(f"{method.name} with these options needs more memory than there is.") from error
         return Moment(state, Tally(np.zeros((2, k), np.int64), 0, None), 0, 0, ())
+
+    def try_out(self, state: State) -> None:
+        """Take two steps over one sample and forget them, so that no push waits for a method that is being compiled."""
+        for _ in range(2):  # arrays of the second state may be of another layout
+            state, result = self.online.step(state, state.text[:1, :])
+            answers_of(result)
 
     def add(self, moment: Moment) -> None:
         """Add the stream to the store, at a moment."""
@@ -156,6 +175,9 @@ class ServedStream:
             moment = self.at(saved, window)
             for record in after:
                 moment = self.replay(moment, record)
+            if not after:
+                with suppress(MoontideError):  # a push will say it
+                    self.try_out(moment.state)
             self.keys = {}
             for row in answered:
                 self.keys |= pushes_in(row)
@@ -210,7 +232,8 @@ class ServedStream:
         groups = [list(unique.values())] if unique else []
         for group in groups:
             try:
-                for i, answer in zip(group, self.advance([items[i] for i in group]), strict=True):
+                ahead = self.advance([items[i] for i in group], self.load())
+                for i, answer in zip(group, self.write(ahead), strict=True):
                     answers[i] = answer
             except (InputError, ResourceError) as error:
                 if len(group) == 1:
@@ -223,9 +246,14 @@ class ServedStream:
                 answers[i] = first if isinstance(first, Exception) else self.repeat(items[i])
         return [answer for answer in answers if answer is not None]
 
-    def advance(self, items: Sequence[Item]) -> list[Answer]:
-        """Take one step over the samples of pushes, write it down, and only then be there."""
-        moment, start = self.load(), time.perf_counter()
+    def fresh(self, items: Sequence[Item], others: Sequence[Item]) -> bool:
+        """Tell whether all pushes are new and different, also from others that are being written."""
+        keys = [item.key for item in (*items, *others) if item.key is not None]
+        return len(set(keys)) == len(keys) and not any(key_of(key) in self.keys for key in keys)
+
+    def advance(self, items: Sequence[Item], moment: Moment) -> Ahead:
+        """Take one step over the samples of pushes, from a moment on."""
+        start = time.perf_counter()
         x = np.concatenate([item.x for item in items]) if len(items) > 1 else items[0].x  # (n, d)
         need = self.method.peak_bytes(len(x), len(self.config.class_names), self.config.dim, 4)
         require_memory(need, f"{self.method.name} on {len(x)} samples", moment.state.text)
@@ -237,23 +265,23 @@ class ServedStream:
             after, rows = self.step(moment, x, known)
         except MemoryError as error:
             raise ResourceError(f"{len(x)} samples at once need more memory than there is; push fewer.") from error
-        middle = time.perf_counter()
         firsts = moment.total + np.cumsum([0, *(len(item.x) for item in items)])
-        pushes = [
-            (key_of(item.key), int(first), len(item.x), item.digest)
-            for item, first in zip(items, firsts[:-1], strict=True)
-            if item.key is not None
-        ]
+        placed = list(zip(items, firsts[:-1].tolist(), strict=True))
+        pushes = [(key_of(item.key), first, len(item.x), item.digest) for item, first in placed if item.key is not None]
         data = rows.tobytes() + np.array(pushes, PUSH).tobytes()
         journalled = x.tobytes() + (b"" if known is None else known.astype("<i8").tobytes())
         record = Record(after.seq, moment.total, len(x), journalled)
-        self.append(after, record, [Answered(moment.total, len(x), data)])
-        self.timing = {"step": middle - start, "journal": time.perf_counter() - middle}
-        self.spent += middle - start
-        return [
-            Answer(int(first), rows[first - moment.total :][: len(item.x)])
-            for item, first in zip(items, firsts[:-1], strict=True)
-        ]
+        answers = [Answer(first, rows[first - moment.total :][: len(item.x)]) for item, first in placed]
+        seconds = time.perf_counter() - start
+        return Ahead(moment, after, record, Answered(moment.total, len(x), data), answers, seconds)
+
+    def write(self, ahead: Ahead) -> list[Answer]:
+        """Write a step down, and only then be there."""
+        start = time.perf_counter()
+        self.append(ahead.after, ahead.record, [ahead.answered])
+        self.timing = {"step": ahead.seconds, "journal": time.perf_counter() - start}
+        self.spent += ahead.seconds
+        return ahead.answers
 
     def append(self, after: Moment, record: Record, answered: Sequence[Answered]) -> None:
         """Write a record down, and be at the moment after it."""

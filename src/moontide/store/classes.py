@@ -1,6 +1,7 @@
 """Class names as people have them: a list on the command line, or a .txt, .json, .csv or .tsv file.
 
-    .txt        one name per line; blank lines and lines that begin with # are left out
+    .txt        one name per line; blank lines are left out, and so is # at the start of a line or after a space, with
+                what follows it
     .json       a list of names, or an object: the name of each class with its synonyms and descriptions
     .csv, .tsv  a header with a column of names (`NAMES`) and, where there are any, of synonyms (separated by ; or |),
                 of a description and of a parent; several rows of one name are one class with several descriptions
@@ -130,8 +131,9 @@ class ClassList:
         for name in self.names:
             for word in {name, *self.synonyms.get(name, ())}:
                 owners.setdefault(word.casefold(), set()).add(name)
-        double = [f"{word} ({' and '.join(sorted(names))})" for word, names in owners.items() if len(names) > 1]
-        return [f"synonyms stand for more than one class: {listed(double)}"] if double else []
+        words = {word.casefold() for synonyms in self.synonyms.values() for word in synonyms}
+        double = [f"{word} ({' and '.join(sorted(owners[word]))})" for word in sorted(words) if len(owners[word]) > 1]
+        return [f"synonyms stand for more than one class: {listed(double)}; keep each with one"] if double else []
 
 
 def read_classes(classes: str) -> ClassList:
@@ -189,8 +191,8 @@ def _is_file(path: Path) -> bool:
 def _from_text(path: Path, text: str) -> ClassList:
     if text.lstrip().startswith(("[", "{")):
         raise FileError(f"{path} looks like JSON; call it .json, or write one name per line.")
-    names = [line.strip() for line in text.splitlines()]
-    names = [name for name in names if name and not name.startswith("#")]
+    names = [re.split(r"(?:^|\s)#", line)[0].strip() for line in text.splitlines()]
+    names = [name for name in names if name]
     if len(names) == 1 and "," in names[0]:
         raise FileError(f"{path} has one line with commas; write one name per line, or call it .csv with a header.")
     return ClassList.of(names)

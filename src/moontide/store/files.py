@@ -33,7 +33,9 @@ from moontide.core.devices import check_device, to_device
 from moontide.core.memory import available_bytes, human
 from moontide.errors import FileError, InputError, ResourceError, missing_extra
 from moontide.metrics import IntArray, check_labels
+from moontide.plausible import ask
 from moontide.store.disk import reading, temporary_name
+from moontide.store.other import how_to_convert
 from moontide.store.tensors import Tensors
 from moontide.types import Task, class_numbers_of
 
@@ -66,8 +68,9 @@ def read_task(
     logit_scale: float | None = None,
     dtype: str | None = None,
     device: str = "cpu",
+    questions: bool = False,
 ) -> FileTask:
-    """Read a task; what is passed here goes before what the files hold.
+    """Read a task; what is passed here goes before what the files hold. `questions`: warn about what is implausible.
 
     With `text`, class embeddings and class names come from that file. `classes` is a comma-separated list or a file as
     in `store.classes`; class embeddings may then have one row per prompt instead of one per class. `labels` is a .npy
@@ -99,6 +102,8 @@ def read_task(
         anchors.class_names() if listed is None else listed.names,
         extras={} if views is None else {"views": like(as_matrix(views, "view_features", 3), image)},
     )
+    if questions:
+        ask(task, image)
     found = images.arrays.get("labels") if labels is None else read_labels(labels)
     if labels is None and images.origin is not None and images.class_names() != anchors.class_names():
         found = None  # those of a store are of its own classes
@@ -161,7 +166,10 @@ def read_arrays(path: str | Path, names: Sequence[str] = ARRAYS) -> Arrays:
     readers = dict(zip(FEATURES, kinds, strict=True))
     with reading(path):
         if path.suffix not in readers:
-            raise FileError(f"{path} must be a file of the kind {', '.join(FEATURES)}. Got '{path.suffix}' instead.")
+            remedy = how_to_convert(path)
+            raise FileError(
+                f"{path} must be a file of the kind {', '.join(FEATURES)}. Got '{path.suffix}' instead{remedy}."
+            )
         _require_memory(path, path.stat().st_size)
         return readers[path.suffix](path, names)
 

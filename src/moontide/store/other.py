@@ -19,6 +19,24 @@ from moontide.errors import FileError, missing_extra
 
 INDEX = ("", "id", "path", "row", "index")  # headers of a first column that is no number of the vector
 AnyArray = npt.NDArray[Any]
+CONVERT = {  # calls that make a .parquet or .npy of a FILE
+    (".pkl", ".pickle"): "pandas.read_pickle(FILE).to_parquet('a.parquet'), where you trust it: it runs code",
+    (".feather", ".arrow"): "pandas.read_feather(FILE).to_parquet('a.parquet')",
+    (".json", ".jsonl", ".ndjson"): "pandas.read_json(FILE, lines=True).to_parquet('a.parquet')",
+    (".h5", ".hdf5"): "np.save('a.npy', h5py.File(FILE)[NAME])",
+    (".mat",): "np.save('a.npy', scipy.io.loadmat(FILE)[NAME])",
+}
+
+
+def how_to_convert(path: Path) -> str:
+    """Return the end of a sentence that says how a file of another kind becomes one that is read.
+
+    >>> how_to_convert(Path("a.h5"))
+    "; convert it: np.save('a.npy', h5py.File(FILE)[NAME])"
+    >>> how_to_convert(Path("a.docx"))
+    ''
+    """
+    return next((f"; convert it: {call}" for kinds, call in CONVERT.items() if path.suffix.lower() in kinds), "")
 
 
 def read_numbers(path: Path) -> tuple[AnyArray, list[str] | None]:

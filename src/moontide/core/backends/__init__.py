@@ -15,6 +15,7 @@ from __future__ import annotations
 import os
 import warnings
 from functools import cache
+from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType
 
@@ -31,46 +32,26 @@ def choose(features: Array, k: int) -> ModuleType:
     >>> choose(np.zeros((1, 2)), 3).__name__
     'moontide.core.backends.plain'
     """
-    if fused(features) and k <= MAX_CLASSES:
-        from moontide.core.backends import kernels
-
-        return kernels
-    if compiled(features):
-        from moontide.core.backends import loops
-
-        return loops
-    from moontide.core.backends import plain
-
-    return plain
+    return import_module(f"{__name__}.{_kind(features, k)}")
 
 
 def choose_tide(features: Array, k: int, known: bool, shares: bool = False) -> ModuleType:
     """Return the module with the samples of TIDE, `TIDERows`, for features (N, d) and k classes in memory.
 
     Where labels are `known`, the equations are computed as they stand, and on a GPU where class `shares` are, too.
-
-    >>> choose_tide(np.zeros((1, 2)), 3, False).__name__
-    'moontide.core.backends.tide_plain'
     """
-    if fused(features) and k <= MAX_CLASSES and not (known or shares):
-        from moontide.core.backends import tide_kernels
+    kind = _kind(features, k)
+    return import_module(f"{__name__}.tide_{'plain' if known or (shares and kind == 'kernels') else kind}")
 
-        return tide_kernels
-    if compiled(features) and not known:
-        from moontide.core.backends import tide_loops
 
-        return tide_loops
-    from moontide.core.backends import tide_plain
-
-    return tide_plain
+def _kind(features: Array, k: int) -> str:
+    if fused(features) and k <= MAX_CLASSES:
+        return "kernels"
+    return "loops" if compiled(features) else "plain"
 
 
 def fused(x: Array) -> bool:
-    """Tell whether Triton can take `x`: float32 on a CUDA device, or any float32 tensor in Triton's interpreter.
-
-    >>> fused(np.zeros(1))
-    False
-    """
+    """Tell whether Triton can take `x`: float32 on a CUDA device, or any float32 tensor in Triton's interpreter."""
     if not is_torch_array(x) or find_spec("triton") is None or x.element_size() > 4:
         return False
     return x.device.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1"
@@ -81,9 +62,6 @@ def compiled(x: Array) -> ModuleType | None:
 
     They are compiled at their first use on a machine, which takes seconds, and kept in Numba's cache.
     NUMBA_DISABLE_JIT=1 switches them off.
-
-    >>> compiled(np.zeros((1, 1))) is None
-    True
     """
     return _loops() if type(x) is np.ndarray and x.dtype == np.float32 and x.flags.c_contiguous else None
 

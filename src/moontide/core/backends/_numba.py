@@ -196,9 +196,9 @@ def nearest(gram: Any, m: Any) -> Any:
 
 @loops
 def zero_shot(cosine: Any, scale: Any, y: Any) -> Any:
-    """y = softmax(scale cosine); return log sums (N,), and of each class sum and maximum of y and sum of y cosine."""
+    """y = softmax(scale cosine); return log sums (N,), and of each class sums of y and y cosine and maximum of y."""
     n, k = cosine.shape
-    evidence = np.empty(n, np.float32)
+    log_sum = np.empty(n, np.float32)
     total, most, along = np.zeros(k, np.float32), np.zeros(k, np.float32), np.zeros(k, np.float32)
     for i in range(n):
         row, p, norm = cosine[i], y[i], ZERO
@@ -206,14 +206,14 @@ def zero_shot(cosine: Any, scale: Any, y: Any) -> Any:
         for c in range(k):
             p[c] = exp(scale * (row[c] - top))
             norm += p[c]
-        evidence[i] = scale * top + np.log(norm)
+        log_sum[i] = scale * top + np.log(norm)
         by = ONE / norm
         for c in range(k):
             p[c] *= by
             total[c] += p[c]
             most[c] = max(most[c], p[c])
             along[c] += p[c] * row[c]
-    return evidence, total, most, along
+    return log_sum, total, along, most
 
 
 @loops
@@ -362,25 +362,30 @@ def shared_votes(entries: Any, row_of: Any, pointer: Any, neighbour: Any, weight
 
 
 @loops
+def shared_logits(begin: Any, end: Any, vote_weight: Any, row_of: Any, first: Any, voter: Any, by: Any, logits: Any,
+                  shared: Any) -> Any:  # fmt: skip
+    """Return votes, logits and their exps of shared entries from `begin` to `end`."""
+    count = end - begin
+    vote_of, x, e = padded(count, ZERO), padded(count, ZERO), padded(count, ZERO)
+    weighted = shared * vote_weight[row_of]
+    for s in range(count):
+        for edge in range(first[begin + s], first[begin + s + 1]):
+            vote_of[s] += by[edge] * weighted[voter[edge]]
+        x[s] = logits[begin + s] + vote_of[s]
+    for s in range(x.shape[0]):  # exps are taken in long loops, since short ones are not vectorised
+        e[s] = exp(x[s])
+    return vote_of, x, e
+
+
+@loops
 def present_e_step(start: Any, stop: Any, values: Any, vote_weight: Any, shift: Any, present: Any, pointer: Any,
                    neighbour: Any, weight: Any, entries: Any, row_of: Any, starts: Any, first: Any, voter: Any,
                    by: Any, p: Any, absent_total: Any, absent_inner: Any, absent_top: Any, logits: Any, z: Any,
                    shared: Any, new: Any, new_shared: Any, labels: Any, log_sum: Any, gamma: Any, agreement: Any,
                    laplacian: Any, scale: Any, log_k: Any) -> Any:  # fmt: skip
     """Eq. update-z of rows from `start` to `stop` with most classes absent; return the largest logit and change."""
-    k, width = p.shape[1], present.shape[0]
-    begin, count = starts[start], starts[stop] - starts[start]
-    weighted, vote_of = np.empty(shared.shape[0], np.float32), padded(count, ZERO)
-    x, e = padded(count, ZERO), padded(count, ZERO)
-    for s in range(shared.shape[0]):
-        weighted[s] = shared[s] * vote_weight[row_of[s]]
-    for s in range(count):
-        vote = ZERO
-        for edge in range(first[begin + s], first[begin + s + 1]):
-            vote += by[edge] * weighted[voter[edge]]
-        vote_of[s], x[s] = vote, logits[begin + s] + vote
-    for s in range(x.shape[0]):  # exps are taken in long loops, since short ones are not vectorised
-        e[s] = exp(x[s])
+    k, width, begin = p.shape[1], present.shape[0], starts[start]
+    vote_of, x, e = shared_logits(begin, starts[stop], vote_weight, row_of, first, voter, by, logits, shared)
     at_once = max(1, 2048 // width)
     votes, a, q = padded(at_once * width, ZERO), padded(at_once * width, ZERO), padded(at_once * width, ZERO)
     highest, moved = LOWEST, ZERO

@@ -84,9 +84,8 @@ def _top_m(x, values, found, n, m, d: tl.constexpr, precision: tl.constexpr, ROW
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _zero_shot(cosine, y, evidence, scale, k, EIGHTS: tl.constexpr, BLOCK: tl.constexpr):
+def _zero_shot(cosine, y, evidence, scale, k, BLOCK: tl.constexpr):
     """One program per row: the softmax of scaled cosines, and the logarithm of what it was divided by."""
-    k = tl.multiple_of(k, 8) if EIGHTS else k
     i = tl.program_id(0).to(tl.int64)
     cols = tl.arange(0, BLOCK)
     a = scale * tl.load(cosine + i * k + cols, mask=cols < k, other=float("-inf"))
@@ -100,9 +99,8 @@ def _zero_shot(cosine, y, evidence, scale, k, EIGHTS: tl.constexpr, BLOCK: tl.co
 @triton.jit  # type: ignore[untyped-decorator]
 def _e_step(values, slope, offset, z, pointer, neighbour, weight, evidence, gamma, before, f, new, labels, new_gamma,
             free, laplacian, counts, weighted, k, d, wide, log_k, AT_ANCHOR: tl.constexpr, FIXED: tl.constexpr,
-            EIGHTS: tl.constexpr, BLOCK: tl.constexpr, DEPTH: tl.constexpr):  # fmt: skip
+            BLOCK: tl.constexpr, DEPTH: tl.constexpr):  # fmt: skip
     """One program per row: votes of the neighbours, softmax, and what else is read off it while it is on the chip."""
-    k = tl.multiple_of(k, 8) if EIGHTS else k
     i = tl.program_id(0).to(tl.int64)
     cols, depth = tl.arange(0, BLOCK), tl.arange(0, DEPTH)
     inside = cols < k
@@ -165,9 +163,8 @@ def _m_step(sums, soft, counts, text, anchor_kappa, anchor_r, alpha, beta, mu, k
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _votes(z, pointer, neighbour, weight, found, k, AGREEMENT: tl.constexpr, EIGHTS: tl.constexpr, BLOCK: tl.constexpr):
+def _votes(z, pointer, neighbour, weight, found, k, AGREEMENT: tl.constexpr, BLOCK: tl.constexpr):
     """One program per row: the votes of its neighbours, or its agreement z_i . votes_i with them."""
-    k = tl.multiple_of(k, 8) if EIGHTS else k
     i = tl.program_id(0).to(tl.int64)
     cols = tl.arange(0, BLOCK)
     inside = cols < k
@@ -192,9 +189,8 @@ def _lengths(sums, anchor, squares, along, d, wide, BLOCK: tl.constexpr):
 @triton.jit  # type: ignore[untyped-decorator]
 def _tide_step(base, cosine, dots, z, pointer, neighbour, weight, counts, hard, soft, squares, along, gamma, before, y,
                numbers, f, new, labels, new_gamma, right, new_hard, weighted, k, d, wide, log_k, FIRST: tl.constexpr,
-               EIGHTS: tl.constexpr, BLOCK: tl.constexpr, DEPTH: tl.constexpr):  # fmt: skip
+               BLOCK: tl.constexpr, DEPTH: tl.constexpr):  # fmt: skip
     """Eq. 11 of TIDE, one program per row; the comments name the function of `core.tide` that a line is."""
-    k = tl.multiple_of(k, 8) if EIGHTS else k
     i = tl.program_id(0).to(tl.int64)
     cols, depth = tl.arange(0, BLOCK), tl.arange(0, DEPTH)
     inside = cols < k
@@ -255,9 +251,8 @@ def _newton(target, confidence, rise, state, new):
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _tide_confidence(log_z, power, confidence, slope, k, EIGHTS: tl.constexpr, BLOCK: tl.constexpr):
+def _tide_confidence(log_z, power, confidence, slope, k, BLOCK: tl.constexpr):
     """Eq. 14 of TIDE, one program per row: `confidences` under the power that z is raised to."""
-    k = tl.multiple_of(k, 8) if EIGHTS else k
     i = tl.program_id(0).to(tl.int64)
     cols = tl.arange(0, BLOCK)
     inside = cols < k
@@ -291,8 +286,8 @@ def zero_shot(cosine: Array, scale: float) -> tuple[Array, Array]:
     """Return Eq. zero-shot from cosines: y (N, K) and the logs of the sums (N,)."""
     n, k = cosine.shape
     y, evidence = torch.empty_like(cosine), torch.empty(n, dtype=torch.float32, device=cosine.device)
-    *block, warps = _block(k)
-    _zero_shot[(n,)](cosine, y, evidence, scale, k, *block, num_warps=warps)
+    block, warps = _block(k)
+    _zero_shot[(n,)](cosine, y, evidence, scale, k, block, num_warps=warps)
     return y, evidence
 
 
@@ -311,10 +306,10 @@ def e_step(
     labels = torch.empty(n, dtype=torch.int64, device=z.device)
     rows = [torch.empty(n, dtype=torch.float32, device=z.device) for _ in range(3)]
     counts = torch.zeros(k + 1, dtype=torch.float32, device=z.device)
-    *block, warps = _block(k)
+    block, warps = _block(k)
     _e_step[(n,)](
         values, offset if slope is None else slope, offset, z, *edges, evidence, gamma, before, f, new, labels, *rows,
-        counts, weighted, k, f.shape[1], weighted.shape[1], log_classes(k), slope is not None, fixed, *block,
+        counts, weighted, k, f.shape[1], weighted.shape[1], log_classes(k), slope is not None, fixed, block,
         max(16, triton.next_power_of_2(f.shape[1])), num_warps=warps,
     )  # fmt: skip
     return new, labels, *rows, counts
@@ -337,10 +332,10 @@ def m_step(sums: Array, soft: Array, counts: Array, anchors: tuple[Array, ...], 
     return beta, mu, kappa, prototypes, offset, kl
 
 
-def _block(k: int) -> tuple[bool, int, int]:
-    """Return whether rows begin at multiples of 8 columns, how many columns a program holds, and its warps."""
+def _block(k: int) -> tuple[int, int]:
+    """Return how many columns a program holds for k classes, and its number of warps."""
     block = max(16, triton.next_power_of_2(k))
-    return k % 8 == 0, block, 4 if block <= 2048 else 8 if block <= 8192 else 16
+    return block, 4 if block <= 2048 else 8 if block <= 8192 else 16
 
 
 def tide_step(base: Array, cosine: Array, dots: Array | None, z: Array, edges: tuple[Array, Array, Array],
@@ -357,10 +352,10 @@ def tide_step(base: Array, cosine: Array, dots: Array | None, z: Array, edges: t
     new, labels = torch.empty_like(z), torch.empty(n, dtype=torch.int64, device=z.device)
     new_gamma, right = (torch.empty(n, dtype=torch.float32, device=z.device) for _ in range(2))
     hard = torch.zeros(k + 1, dtype=torch.float32, device=z.device)
-    *block, warps = _block(k)
+    block, warps = _block(k)
     _tide_step[(n,)](
         base, cosine, z if dots is None else dots, z, *edges, *classes, gamma, before, y, numbers, f, new, labels,
-        new_gamma, right, hard, weighted, k, f.shape[1], weighted.shape[1], log_classes(k), dots is None, *block,
+        new_gamma, right, hard, weighted, k, f.shape[1], weighted.shape[1], log_classes(k), dots is None, block,
         max(16, triton.next_power_of_2(f.shape[1])), num_warps=warps,
     )  # fmt: skip
     return new, labels, new_gamma, right, hard
@@ -382,8 +377,8 @@ def votes(z: Array, edges: tuple[Array, Array, Array], agreement: bool = False) 
     """
     n, k = z.shape
     found = torch.empty((n,) if agreement else (n, k), dtype=torch.float32, device=z.device)
-    *block, warps = _block(k)
-    _votes[(n,)](z.contiguous(), *edges, found, k, agreement, *block, num_warps=warps)
+    block, warps = _block(k)
+    _votes[(n,)](z.contiguous(), *edges, found, k, agreement, block, num_warps=warps)
     return found
 
 
@@ -391,8 +386,8 @@ def tide_confidence(log_z: Array, power: Array) -> tuple[Array, Array]:
     """Return the confidences under a power of z, and their derivatives by its logarithm, (N,) each."""
     n, k = log_z.shape
     confidence, slope = (torch.empty(n, dtype=torch.float32, device=log_z.device) for _ in range(2))
-    *block, warps = _block(k)
-    _tide_confidence[(n,)](log_z, power, confidence, slope, k, *block, num_warps=warps)
+    block, warps = _block(k)
+    _tide_confidence[(n,)](log_z, power, confidence, slope, k, block, num_warps=warps)
     return confidence, slope
 
 

@@ -17,7 +17,7 @@ import torch
 
 from moontide.core.arrays import Array, class_counts
 from moontide.core.backends import _triton, plain
-from moontide.core.mixture import VMF, Classes, Laplacian, Scores, Step
+from moontide.core.mixture import VMF, Laplacian, Scores, Step, VMFClasses
 
 HALF = 2**23  # N x K above which precision "half" stores assignments in 16 bits: below, nothing is gained
 LARGEST = 2**25  # N x K above which launches no longer matter
@@ -30,7 +30,7 @@ _plans: OrderedDict[Any, Any] = OrderedDict()
 _guard = threading.RLock()
 
 
-def m_step(vmf: VMF, step: Step) -> Classes:
+def m_step(vmf: VMF, step: Step) -> VMFClasses:
     """Eqs. update-m and update-m-real; options that the kernel has not are left to `plain`."""
     o = vmf.options
     if not (o.inverse == "banerjee" and o.log_normaliser == "asymptotic" and o.update_mu and o.update_kappa):
@@ -49,19 +49,26 @@ class Rows(plain.Rows):
 
     def _zero_shot(self, rows: slice) -> tuple[Array, Array, Array]:
         self.cosine = self.f @ self.text.T  # (N, K)
-        self.y, evidence = _triton.zero_shot(self.cosine, self.logit_scale)
+        self.y, log_sum = _triton.zero_shot(self.cosine, self.logit_scale)
         half = self.method.precision == "half" and self.y.numel() > HALF
         self.z, self.low = (self.y.half(), self.f.half()) if half else (self.y, self.f)
         self.labels = torch.zeros(len(self.f), dtype=torch.int64, device=self.f.device)
         self.weighted = weighted_room(self.low)
-        return self.y, self.cosine, evidence
+        return self.y, self.cosine, log_sum
 
     def step(self, scores: Scores) -> Step:
         """E-step with the classes given, and the sums of the new assignments."""
         values, slope, offset = self.cosine, scores.slope, scores.at_anchor
         if scores.prototypes is not None:
             values, slope, offset = product(self.low, scores.prototypes.T), None, scores.offset  # (N, K)
-        given = self._edges(), self.log_evidence, self.gamma, self.labels, self.low, self.weighted
+        given = (
+            self.votes_of.weighted(self.vote_weight).edges,
+            self.log_sum_y,
+            self.gamma,
+            self.labels,
+            self.low,
+            self.weighted,
+        )
         self.z, self.labels, self.gamma, free, laplacian, counts = _triton.e_step(
             values, slope, offset, self.z, *given, self.method.gamma != "assignments"
         )
@@ -73,14 +80,10 @@ class Rows(plain.Rows):
             counts = class_counts(self.labels, len(self.text), self.gamma)
         return Step(sums, soft, counts, free, laplacian, changed, float("inf"), ALL)
 
-    def _edges(self) -> tuple[Array, Array, Array]:
-        """Return the graph row by row: where the edges of each sample begin, its neighbours, and what they count."""
-        votes_of = self.votes_of if self.vote_weight is None else self.votes_of.weighted(self.vote_weight)
-        return votes_of.pointer, votes_of.neighbour, votes_of.weight
-
     def finish(self) -> Laplacian:
         """Return gamma_i z_i . (M z)_i of the assignments as they are."""
-        return Laplacian(self.gamma * _triton.votes(self.z, self._edges(), agreement=True))
+        edges = self.votes_of.weighted(self.vote_weight).edges
+        return Laplacian(self.gamma * _triton.votes(self.z, edges, agreement=True))
 
     def unpack(self) -> tuple[Array, Array]:
         """Return z and y."""

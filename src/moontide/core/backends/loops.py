@@ -15,16 +15,15 @@ Three things are private to this backend, and none changes an answer by more tha
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from moontide.core.arrays import affine
+from moontide.core.arrays import affine, put
 from moontide.core.backends import _numba, plain
 from moontide.core.graph import Affinity, Graph
-from moontide.core.mixture import VMF, Classes, First, Laplacian, Scores, Step
+from moontide.core.mixture import VMF, First, Laplacian, Scores, Step, VMFClasses
 from moontide.core.ple import Assignment, free_energy, log_classes, weighted_sums
 from moontide.core.threads import in_threads, row_blocks
 
@@ -42,58 +41,38 @@ HIGHEST = 60.0  # exp of more is near the end of float32
 run = plain.run
 
 
-def m_step(vmf: VMF, step: Any) -> Classes:
+def m_step(vmf: VMF, step: Any) -> VMFClasses:
     """Eqs. update-m and update-m-real, in the span of the samples where that is less work and accurate."""
-    span = step.span(vmf) if isinstance(step, SpanStep) else None
-    return span or plain.m_step(vmf, step)
+    if isinstance(step, SpanStep):
+        found = step.classes(vmf)
+        if found is not None:
+            return found
+        step.sums, step.soft = weighted_sums(step.z, step.rows.gamma, step.rows.f)
+    return plain.m_step(vmf, step)
 
 
 @dataclass
-class SpanStep:
-    """A `Step` whose sums are not made unless they are asked for."""
+class SpanStep(Step):
+    """A step whose sums are not made unless they are needed."""
 
-    z: Floats  # (N, L)
-    gamma: Floats  # (N,)
-    counts: Floats  # (L,)
-    free: Floats  # (N,)
-    laplacian: Floats  # (N,)
-    changed: int
-    moved: float
-    present: Any  # (L,)
-    rows: Rows
-    cosine: Floats  # (N, L) f_i . t_k
+    z: Any = None  # (N, L)
+    rows: Any = None
 
-    @cached_property
-    def _both(self) -> tuple[Floats, Floats]:
-        return weighted_sums(self.z, self.gamma, self.rows.f)
-
-    @property
-    def sums(self) -> Floats:
-        """sum_i gamma_i z_ik f_i, (L, d)."""
-        return self._both[0]
-
-    @property
-    def soft(self) -> Floats:
-        """sum_i gamma_i z_ik, (L,)."""
-        return self._both[1]
-
-    def span(self, vmf: VMF) -> Classes | None:
+    def classes(self, vmf: VMF) -> VMFClasses | None:
         """Return the classes by products alone; None where options have no loop, or some |R_k| is small."""
         o, f = vmf.options, self.rows.f
         if not (o.inverse == "banerjee" and o.log_normaliser == "asymptotic" and o.update_mu and o.update_kappa):
             return None
-        text, anchor_kappa, anchor_r, alpha = vmf.held(self.present)
-        beta, a, b = _numba.span_weights(
-            self.z, self.gamma, self.counts, alpha, anchor_r, o.update == "exact", np.float32(o.count_epsilon)
-        )
+        text, anchor_kappa, anchor_r, alpha = vmf.anchors.of(self.present)
+        exact, epsilon = o.update == "exact", np.float32(o.count_epsilon)
+        beta, a, b = _numba.span_weights(self.z, self.rows.gamma, self.counts, alpha, anchor_r, exact, epsilon)
         scores = self.rows.gram @ a  # (N, L)
         numbers = (vmf.d, min(o.r_cap, BELOW_1), o.kappa_cap, o.temper, np.float32(vmf.scale))
-        r, kappa, kl, shortest = _numba.span_scores(scores, a, b, self.cosine, anchor_kappa, anchor_r, *numbers)
+        r, kappa, kl, shortest = _numba.span_scores(scores, a, b, self.rows.near, anchor_kappa, anchor_r, *numbers)
         if shortest < SHORT:
             return None
-        return vmf.classes(
-            self.present, beta, kappa, kl, lambda: (a.T @ f + b[:, None] * text) / r[:, None], None, None, scores
-        )
+        mu = lambda: (a.T @ f + b[:, None] * text) / r[:, None]  # noqa: E731
+        return vmf.classes(self.present, beta, kappa, kl, mu, None, None, scores)
 
 
 class Rows(plain.Rows):
@@ -116,9 +95,9 @@ class Rows(plain.Rows):
     def first(self) -> First:
         """Eq. zero-shot and its sums, in one pass."""
         self.cosine = np.matmul(self.f, self.text.T, out=self._spare())
-        evidence, *sums = _numba.zero_shot(self.cosine, np.float32(self.logit_scale), self.z)
-        self._first_weights(slice(0, len(self.f)), self.z, evidence)
-        return First(len(self.f), sums[0], sums[2], sums[1])
+        log_sum, *sums = _numba.zero_shot(self.cosine, np.float32(self.logit_scale), self.z)
+        self._first_weights(slice(0, len(self.f)), self.z, log_sum)
+        return First(len(self.f), *sums)
 
     def step(self, scores: Scores) -> Any:
         """E-step with the classes given, dense or of the present classes alone, and what the M-step needs of it."""
@@ -126,7 +105,7 @@ class Rows(plain.Rows):
         if values is None and scores.prototypes is not None:
             values = affine(self.f, scores.prototypes, scores.offset)
         old_labels, weight = self.labels, self.gamma
-        a = None if self.absent is None else self.absent.e_step(values, self._weights)
+        a = None if self.absent is None else self.absent.e_step(values, self.vote_weight)
         if a is None:
             old = self._dense()
             a = self._assign_all(scores, values, old)
@@ -139,12 +118,12 @@ class Rows(plain.Rows):
         self.labels = a.labels
         if self.method.gamma == "assignments":
             self.gamma = a.gamma
-        free = free_energy(self.gamma, a.agreement, a.log_sum, self.log_evidence)
+        free = free_energy(self.gamma, a.agreement, a.log_sum, self.log_sum_y)
         counts = self._find_present(a, scores)[self.present]  # (L,)
         z = self.z.take(self.present, axis=1) if self.absent is None else self.absent.z  # (N, L)
         terms = free, weight * a.before, changed, moved
         if self.gram is not None:
-            return SpanStep(z, self.gamma, counts, *terms, self.present, self, self.near)
+            return SpanStep(None, None, counts, *terms, self.present, z, self)
         return Step(*weighted_sums(z, self.gamma, self.f), counts, *terms, self.present)
 
     def _dense(self) -> Floats:
@@ -161,8 +140,7 @@ class Rows(plain.Rows):
         if values is None:
             present, values = np.zeros(0, np.int64), z[:, :0]
         labels, (log_sum, gamma, agreement, before) = np.empty(n, np.int64), np.empty((4, n), z.dtype)
-        votes_of = self.votes_of if self.vote_weight is None else self.votes_of.weighted(self.vote_weight)
-        edges = votes_of.pointer, votes_of.neighbour, votes_of.weight
+        edges = self.votes_of.weighted(self.vote_weight).edges
         rows = (labels, log_sum, gamma, agreement, before, log_classes(k))
 
         def block(part: slice) -> None:
@@ -172,15 +150,13 @@ class Rows(plain.Rows):
         in_threads(block, row_blocks(n, n * k))
         return Assignment(new, labels, log_sum, gamma, agreement, before)
 
-    @property
-    def _weights(self) -> Floats:
-        return np.ones_like(self.gamma) if self.vote_weight is None else self.vote_weight
-
     def _find_present(self, a: Assignment, scores: Scores) -> Floats:
         """Find the classes that have samples now, and return the counts of all, (K,)."""
-        counts = self._counts_of(a)  # (K,)
-        if self.absent is not None and not self.absent.covers(counts):
-            self._dense()
+        counts: Floats = self._counts(a.z, self.gamma, a.labels)  # (K,); soft without absent classes (L,)
+        if len(counts) < len(self.text):
+            counts = put(np.zeros(len(self.text), np.float32), self.present, counts)
+        if self.absent is not None and np.count_nonzero(counts) > np.count_nonzero(counts[self.present]):
+            self._dense()  # a class that was absent has samples
         if self.absent is None:
             found = np.nonzero(counts)[0]  # (L,)
             if len(found) != len(self.present) or (found != self.present).any():
@@ -192,22 +168,12 @@ class Rows(plain.Rows):
         self.steps += 1
         return counts
 
-    def _counts_of(self, a: Assignment) -> Floats:
-        if self.method.beta != "soft":
-            return self._counts(a.z, self.gamma, a.labels)  # type: ignore[no-any-return]
-        counts = np.zeros(len(self.text), np.float32)
-        if self.absent is None:
-            return self.gamma @ a.z  # type: ignore[no-any-return]
-        counts[self.absent.present] = self.gamma @ a.z
-        return counts
-
     def finish(self) -> Laplacian:
         """Return gamma_i z_i . (M z)_i of the assignments as they are, (N,)."""
         if self.absent is not None:
-            products = self.absent.laplacian(self._weights)
+            products = self.absent.laplacian(self.vote_weight)
         else:
-            votes_of = self.votes_of if self.vote_weight is None else self.votes_of.weighted(self.vote_weight)
-            products = _numba.laplacian(votes_of.pointer, votes_of.neighbour, votes_of.weight, self.z)
+            products = _numba.laplacian(*self.votes_of.weighted(self.vote_weight).edges, self.z)
         self._dense()
         return Laplacian(self.gamma * products)
 
@@ -224,11 +190,7 @@ class Shared(NamedTuple):
 
 
 def reach(votes_of: Affinity) -> Affinity:
-    """Return who votes for whom either way, with |M_ij| + |M_ji|, or |M_ij| where that is symmetric.
-
-    >>> reach(Affinity(np.asarray([0, 1, 1]), np.asarray([1]), np.ones(1, np.float32))).neighbour
-    array([1, 0])
-    """
+    """Return who votes for whom either way, with |M_ij| + |M_ji|, or |M_ij| where that is symmetric."""
     if votes_of.symmetric:
         return Affinity(votes_of.pointer, votes_of.neighbour, np.abs(votes_of.weight))
     one_way = abs(votes_of.matrix.copy())  # a copy, since scipy sorts the entries in place
@@ -237,11 +199,7 @@ def reach(votes_of: Affinity) -> Affinity:
 
 
 def worthwhile(z: Floats, present: Ints) -> bool:
-    """Tell whether `Absent` is fit for assignments z, (N, K): few classes present, few large entries.
-
-    >>> worthwhile(np.zeros((1, 9), np.float32), np.asarray([0]))
-    False
-    """
+    """Tell whether `Absent` is fit for assignments z, (N, K): few classes present, few large entries."""
     if z.size < SMALL or not 0 < 2 * len(present) <= z.shape[1]:
         return False
     return bool(np.count_nonzero(z > NEGLIGIBLE**0.5) < len(z) * len(present) + SHARE * z.size)
@@ -257,24 +215,20 @@ class Absent:
         self.p: Floats = rows._room() if rows.new is None else rows.new
         self.total, self.inner, self.top = np.empty((3, len(z)), z.dtype)  # (N,) see `_numba.split`
         self.z, entry, starts = _numba.split(
-            rows.cosine, scores.slope, scores.at_anchor, log_sum, self.present, near.pointer, near.neighbour,
-            near.weight, z, self.p, self.total, self.inner, self.top, np.float32(NEGLIGIBLE),
+            rows.cosine, scores.slope, scores.at_anchor, log_sum, self.present, *near.edges, z, self.p, self.total,
+            self.inner, self.top, np.float32(NEGLIGIBLE),
         )  # fmt: skip
         self.shared_z = z.ravel().take(entry)  # (S,)
         row, k = entry // z.shape[1], entry % z.shape[1]  # (S,), (S,)
-        edges = self.votes_of.pointer, self.votes_of.neighbour, self.votes_of.weight
-        self.shared = Shared(entry, row, starts, *_numba.shared_votes(entry, row, *edges, z.view(np.int32).ravel()))
+        votes = _numba.shared_votes(entry, row, *self.votes_of.edges, z.view(np.int32).ravel())
+        self.shared = Shared(entry, row, starts, *votes)
         logits = rows.cosine.ravel().take(entry) * scores.slope[k] + scores.at_anchor[k]
         self.logits = logits - log_sum[row]  # (S,)
         self.scale = np.ones_like(log_sum)  # (N,) z = p scale
         self.moved = np.inf  # the largest change of z of a present class in the last E-step
         rows.new = z
 
-    def covers(self, counts: Floats) -> bool:
-        """Tell whether all classes with samples are among the present ones; `counts` is (K,)."""
-        return bool(np.count_nonzero(counts) == np.count_nonzero(counts[self.present]))
-
-    def e_step(self, values: Floats, vote_weight: Floats) -> Assignment | None:
+    def e_step(self, values: Floats, vote_weight: Floats | None) -> Assignment | None:
         """Eq. update-z with the logits `values` (N, L) of the present classes; None where that is not accurate.
 
         The z of the answer is that of the present classes, (N, L).
@@ -285,21 +239,21 @@ class Absent:
         self.z, self.shared_z, self.scale, self.moved = z, shared, scale, moved
         return Assignment(z, labels, log_sum, gamma, agreement, before)
 
-    def laplacian(self, vote_weight: Floats) -> Floats:
+    def laplacian(self, vote_weight: Floats | None) -> Floats:
         """Return z_i . votes_i of this z, (N,), as the next E-step finds it."""
         return self._loop(self.z, vote_weight)[0][6]  # type: ignore[no-any-return]
 
-    def _loop(self, values: Floats, vote_weight: Floats) -> tuple[tuple[Any, ...], float, float]:
+    def _loop(self, values: Floats, vote_weight: Floats | None) -> tuple[tuple[Any, ...], float, float]:
         """Make an E-step: z, shared entries, labels, log sums, gamma, both products with the votes, and scale."""
         n, k = self.p.shape
+        vote_weight = np.ones(n, np.float32) if vote_weight is None else vote_weight
         out = np.empty_like(self.z), np.empty_like(self.shared_z), np.empty(n, np.int64), *np.empty((5, n), np.float32)
-        edges = self.votes_of.pointer, self.votes_of.neighbour, self.votes_of.weight
         old = self.p, self.total, self.inner, self.top, self.logits, self.z, self.shared_z
 
         def block(rows: slice) -> tuple[float, float]:
             found: tuple[float, float] = _numba.present_e_step(
-                rows.start, rows.stop, values, vote_weight, self.shift, self.present, *edges, *self.shared, *old, *out,
-                log_classes(k),
+                rows.start, rows.stop, values, vote_weight, self.shift, self.present, *self.votes_of.edges,
+                *self.shared, *old, *out, log_classes(k),
             )  # fmt: skip
             return found
 

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable
 from typing import Any, ClassVar, TypeVar
 
+from moontide.core import formulas, ple
 from moontide.core.arrays import (
     Array,
     affine,
@@ -22,23 +23,7 @@ from moontide.core.arrays import (
     row_dots,
     row_norms,
 )
-from moontide.core.mixture import VMF, Classes, First, Laplacian, Scores, Step
-from moontide.core.ple import (
-    EPS,
-    Assignment,
-    anchor_kl,
-    at_anchor,
-    e_step,
-    free_energy,
-    means,
-    prototypes,
-    sample_weights,
-    shrink,
-    shrinkage,
-    weighted_sums,
-    zero_shot,
-    zero_shot_moments,
-)
+from moontide.core.mixture import VMF, First, Laplacian, Scores, Step, VMFClasses
 from moontide.core.rows import Rows as Base
 
 T = TypeVar("T")
@@ -50,30 +35,30 @@ def run(solve: Callable[[Array, Array], T], method: Any, task: Any) -> T:
     return solve(task.features, task.text)
 
 
-def m_step(vmf: VMF, step: Step) -> Classes:
+def m_step(vmf: VMF, step: Step) -> VMFClasses:
     """Eqs. update-m and update-m-real: the class distributions that follow from the sums of an E-step."""
-    o, (text, anchor_kappa, anchor_r, alpha) = vmf.options, vmf.held(step.present)
+    o, (text, anchor_kappa, anchor_r, alpha) = vmf.options, vmf.anchors.of(step.present)
     sums, soft, counts = (like(x, text) for x in (step.sums, step.soft, step.counts))
-    beta = shrinkage(counts, alpha)  # (L,)
-    v = means(sums, soft, o.count_epsilon)  # (L, d)
-    resultant = shrink(v, beta, text * anchor_r[:, None] if o.update == "exact" else text)  # (L, d)
+    beta = formulas.shrinkage(counts, alpha)  # (L,)
+    v = ple.means(sums, soft, o.count_epsilon)  # (L, d)
+    resultant = ple.shrink(v, beta, text * anchor_r[:, None] if o.update == "exact" else text)  # (L, d)
     r = row_norms(resultant)  # (L,) A_d(kappa_k)
-    mu = resultant / clip(r, EPS)[:, None] if o.update_mu else text  # (L, d)
+    mu = resultant / clip(r, ple.EPS)[:, None] if o.update_mu else text  # (L, d)
     kappa = vmf.kappa(r) if o.update_kappa else anchor_kappa  # (L,)
-    kl = anchor_kl(row_dots(mu, text), anchor_kappa, anchor_r, kappa, vmf.d, o.log_normaliser)  # (L,)
-    vectors = prototypes(text, mu, kappa, vmf.scale, o.temper)  # (L, d)
+    kl = ple.anchor_kl(row_dots(mu, text), anchor_kappa, anchor_r, kappa, vmf.d, o.log_normaliser)  # (L,)
+    vectors = ple.prototypes(text, mu, kappa, vmf.scale, o.temper)  # (L, d)
     return vmf.classes(step.present, beta, kappa, kl, mu, vectors, vmf.offset(kappa))
 
 
 class Rows(Base):
     """The samples of MOON."""
 
-    STATE: ClassVar[tuple[str, ...]] = ("z", "labels", "zero_shot_labels", "gamma", "log_evidence")
+    STATE: ClassVar[tuple[str, ...]] = ("z", "labels", "zero_shot_labels", "gamma", "log_sum_y")
 
     def __init__(self, *given: Any, **options: Any) -> None:
         super().__init__(*given, **options)
         n = len(self.f)
-        self.gamma, self.log_evidence = namespace(self.f).ones_like(self.f[:, 0]), self._empty(n)
+        self.gamma, self.log_sum_y = namespace(self.f).ones_like(self.f[:, 0]), self._empty(n)
         self.cosine: Any = None  # (n, K) in memory
         self.new: Any = None  # (n, K) room for the next z
         self.counted = self.alone and device_type(self.f) == "cpu"  # whether absent classes are left out
@@ -89,56 +74,49 @@ class Rows(Base):
         return found
 
     def _first(self, rows: slice) -> First:
-        y, cosine, evidence = self._zero_shot(rows)  # (b, K), (b, K), (b,)
-        self._first_weights(rows, y, evidence)
-        moments = zero_shot_moments(y, cosine)
-        return First(len(y), moments.total, moments.along, moments.largest)
+        y, cosine, log_sum = self._zero_shot(rows)  # (b, K), (b, K), (b,)
+        self._first_weights(rows, y, log_sum)
+        return First.of(y, cosine)
 
-    def _first_weights(self, rows: slice, y: Array, evidence: Array) -> None:
+    def _first_weights(self, rows: slice, y: Array, log_sum: Array) -> None:
         if self.alone and not self.method.m_steps:  # else nobody asks which labels the first E-step changed
             self.labels = namespace(y).argmax(y, axis=1)
         if self.method.gamma == "zero_shot" or self.method.votes == "gamma":  # asked for before the first E-step
-            self.gamma[rows] = sample_weights(y)
-        self.log_evidence[rows] = self.method.text_weight * evidence
+            self.gamma[rows] = ple.sample_weights(y)
+        self.log_sum_y[rows] = self.method.text_weight * log_sum
 
     def _zero_shot(self, rows: slice) -> tuple[Array, Array, Array]:
         if not self.alone:
             return super()._zero_shot(rows)
         self.cosine = namespace(self.f).matmul(self.f, self.text.T, out=self._spare())  # (n, K)
-        self.y, evidence = zero_shot(self.cosine, self.logit_scale, self.z)
+        self.y, log_sum = ple.zero_shot(self.cosine, self.logit_scale, self.z)
         self.z = self.y
-        return self.y, self.cosine, evidence
+        return self.y, self.cosine, log_sum
 
     def step(self, scores: Scores) -> Step:
         """E-step with the classes given, and the sums of the new assignments."""
         if not self.alone:
             scores = Scores(scores.present, *(x if x is None else like(x, self.f) for x in scores[1:]))
-        new = self._room() if self.new is None else self.new
-        labels: list[Array] = []
-        gammas: list[Array] = []
+        xp, new, found = namespace(self.f), self._room() if self.new is None else self.new, []
 
         def block(rows: slice) -> Step:
             a = self._assign(rows, scores, new)
             gamma = a.gamma if self.method.gamma == "assignments" else self.gamma[rows]  # (b,)
-            free = free_energy(gamma, a.agreement, a.log_sum, self.log_evidence[rows])
+            free = ple.free_energy(gamma, a.agreement, a.log_sum, self.log_sum_y[rows])
             changed = 0 if self.labels is None else (a.labels != self.labels[rows]).sum()
-            labels.append(a.labels)
-            gammas.append(gamma)
-            moved = self._moved(a.z) if self.counted and self.labels is not None and not changed else math.inf
+            still = self.counted and self.labels is not None and not changed
+            moved = float(xp.max(xp.abs(a.z - self.z))) if still else math.inf
             laplacian = self.gamma[rows] * a.before
             counts = self._counts(a.z, gamma, a.labels)  # (K,)
-            present = namespace(counts).nonzero(counts)[0] if self.counted else ALL
-            sums, soft = weighted_sums(columns(a.z, present), gamma, self.f[rows])  # (L, d), (L,)
+            present = xp.nonzero(counts)[0] if self.counted else ALL
+            sums, soft = ple.weighted_sums(columns(a.z, present), gamma, self.f[rows])  # (L, d), (L,)
+            found.append((a.labels, gamma))
             return Step(sums, soft, counts[present], free, laplacian, changed, moved, present)
 
         total: Step = self._add_up(block, "iteration")
         self.new = None if self.keep and self.z is self.y else self.z
-        self.z, self.labels, self.gamma = new, _joined(labels), _joined(gammas)
+        self.z, (self.labels, self.gamma) = new, self._joined(found)
         return total
-
-    def _moved(self, z: Array) -> float:
-        """Return the largest change of z."""
-        return float(namespace(z).max(namespace(z).abs(z - self.z)))
 
     def _counts(self, z: Array, gamma: Array, labels: Array) -> Array:
         """Return the n_k that beta_k is made of: soft, hard, or hard and gamma-weighted, (K,)."""
@@ -147,7 +125,7 @@ class Rows(Base):
         counts = class_counts(labels, len(self.text), gamma if self.method.gamma_in_counts else None)
         return namespace(gamma).astype(counts, gamma.dtype, copy=False)
 
-    def _assign(self, rows: slice, scores: Scores, new: Array) -> Assignment:
+    def _assign(self, rows: slice, scores: Scores, new: Array) -> ple.Assignment:
         """E-step of some rows, written to `new`."""
         present, b = scores.present, rows.stop - rows.start
         values: Any = None  # (b, L) products use all cores by themselves, what follows in threads does not
@@ -159,15 +137,15 @@ class Rows(Base):
 
         def part(at: slice) -> tuple[Array, ...]:
             here = slice(at.start - rows.start, at.stop - rows.start)
-            logits = values[here] if whole else at_anchor(cosine[here], scores.slope, scores.at_anchor)  # (b, K)
+            logits = values[here] if whole else ple.at_anchor(cosine[here], scores.slope, scores.at_anchor)  # (b, K)
             if not whole and values is not None:
                 logits[:, present] = values[here]
-            return e_step(logits, self._votes(at, self.vote_weight), self._wide(at), z[here])[1:]
+            return ple.e_step(logits, self._votes(at, self.vote_weight), self._wide(at), z[here])[1:]
 
         found = self._in_parts(part, rows)
         if new.dtype != self.f.dtype:
             new[rows] = self._narrow(z)
-        return Assignment(z, *found)
+        return ple.Assignment(z, *found)
 
     def finish(self) -> Laplacian:
         """Return gamma_i z_i . (M z)_i of the assignments as they are."""
@@ -179,7 +157,3 @@ class Rows(Base):
             lambda rows: Laplacian(self.gamma[rows] * self._in_parts(part, rows)[0]), "objective"
         )
         return found
-
-
-def _joined(parts: list[Array]) -> Array:
-    return parts[0] if len(parts) == 1 else namespace(parts[0]).concat(parts)

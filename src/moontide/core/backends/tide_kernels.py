@@ -55,9 +55,10 @@ class TIDERows(tide_plain.TIDERows):
         if self.at_anchor is None:
             self._keep(fixed)
         if self.fixed is not fixed:
-            given = fixed.left_out, fixed.vote_weight, fixed.smoothing, fixed.sharpness, fixed.alpha
-            self.fixed, self.numbers = fixed, torch.stack([self._number(x) for x in given])  # (5,)
-        f, dots, of = self.in_metric, None, (classes.counts,) * 5
+            numbers = fixed.left_out, fixed.vote_weight, fixed.smoothing, fixed.sharpness, fixed.alpha
+            self.fixed, self.numbers = fixed, torch.stack([self._number(x) for x in numbers])  # (5,)
+        f, dots = self.in_metric, None
+        of: tuple[Array, ...] = (classes.counts,) * 5
         if len(classes.hard):
             dots = f @ classes.sums.T  # (n, K)
             of = classes.counts, classes.hard, classes.soft, *_triton.lengths(classes.sums, self.anchor)

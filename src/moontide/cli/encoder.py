@@ -1,0 +1,179 @@
+"""Options that several commands have: where images come from, what encodes them, and how class names become prompts."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Group, Parameter
+
+from moontide.cli.common import CLASS_FILES
+from moontide.encoders.base import DEFAULT
+from moontide.errors import OptionError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from moontide.encoders.base import Encoder
+    from moontide.encoders.prompts import EmbeddedClasses
+    from moontide.encoders.sources import Listing
+    from moontide.store.classes import ClassList
+    from moontide.store.features import Origin
+
+ENCODER, PROMPTS = Group("Encoder"), Group("Prompts")
+
+IMAGES = (
+    "Images: folders, patterns such as 'photos/**/*.jpg', files, lists of paths (.txt, or the column 'path' of a .csv "
+    "or .parquet), .tar archives, .parquet and .arrow files or datasets with a column of images, videos"
+)
+Images = Annotated[tuple[str, ...], Parameter(negative="", help=f"{IMAGES}.")]
+ClassNames = Annotated[
+    str | None, Parameter(help=f"Class names: {CLASS_FILES} (else those of the store).", group=PROMPTS)
+]
+Strict = Annotated[
+    bool, Parameter(negative="", show_default=False, help="Exit with status 1 if any image was skipped.")
+]
+
+
+@Parameter(name="*", group=ENCODER)
+@dataclass(frozen=True)
+class EncoderChoice:
+    """The options that say which encoder runs, and how.
+
+    >>> EncoderChoice(encoder="tiny").device
+    'cpu'
+    """
+
+    encoder: Annotated[
+        str,
+        Parameter(
+            help="A hub id or folder of a CLIP, SigLIP or SigLIP2 model, openclip:ARCH/TAG, openclip:ARCH/CHECKPOINT, "
+            "onnx:FOLDER, or tiny (for a try-out without a hub: it is not CLIP but an ImageNet classifier with a name "
+            "matcher)."
+        ),
+    ] = DEFAULT
+    device: Annotated[str, Parameter(help="Where the encoder runs: cpu, cuda, cuda:1 or mps.")] = "cpu"
+    precision: Annotated[
+        str,
+        Parameter(
+            help="What images are embedded in: auto, float32, float16 or bfloat16. Auto is half precision on a GPU and "
+            "bfloat16 on a CPU that multiplies in it, where vectors stay the same (cosine 0.9999), else float32."
+        ),
+    ] = "auto"
+    runtime: Annotated[
+        str,
+        Parameter(
+            help="What embeds images on a CPU: auto, torch, channels-last (torch, for towers of convolutions) or "
+            "onnxruntime. Auto is the fastest one, measured once for a model when there are images for 5 minutes or "
+            "more, or with --benchmark, and torch until then."
+        ),
+    ] = "auto"
+    fast: Annotated[
+        bool,
+        Parameter(
+            negative="",
+            show_default=False,
+            help="Decode JPEG files on the GPU, which gives slightly other vectors (cosine 0.998); a store remembers.",
+        ),
+    ] = False
+    encode_batch: Annotated[
+        int | None, Parameter(help="Images that go through the encoder together (else what suits the device).")
+    ] = None
+    workers: Annotated[
+        int | None,
+        Parameter(help="Processes that decode images (else one a core beside a GPU, half of that beside a CPU)."),
+    ] = None
+
+    def make(self) -> Encoder:
+        """Load the encoder."""
+        from moontide.encoders import encoder
+
+        for name, value in (("--encode-batch", self.encode_batch), ("--workers", self.workers)):
+            if value is not None and value < 1:
+                raise OptionError(f"'{name}' must be at least 1. Got {value} instead.")
+        if self.fast and self.device == "cpu":
+            raise OptionError("'--fast' decodes images on a GPU; add '--device cuda', or leave it out.")
+        return encoder(self.encoder, self.device, self.precision, self.runtime)
+
+    def of_store(self, origin: Origin) -> EncoderChoice:
+        """Return the choice for a store: its own encoder and the way it ran, where the user names no other."""
+        named = self.encoder != NO_ENCODER_CHOICE.encoder
+        precision = origin.precision if self.precision == "auto" else self.precision
+        kind = (self.encoder if named else origin.reloads).partition(":")[0]
+        same = not named or self.encoder in (origin.typed, origin.spec, origin.encoder)
+        keeps = same and origin.runtime and (self.runtime, self.device) == ("auto", "cpu")
+        return replace(
+            self,
+            encoder=self.encoder if named else origin.reloads,
+            precision="auto" if kind == "onnx" else precision,
+            runtime=origin.runtime if keeps else self.runtime,
+            fast=self.fast or (origin.decoding == "fast" and self.device != "cpu"),
+        )
+
+
+@Parameter(name="*", group=PROMPTS)
+@dataclass(frozen=True)
+class PromptChoice:
+    """The options that say how class names become sentences.
+
+    >>> PromptChoice(template=("a drawing of a {}",)).descriptions is None
+    True
+    """
+
+    template: Annotated[
+        tuple[str, ...],
+        Parameter(
+            negative="",
+            show_default=False,
+            help="A sentence with {} for the class name, a dataset of the paper for its own, or 'ensemble'; repeated, "
+            "the vectors are averaged (else what the encoder likes best).",
+        ),
+    ] = ()
+    descriptions: Annotated[
+        Path | None, Parameter(help='Sentences for each class: a JSON file, {"name": ["sentence", ...], ...}.')
+    ] = None
+
+    def embed(
+        self, encoder: Encoder, names: Sequence[str] | ClassList, templates: Sequence[str] = ()
+    ) -> EmbeddedClasses:
+        """Embed class names, and warn about the doubtful ones; `templates` are for the user who gives none."""
+        from moontide.encoders.prompts import embed_classes, find_templates, read_descriptions
+
+        sentences = None if self.descriptions is None else read_descriptions(self.descriptions)
+        classes = embed_classes(encoder, names, find_templates(self.template) or templates, sentences)
+        for report in classes.reports:
+            warnings.warn(report, UserWarning, stacklevel=2)
+        return classes
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class SourceChoice:
+    """The options that say where images come from.
+
+    >>> SourceChoice().frame_step
+    1.0
+    """
+
+    root: Annotated[
+        Path | None,
+        Parameter(help="The folder that paths in lists start from and must stay in (else that of the list)."),
+    ] = None
+    allow_urls: Annotated[
+        bool,
+        Parameter(
+            negative="", show_default=False, help="Download the images of lists that are http or https addresses."
+        ),
+    ] = False
+    frame_step: Annotated[float, Parameter(help="Seconds between the frames that are taken of a video.")] = 1.0
+
+    def find(self, paths: Sequence[str]) -> Listing:
+        """List the images of paths."""
+        from moontide.encoders.sources import list_images
+
+        return list_images(paths, root=self.root, allow_urls=self.allow_urls, frame_step=self.frame_step)
+
+
+NO_ENCODER_CHOICE, NO_PROMPT_CHOICE, NO_SOURCE_CHOICE = EncoderChoice(), PromptChoice(), SourceChoice()
