@@ -88,7 +88,7 @@ def one_row_without_brackets(client):
     return values(client, [1.0] * D)
 
 
-@case(422, "different lengths")
+@case(422, "differ in length")
 def ragged_rows(client):
     return values(client, [[1.0] * D, [1.0]])
 
@@ -386,7 +386,7 @@ def prototypes_of_zeros(client):
     return create(client, prototypes=[[1, 0], [0, 0]])
 
 
-@case(422, "different lengths")
+@case(422, "differ in length")
 def ragged_prototypes(client):
     return create(client, prototypes=[[1, 2], [1]])
 
