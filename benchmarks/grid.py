@@ -179,9 +179,9 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 def run(args: argparse.Namespace) -> dict[str, str]:
     """Measure what is asked for, and return the reports by name."""
     chosen = [name for name in PARTS if getattr(args, name)] or ([] if args.cost else list(DEFAULT))
-    cost = "cost" if args.device == "cpu" else f"cost-{args.device}"
+    costs = ["cost", "cost-stream"] if args.device == "cpu" else [f"cost-{args.device}"]
     if args.write:
-        check_page(args.write, [*(x for name in chosen for x in PARTS[name].reports), *[cost] * args.cost])
+        check_page(args.write, [*(x for name in chosen for x in PARTS[name].reports), *(costs if args.cost else [])])
     found: dict[str, str] = {}
     if chosen:
         paths = args.packs or sorted(FOLDER.glob("*.npz"))
@@ -200,7 +200,9 @@ def run(args: argparse.Namespace) -> dict[str, str]:
         for name in chosen:
             found |= {report: write(results, settings) for report, write in PARTS[name].reports.items()}
     if args.cost:
-        found[cost] = more_reports.report_cost(args.device)
+        found[costs[0]] = more_reports.report_cost(args.device)
+        if args.device == "cpu":
+            found["cost-stream"] = more_reports.report_stream_cost()
     return found
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import Any
 
 from moontide.core import tide
-from moontide.core.arrays import unit_rows
 from moontide.core.backends import tide_plain
 
 _original = {name: getattr(tide, name) for name in ("Crowd", "class_pull", "cosine_to_means", "excess", "Fixed")}
@@ -42,14 +41,14 @@ class Unsmoothed(tide.Crowd):
         return _original["Crowd"].of(excess, agreement, corroboration, 0.0)
 
 
-def text_anchors(text: Any, p: Any, first: Any, scale: Any) -> Any:
+def text_anchors(text: Any, p: Any, first: Any) -> Any:
     """Classes without samples are at their text."""
-    return unit_rows(text / scale)
+    return 1.0, 0 * first.centre
 
 
-def full_slope(text: Any, p: Any, first: Any, scale: Any) -> Any:
+def full_slope(text: Any, p: Any, first: Any) -> Any:
     """Images are taken to follow their text in full."""
-    return unit_rows((first.centre / first.n + text - p @ text) / scale)
+    return 1.0, first.centre / first.n - p @ text
 
 
 def no_bias(y: Any, total: Any, expected: Any, presence: Any) -> Any:
@@ -62,7 +61,7 @@ def all_present(near: Any, most: Any, total: Any) -> Any:
     return 0 * total + 1
 
 
-def plain_metric(square: Any, groups: Any, n: int) -> Any:
+def plain_metric(square: Any, sums: Any, count: Any, n: int) -> Any:
     """All dimensions count the same."""
     return 0 * square + 1
 
@@ -71,17 +70,17 @@ def one(*given: Any) -> float:
     return 1.0
 
 
-def with_itself(model: Any, means: Any, some: Any, left_out: Any, dots: Any = None) -> Any:
+def with_itself(dots: Any, at_anchor: Any, mine: Any, hard: Any, classes: Any, along: Any, alpha: Any) -> Any:
     """A sample stays in the mean of its class."""
-    return _original["cosine_to_means"](model, means, some, 0 * left_out, dots)
+    return _original["cosine_to_means"](dots, at_anchor, 0 * mine, 0 * hard + classes.hard, classes, along, alpha)
 
 
-def pull_with_itself(model: Any, counts: Any, z: Any, left_out: Any) -> Any:
+def pull_with_itself(fixed: Any, counts: Any, z: Any, left_out: Any) -> Any:
     """A sample stays in the count of its class."""
-    return _original["class_pull"](model, counts, z, 0 * left_out)
+    return _original["class_pull"](fixed, counts, z, 0 * left_out)
 
 
-def no_pull(model: Any, counts: Any, z: Any, left_out: Any) -> Any:
+def no_pull(fixed: Any, counts: Any, z: Any, left_out: Any) -> Any:
     """How many samples a class has says nothing of the next one."""
     return 0 * z
 

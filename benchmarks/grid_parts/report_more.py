@@ -82,3 +82,23 @@ def report_cost(device: str, shapes: Sequence[tuple[int, int, int]] | None = Non
         times = [f"{best['moon']:.2f}", f"{best['tide']:.2f}", f"{best['tide'] / best['moon']:.2f}"]
         rows.append([n, k, "all" if there == k else there, *times])
     return table(["N", "K", "classes there", "MOON ms", "TIDE ms", "ratio"], rows)
+
+
+def report_stream_cost() -> str:
+    """Return the time of a step of a stream with one sample, by wall clock and in CPU time, after 300 samples."""
+    rows = []
+    for k in (100, 1000):
+        data = simulate(900, k, effective_classes=25, seed=0)
+        streams = {name: moontide.Stream(name, data.text) for name in ("moon", "tide")}
+        found: dict[str, list[tuple[float, float]]] = {name: [] for name in streams}
+        for stream in streams.values():
+            stream.push(data.features[:300])
+        for i in range(300, 900):
+            for name, stream in streams.items():
+                start, own = time.perf_counter(), time.thread_time()
+                stream.push(data.features[i : i + 1])
+                found[name].append((time.perf_counter() - start, time.thread_time() - own))
+        for name, times in found.items():
+            (least, _), (median, cpu) = 1e3 * np.min(times, axis=0), 1e3 * np.median(times, axis=0)
+            rows.append([name_of(name), k, *(f"{x:.2f}" for x in (least, median, cpu))])
+    return table(["stream of one sample at a time", "K", "least ms", "median ms", "median ms of CPU time"], rows)

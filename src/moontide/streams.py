@@ -8,12 +8,7 @@
 
 Samples are answered in the order in which they came. What is remembered is the state of the method, whose size does not
 depend on the length of the stream, and fewer samples that wait than `batch_size`. Samples that are there already are
-labelled in their order by `run_stream`, from a state or a file (`store.states`):
-
-    state, monday = run_stream(method("tda"), task, 64)
-    save_state("tda.safetensors", method("tda"), state)
-    tda, state = load_state("tda.safetensors")
-    state, tuesday = run_stream(tda, other_task, 64, state=state)
+labelled in their order by `run_stream`, from a state or a file (`save_state` and `load_state` of `store.states`).
 """
 
 from __future__ import annotations
@@ -237,17 +232,7 @@ class Stream:
     def load(
         cls, path: str | Path, ref: Array | None = None, clock: Callable[[], float] = time.monotonic, **live: Any
     ) -> Stream:
-        """Read a stream that `save` wrote; what waits begins to wait again. `ref` and `live` are as in `load_state`.
-
-        >>> import tempfile, numpy as np
-        >>> stream = Stream("tda", np.eye(3), batch_size=2)
-        >>> _ = stream.push(np.eye(3))
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     stream.save(f"{folder}/a.safetensors")
-        ...     again = Stream.load(f"{folder}/a.safetensors")
-        >>> again.seen, again.waiting, again.method == stream.method
-        (2, 1, True)
-        """
+        """Read a stream that `save` wrote; what waits begins to wait again. `ref` and `live` are as in `load_state`."""
         metadata, arrays = unpack_state(read_file(path), str(path))
         if "stream" not in metadata:
             raise FileError(f"{path} is a state without a stream; load it by moontide.streams.load_state.")
@@ -305,15 +290,7 @@ def run_stream(
 
 
 def check_same_classes(state: State, task: Task) -> None:
-    """Refuse to go on with other classes, or another logit scale, than a state was made with.
-
-    >>> import moontide, numpy as np
-    >>> tda = moontide.method("tda")
-    >>> check_same_classes(tda.start(Task(np.eye(2), np.eye(2))), Task(np.eye(2), np.eye(2)[::-1]))
-    Traceback (most recent call last):
-        ...
-    moontide.errors.InputError: 'text_features' must be those that the state was made with. They differ in values.
-    """
+    """Refuse to go on with other classes, or another logit scale, than a state was made with."""
     rule = "'text_features' must be those that the state was made with."
     if tuple(task.text.shape) != tuple(state.text.shape):
         raise InputError(f"{rule} Got shape {tuple(task.text.shape)} instead of {tuple(state.text.shape)}.")
@@ -338,12 +315,7 @@ def join(first: Any, second: Any) -> Any:
 
 
 def join_known(first: Array | None, n: int, second: Array | None, m: int, ref: Array) -> Array | None:
-    """Put known labels of m samples after those of n others; None stands for samples without any, also in the answer.
-
-    >>> import numpy as np
-    >>> join_known(None, 2, np.asarray([4]), 1, np.zeros(1))
-    array([-1, -1,  4])
-    """
+    """Put known labels of m samples after those of n others; None stands for samples without any, also as an answer."""
     if first is None and second is None:
         return None
     xp = namespace(ref)

@@ -368,6 +368,28 @@ def test_a_sample_alone_gets_the_prediction_of_zero_shot() -> None:
         assert found.confidence[0] == pytest.approx(found.zero_shot.max(), abs=1e-4)
 
 
+def test_classes_left_alone_do_not_change_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    tide_loops = pytest.importorskip("moontide.core.backends.tide_loops")
+    idle_classes, numbers = tide_loops.idle_classes, []
+
+    def counted(*arguments: Any) -> Any:
+        numbers.append((tide_loops.IDLE > 0, int(idle_classes(*arguments).sum()) > 9))
+        return idle_classes(*arguments)
+
+    monkeypatch.setattr(tide_loops, "idle_classes", counted)
+    for kind in ({"n_samples": 32, "n_classes": 20, "effective_classes": 1}, {"n_samples": 10, "n_classes": 50}):
+        for seed in range(6):
+            f, text, _ = (x.astype(np.float32) for x in drawn(seed, **kind))
+            found = TIDE().fit_predict(f, text, logit_scale=200.0)
+            with monkeypatch.context() as patch:
+                patch.setattr(tide_loops, "IDLE", -1.0)
+                wanted = TIDE().fit_predict(f, text, logit_scale=200.0)
+            np.testing.assert_allclose(found.probs, wanted.probs, atol=1e-4)
+            np.testing.assert_allclose(found.beta, wanted.beta, atol=1e-6)
+    assert (True, True) in numbers
+    assert (False, True) not in numbers
+
+
 @pytest.mark.parametrize(("n", "k", "there"), [(64, 100, 25), (300, 40, 8), (128, 300, 300), (5, 3, 2), (1, 1, 1)])
 @pytest.mark.parametrize("balance", [False, True])
 def test_the_compiled_step_gives_what_the_equations_give(n: int, k: int, there: int, balance: bool) -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import moontide
 from moontide import Stream, Task
 from moontide.methods.tide import TIDE, TIDEState, remember
-from moontide.protocols import NONE
+from moontide.protocols import NONE, change_classes
 from moontide.simulate import simulate
 from moontide.streams import load_state, run_stream, save_state
 
@@ -82,6 +82,26 @@ def test_a_saved_state_goes_on_to_the_last_bit(tmp_path: Path) -> None:
         np.testing.assert_array_equal(getattr(loaded, name), value, err_msg=name)
     found, wanted = again.step(loaded, FEATURES[34:50])[1], method.step(state, FEATURES[34:50])[1]
     np.testing.assert_array_equal(found.probs, wanted.probs)
+
+
+@pytest.mark.parametrize("cuts", [[0, 10, 11, 12, 40], [0, 30, 31, 90], [0, 3, 4, 60, 61]])
+def test_cosines_that_a_stream_keeps_change_nothing_to_the_last_bit(cuts: list[int], tmp_path: Path) -> None:
+    pytest.importorskip("numba")
+    features, method = FEATURES.astype(np.float32), TIDE(memory=16)
+    state = method.start(Task(features, TEXT.astype(np.float32)))
+    for a, b in pairwise(cuts):
+        save_state(tmp_path / "tide.safetensors", method, state)
+        _, loaded = load_state(tmp_path / "tide.safetensors")
+        wanted = method.step(loaded, features[a:b])[1]  # nothing was kept
+        state, found = method.step(state, features[a:b])
+        for name in ("probs", "zero_shot", "unknown"):
+            np.testing.assert_array_equal(getattr(found, name), getattr(wanted, name), err_msg=name)
+        first = min(a, max(b - 16, 0))
+        whole = method.fit_predict(features[first:b], TEXT.astype(np.float32))
+        np.testing.assert_allclose(found.probs, whole.probs[a - first :], atol=1e-4)
+    fewer = change_classes(method, state, range(10))
+    assert fewer.cosine is None
+    assert method.step(fewer, features[:1])[1].probs.shape == (1, 10)
 
 
 def test_known_labels_are_clamped_and_kept_while_they_are_recent() -> None:

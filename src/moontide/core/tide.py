@@ -159,11 +159,7 @@ def crowd_of(found: Compared, n: int, k: int, m: int) -> Crowd:
 
 
 def mean_agreement(near: float, most: float) -> Any:
-    """Return rho = near / most, held in [0.02, 1].
-
-    >>> mean_agreement(1.0, 2.0)
-    0.5
-    """
+    """Return rho = near / most, held in [0.02, 1]."""
     return held(near / held(most, EPS, math.inf), 0.02, 1.0)
 
 
@@ -273,7 +269,8 @@ def anchor_weight(anchor: Array, sums: Array, count: Array, n: int) -> Any:
     xp, free = namespace(anchor), freedom(count, n)
     square = number(xp.sum(row_dots(sums, sums) / clip(count, 1)))  # sum_k c_k |mean_k|^2
     within = (n - square) / held(free, 1.0, math.inf)
-    about = n + square - 2 * number(xp.sum(row_dots(sums, anchor)))  # sum_k c_k |mean_k - anchor_k|^2
+    along, own = row_dots(sums, anchor), count * row_dots(anchor, anchor)  # (K,) each
+    about = square + number(xp.sum(own - 2 * along))  # sum_k c_k |mean_k - anchor_k|^2
     tau2 = (about - (n - free) * within) / n
     return either(free < 1, 1.0, held(within / held(tau2, 1e-3, math.inf), 0.3, 30.0))
 
@@ -330,9 +327,6 @@ def sharpening(density: float, per_class: float, alpha: float) -> float:
 
     Where few classes are there, the prior does most of the work. Where all are, what tells them apart is the class
     means, as far as they are made of samples.
-
-    >>> sharpening(1.0, 2.0, 2.0), sharpening(0.0, 2.0, 2.0)
-    (2.5, 1.0)
     """
     return 1 + 3 * density * per_class / (per_class + alpha)
 
@@ -368,12 +362,7 @@ def trust(base: Array, cosine: Array, known: Array, sharpness: float) -> float:
 
 
 def assign(logits: Array) -> tuple[Array, Array]:
-    """Eq. 11, its softmax: z (N, K) and the entropy of each row, (N,); overwrites the logits.
-
-    >>> import numpy as np
-    >>> assign(np.zeros((1, 2)))[0]
-    array([[0.5, 0.5]])
-    """
+    """Eq. 11, its softmax: z (N, K) and the entropy of each row, (N,); overwrites the logits."""
     xp = namespace(logits)
     logits -= xp.max(logits, axis=1)[:, None]
     z = xp.exp(logits)
@@ -467,12 +456,7 @@ def negative_odds(f: Array, negatives: Array, log_sum: Array, scale: float) -> A
 
 
 def with_neighbours(score: Array, votes_of: Any) -> Array:
-    """Eq. 15, its mean of a sample's score and the mean score of its neighbours, (N,).
-
-    >>> import numpy as np
-    >>> with_neighbours(np.asarray([1.0, 0.0]), lambda x: x[::-1])
-    array([0.5, 0.5])
-    """
+    """Eq. 15, its mean of a sample's score and the mean score of its neighbours, (N,)."""
     xp = namespace(score)
     both = votes_of(xp.stack([score, xp.ones_like(score)], axis=1))  # (N, 2)
     around = xp.where(both[:, 1] > 0, both[:, 0] / clip(both[:, 1], EPS), score)
@@ -480,12 +464,7 @@ def with_neighbours(score: Array, votes_of: Any) -> Array:
 
 
 def rows_at(x: Array, which: Any) -> Array:
-    """Return some rows of a matrix; `slice(None)` is all of them, without a copy.
-
-    >>> import numpy as np
-    >>> rows_at(np.eye(2), np.asarray([1]))
-    array([[0., 1.]])
-    """
+    """Return some rows of a matrix; `slice(None)` is all of them, without a copy."""
     return x if isinstance(which, slice) else namespace(x).take(x, which, axis=0)
 
 
@@ -579,5 +558,7 @@ class Fixed(NamedTuple):
     prior: Array | None  # (K,)
 
     def like(self, ref: Array) -> Fixed:
-        """Return it with arrays of the kind of `ref`."""
+        """Return it with arrays of the kind of `ref`; from shards they come in float64."""
+        if self.scale.dtype == ref.dtype:
+            return self
         return self._replace(**{name: like(x, ref) for name, x in self._asdict().items() if hasattr(x, "dtype")})

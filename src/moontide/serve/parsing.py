@@ -1,4 +1,4 @@
-"""Bodies of requests in JSON: small ones are read here, large ones by a process of their own.
+"""JSON request bodies: small ones are parsed here, large ones in a separate process.
 
 The JSON reader holds the interpreter until it is done, so that no thread helps: 30 MiB would keep every other client
 waiting for seconds. A body above `INLINE` bytes with more rows or words than any request may have is refused unread.
@@ -53,11 +53,11 @@ def parse(body: bytes, field: str, others: tuple[str, ...]) -> Parsed:
         wait = PATIENCE * PARSE_SECONDS
         done = subprocess.run(command, input=body, capture_output=True, timeout=wait, check=False)
     except subprocess.TimeoutExpired:
-        raise ResourceError(f"The body takes over {PARSE_SECONDS} s to read; send less, or raw float32.") from None
+        raise ResourceError(f"The body takes over {PARSE_SECONDS} s to parse; send less, or raw float32.") from None
     if done.returncode == -getattr(signal, "SIGXCPU", 0):
-        raise ResourceError(f"The body takes over {PARSE_SECONDS} s to read; send less, or raw float32.")
+        raise ResourceError(f"The body takes over {PARSE_SECONDS} s to parse; send less, or raw float32.")
     if len(done.stdout) < 12:
-        raise ResourceError("The body takes too much memory to read; send less, or raw float32.")
+        raise ResourceError("The body takes too much memory to parse; send less, or raw float32.")
     size, n, d = struct.unpack("<III", done.stdout[:12])
     head = json.loads(done.stdout[12 : 12 + size])
     if "error" in head:
@@ -92,7 +92,7 @@ def parse_here(body: bytes, field: str, others: tuple[str, ...]) -> Parsed:
 
 
 def check_rows(values: Any, name: str) -> Any:
-    """Check embeddings (n, d) and bring them to float32.
+    """Validate embeddings (n, d) and convert them to float32.
 
     >>> check_rows([[1, 2], [3, float("nan")]], "embeddings")
     Traceback (most recent call last):

@@ -590,20 +590,59 @@ def tide_weights(z: Any, gamma: Any, at_anchor: Any, among: Any) -> Any:
 
 
 @loops
+def tide_split(base: Any, at_anchor: Any, z: Any, present: Any, gone: Any, near: Any, cosines: Any, kept: Any, top: Any,
+               shares: Any, logs: Any) -> None:  # fmt: skip
+    """Copy the columns `present`; of those that are gone keep exp(base - top) and that times base - top."""
+    a = padded(gone.shape[0], LOWEST - BIAS)
+    for i in range(z.shape[0]):
+        row = base[i]
+        for l in range(present.shape[0]):
+            c = present[l]
+            near[i, l], cosines[i, l], kept[i, l] = row[c], at_anchor[i, c], z[i, c]
+        for r in range(gone.shape[0]):
+            a[r] = row[gone[r]]
+        most = largest(a)
+        top[i] = most
+        for r in range(gone.shape[0]):
+            shares[i, r] = exp(a[r] - most)
+            logs[i, r] = shares[i, r] * (a[r] - most)
+
+
+@loops
+def tide_join(z: Any, present: Any, gone: Any, top: Any, shares: Any, pull: Any, log_sum: Any, full: Any) -> None:
+    """Put columns together again: those of z, and shares pull exp(top - log_sum); the rows then sum to 1."""
+    for i in range(z.shape[0]):
+        row, total, scale = full[i], ZERO, np.exp(top[i] - log_sum[i])
+        for l in range(present.shape[0]):
+            row[present[l]] = z[i, l]
+            total += z[i, l]
+        for r in range(gone.shape[0]):
+            row[gone[r]] = shares[i, r] * pull[r] * scale
+            total += row[gone[r]]
+        for c in range(full.shape[1]):
+            row[c] /= total
+
+
+@loops
 def tide_step(start: Any, stop: Any, base: Any, y: Any, counts: Any, prior: Any, smoothing: Any, left_out: Any,
               vote_weight: Any, sharpness: Any, alpha: Any, pointer: Any, neighbour: Any, weight: Any, z: Any, new: Any,
-              some: Any, hard: Any, own: Any, cosine: Any, soft: Any, along: Any, dots: Any, squares: Any, before: Any,
-              labels: Any, gamma: Any, log_k: Any, still: Any) -> Any:  # fmt: skip
+              some: Any, among: Any, hard: Any, own: Any, cosine: Any, soft: Any, along: Any, dots: Any, squares: Any,
+              present: Any, gone: Any, tops: Any, shares: Any, logs: Any, before: Any, labels: Any, gamma: Any,
+              log_sum: Any, log_k: Any, still: Any) -> Any:  # fmt: skip
     """Eq. 11 of TIDE, of rows from `start` to `stop`: `class_pull`, `cosine_to_means` and `assign` in one pass.
 
-    `prior` (K,) are log shares where these are known, else empty. `some` (H,) are the classes with labels, `hard` to
-    `squares` what `cosine_to_means` needs of them. Returns sum_i z_i and the numbers of labels, (K,) each, the sum of
-    the zero-shot probabilities of the labels, how many labels changed, and how many z_ik moved by `still` or more.
+    `prior` (K,) are log shares where these are known, else empty. `some` (H,) are the classes with labels, `among`
+    their columns, and `hard` to `squares` what `cosine_to_means` needs of them; `present` to `logs` are a `Split`.
+    Returns sum_i z_i and the numbers of labels, (K,) each, the sum of the zero-shot probabilities of the labels, how
+    many labels changed, and how many z_ik moved by `still` or more.
     """
-    k, width, free, right, changed, moved = z.shape[1], some.shape[0], prior.shape[0] == 0, 0.0, 0, 0.0
+    k, width, away, free = z.shape[1], some.shape[0], gone.shape[0], prior.shape[0] == 0
     votes, a, q = padded(k, ZERO), padded(k, LOWEST - BIAS), padded(k, ZERO)
-    more, beta, place = padded(width, ZERO), padded(width, ZERO), np.empty(k, np.int64)
-    total, numbers = np.zeros(k, np.float32), np.zeros(k, np.float32)
+    more, beta, place = padded(width, ZERO), padded(width, ZERO), np.empty(y.shape[1], np.int64)
+    total, numbers = np.zeros(y.shape[1], np.float32), np.zeros(y.shape[1], np.float32)
+    here, there, right, changed, moved = np.zeros(k, np.float32), np.zeros(away, np.float32), 0.0, 0, 0.0
+    counted, pull = counts[present], counts[gone] + smoothing
+    log_pull = np.log(pull)
     for h in range(width):
         beta[h], place[some[h]] = hard[h] / (hard[h] + alpha), h
     for i in range(start, stop):
@@ -611,7 +650,7 @@ def tide_step(start: Any, stop: Any, base: Any, y: Any, counts: Any, prior: Any,
         gather(i, pointer, neighbour, weight, z, votes[:k])
         if free:
             for c in range(k):
-                a[c] = near[c] + vote_weight * votes[c] + log(max(counts[c] - left_out * old[c], ZERO) + smoothing)
+                a[c] = near[c] + vote_weight * votes[c] + log(max(counted[c] - left_out * old[c], ZERO) + smoothing)
         else:
             for c in range(k):
                 a[c] = near[c] + vote_weight * votes[c] + prior[c]
@@ -623,24 +662,35 @@ def tide_step(start: Any, stop: Any, base: Any, y: Any, counts: Any, prior: Any,
             less = max(hard[h] - left_out, ZERO)
             more[h] = nearer(less / (less + alpha), left_out * mine[h], dot[h], at[h], squares[h], along[h], soft[h])
             for h in range(width):
-                a[some[h]] += sharpness * more[h]
-        top, norm, inner = largest(a[:k]), ZERO, ZERO
-        label = first_at(a[:k], top)
+                a[among[h]] += sharpness * more[h]
+        top, norm, inner, e, e_log = largest(a[:k]), ZERO, ZERO, shares[i], logs[i]
+        label = present[first_at(a[:k], top)]
+        for r in range(away):
+            norm += e[r] * pull[r]
+            inner += e_log[r] * pull[r] + e[r] * pull[r] * log_pull[r]
+        if away:
+            most = max(top, tops[i] + np.log(norm))
+            scale = np.exp(tops[i] - most)
+            norm, inner, top = norm * scale, scale * (inner + norm * (tops[i] - most)), most
         for c in range(a.shape[0]):
             q[c] = exp(a[c] - top)
             norm += q[c]
             inner += q[c] * (a[c] - top)
-        by, far = ONE / norm, ZERO
+        by, far, log_norm = ONE / norm, ZERO, np.log(norm)
         for c in range(k):
             p[c] = q[c] * by
             far += ONE if abs(p[c] - old[c]) >= still else ZERO
         for c in range(k):
-            total[c] += p[c]
-        labels[i], gamma[i] = label, weight_of(np.log(norm) - inner * by, log_k)
-        moved += far
+            here[c] += p[c]
+        labels[i], gamma[i], log_sum[i] = label, weight_of(log_norm - inner * by, log_k), top + log_norm
+        scale = np.exp(tops[i] - log_sum[i]) if away else ZERO
+        for r in range(away):
+            there[r] += scale * e[r] * pull[r]
         numbers[label] += ONE
         right += y[i, label]
         changed += label != before[i]
+        moved += far
+    total[present], total[gone] = here, there
     return total, numbers, right, changed, moved
 
 

@@ -3,13 +3,15 @@
 - All operations of a row are done while it is in the cache.
 - Class means and anchors are not made: products of samples with class sums, or in a small batch of samples with each
   other, and of samples with the text give all that an E-step needs of them.
+- After the second E-step, the classes that next to no sample is assigned to are left alone (`Split`): their part in
+  votes and leave-one-out is neglected.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,9 +25,25 @@ from moontide.core.threads import in_threads, row_blocks
 from moontide.core.tide import Assigned, Compared, Confident, Predicted
 
 Floats = NDArray[np.float32]
+IDLE = 0.03  # a class is left alone whose largest z_ik is below this share of n_k + a*, and of 0.1
 NARROW = 128  # rows up to which a product of the text with samples is faster than one of samples with the text
 one = np.float32
 run = tide_plain.run
+
+
+class Split(NamedTuple):
+    """The L classes that assignments are of, and the R that are left alone, with logits c_ik + log(n_k + a*)."""
+
+    present: NDArray[np.int64]  # (L,) numbers
+    gone: NDArray[np.int64]  # (R,) numbers
+    top: Floats  # (N,) max_k c_ik of those
+    shares: Floats  # (N, R) e_ik = exp(c_ik - top_i)
+    logs: Floats  # (N, R) e_ik (c_ik - top_i)
+
+
+def idle_classes(z: Floats, counts: Floats, labels: Floats, smoothing: float) -> NDArray[np.bool_]:
+    """Return a mask of the classes of z (N, K) that may be left alone, (K,), from sums of z and numbers of labels."""
+    return (z.max(axis=0) <= IDLE * np.minimum(counts + smoothing, 0.1)) & (labels == 0)  # type: ignore[no-any-return]
 
 
 class TIDERows(tide_plain.TIDERows):
@@ -44,6 +62,8 @@ class TIDERows(tide_plain.TIDERows):
         self.cosine = cosine  # (n, K)
         if cosine is None:
             self.cosine = self.new = np.matmul(self.f, self.text.T, out=self._spare())  # free after `_keep`
+        self.split = Split(np.arange(len(self.text)), np.arange(0), self.gamma, *np.empty((2, len(self.f), 0), one))
+        self.done = 0  # E-steps
         self.edges = self.votes_of.pointer, self.votes_of.neighbour, self.votes_of.weight
 
     def _neighbours(self) -> Graph:
@@ -104,29 +124,46 @@ class TIDERows(tide_plain.TIDERows):
         """E-step with the classes given, Eq. 11; the sums of Eq. 8 that it needs are made here, and not returned."""
         if self.at_anchor is None:
             self._keep(fixed)
-        k, n, prior = len(self.text), len(self.f), classes.counts[:0] if fixed.prior is None else fixed.prior
-        labels, gamma = np.empty(n, np.int64), np.empty(n, one)
+        if self.done == 2 and fixed.prior is None:
+            self._leave_alone(idle_classes(self.z, classes.counts, classes.labels, fixed.smoothing))
+        self.done += 1
+        n, prior = len(self.f), classes.counts[:0] if fixed.prior is None else fixed.prior
+        labels, (gamma, self.log_total) = np.empty(n, np.int64), np.empty((2, n), one)
         numbers = fixed.smoothing, fixed.left_out, fixed.vote_weight, fixed.sharpness, fixed.alpha
-        new = self._room() if self.new is None else self.new
+        new, log_k = self._room() if self.new is None else self.new, math.log(max(len(self.text), 2))
         counts, hard, right, changed, moved = self._in_blocks(
             _numba.tide_step, self.log_y, self.y, classes.counts, prior, *map(one, numbers), *self.edges, self.z, new,
-            *self._means(classes), self.labels, labels, gamma, math.log(max(k, 2)), one(eq.STILL),
+            *self._means(classes), *self.split, self.labels, labels, gamma, self.log_total, log_k, one(eq.STILL),
         )  # fmt: skip
+        self.pull = classes.counts[self.split.gone] + one(fixed.smoothing)  # (R,)
         self.z, self.new = new, None if self.keep and self.z is self.y else self.z
         self.labels, self.gamma, some = labels, gamma, np.nonzero(hard)[0]  # (n,), (n,), (H,)
-        none = hard[:0]
-        return Assigned(none, none, hard[some], counts, hard, right, n, changed, moved, some)
+        return Assigned(hard[:0], hard[:0], hard[some], counts, hard, right, n, changed, moved, some)
 
     def _means(self, classes: Assigned) -> tuple[Any, ...]:
         """Return what `_numba.tide_step` needs of the classes with labels; in the first E-step there are none."""
-        f, some = self.in_metric, classes.some
-        weight, cosine, soft, along = _numba.tide_weights(self.z, self.gamma, self.at_anchor, some)  # (n, H), (H,)
+        f, among = self.in_metric, np.searchsorted(self.split.present, classes.some)  # (n, d), (H,) columns of z
+        weight, cosine, soft, along = _numba.tide_weights(self.z, self.gamma, self.at_anchor, among)  # (n, H), (H,)
         dots = f @ (f.T @ weight) if self.gram is None else self.gram @ weight  # (n, H) f_i . S_k
-        return some, classes.hard, weight, cosine, soft, along, dots, column_dots(weight, dots)
+        return classes.some, among, classes.hard, weight, cosine, soft, along, dots, column_dots(weight, dots)
+
+    def _leave_alone(self, idle: NDArray[np.bool_]) -> None:
+        """Leave classes alone from here on, where they are many."""
+        n, present, gone = len(self.f), np.nonzero(~idle)[0], np.nonzero(idle)[0]  # (L,), (R,)
+        if 4 * len(gone) <= len(idle):
+            return
+        near, cosines, kept, self.new = np.empty((4, n, len(present)), one)
+        self.split = Split(present, gone, np.empty(n, one), *np.empty((2, n, len(gone)), one))
+        _numba.tide_split(self.log_y, self.at_anchor, self.z, present, gone, near, cosines, kept, *self.split[2:])
+        self.spare += [self.log_y, self.at_anchor]
+        self.z, self.log_y, self.at_anchor = kept, near, cosines
 
     def confidence(self, power: float) -> Confident:
         """Add up the confidences under a temperature, and their slopes (Eq. 14)."""
         if self.log_z is None:
+            if len(self.split.gone):
+                z, self.z, self.new = self.z, self._room(), None
+                _numba.tide_join(z, *self.split[:4], self.pull, self.log_total, self.z)
             self.log_z = self._room() if self.new is None else self.new
             self._in_blocks(_numba.tide_logs, self.z, self.labels, self.log_z)
         return Confident(*self._in_blocks(_numba.tide_confidence, self.log_z, one(power), self.z[:, :0]))
