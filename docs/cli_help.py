@@ -21,10 +21,12 @@ WIDTH = 100
 
 INTRODUCTION = """# Command line
 
-This page is what `moontide COMMAND --help` prints, written by `python docs/cli_help.py`. Bad input gives one sentence
-on standard error and the exit status 2, and nothing is written; so does an output that is full or closed. The status is
-130 after Ctrl-C, and 141 where the reader of a pipe has gone. User, password and query of a URL are never printed.
-[](quickstart.md) shows the commands at work.
+This page shows the output of `moontide COMMAND --help`; `python docs/cli_help.py` generates it. [](quickstart.md) has
+examples.
+
+Bad input prints one sentence on standard error, exits with status 2 and writes nothing; so does an output that is full
+or closed. The status is 130 after Ctrl-C, and 141 if the reader of a pipe has gone. The user, password and query of
+a URL are never printed.
 """
 
 

@@ -71,6 +71,7 @@ class Shell:
 
     def serve(self, words: list[str]) -> None:
         words = [word if word != "8000" else "0" for word in words]
+        words += [] if "--port" in words else ["--port", "0"]
         program = "import sys; from moontide.cli import main; sys.exit(main())"
         self.server = subprocess.Popen(
             [sys.executable, "-c", program, "serve", *words], stdout=subprocess.PIPE, text=True
@@ -91,7 +92,7 @@ class Shell:
     def close(self) -> None:
         if self.server is not None:
             self.server.terminate()
-            assert self.server.wait(30) == 0
+            assert self.server.wait(120) == 0
             assert self.server.stdout is not None
             self.server.stdout.close()
 
@@ -153,7 +154,7 @@ def test_a_notebook_runs_from_top_to_bottom(path: Path, monkeypatch: pytest.Monk
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([source, os.environ.get("PYTHONPATH", "")]))
     notebook = nbformat.read(path, as_version=4)
     assert all(not cell.get("outputs") for cell in notebook.cells), "notebooks are kept without outputs"
-    nbclient.NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(path.parent)}}).execute()
+    nbclient.NotebookClient(notebook, timeout=900, resources={"metadata": {"path": str(path.parent)}}).execute()
 
 
 def test_there_are_three_notebooks_and_four_journeys() -> None:

@@ -12,7 +12,7 @@ SOURCE = Path(__file__).parents[1] / "src/moontide"
 LAYERS = (
     ("errors", "interrupts"),
     ("core", "metrics"),
-    ("options", "types", "samplers", "simulate", "plausible", "multi"),
+    ("options", "types", "samplers", "simulate", "plausible", "multi", "views"),
     ("protocols",),
     ("methods", "registry"),
     ("store", "answers", "sorting"),
@@ -23,10 +23,6 @@ LAYERS = (
     ("classify", "integrations"),
     ("cli", "__main__"),
 )
-EXCEPTIONS = {
-    ("methods.mta", "encoders"): "makes the views of images, where a task has images and an encoder instead of views",
-    ("store.views", "encoders"): "makes the views that it stores beside a feature store",
-}
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 
 
@@ -51,7 +47,7 @@ def test_no_module_imports_upwards(path: Path) -> None:
     assert layer in RANK, f"{own} is in no layer"
     for name in imports(path):
         other = name.partition(".")[0]
-        if other in RANK and (own, other) not in EXCEPTIONS:
+        if other in RANK:
             assert RANK[other] <= RANK[layer], f"{own} imports {name}, which is above it"
 
 

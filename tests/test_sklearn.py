@@ -56,7 +56,7 @@ def test_without_text_the_labelled_rows_are_the_anchors() -> None:
     y = np.where(np.arange(300) < 100, DATA.labels, -1)
     model = TideClassifier().fit(DATA.features, y)
     assert np.mean(model.predict(DATA.features[100:]) == DATA.labels[100:]) > 0.8
-    with pytest.raises(ValueError, match="at least one label"):
+    with pytest.raises(ValueError, match="at least one known label"):
         TideClassifier().fit(DATA.features, np.full(300, -1))
 
 

@@ -136,7 +136,7 @@ def test_a_state_of_another_method_is_refused(tmp_path: Path) -> None:
         lambda: run_stream(moontide.method("tda"), Tasks()(), SIZE, state=state),
         lambda: save_state(tmp_path / "a", moontide.method("tda"), state),
     ):
-        with pytest.raises(InputError, match=r"'state' must be one that tda made, a TDAState\. Got a DMNState instead"):
+        with pytest.raises(InputError, match=r"'state' must come from tda made, a TDAState\. Got a DMNState instead"):
             refused()
     assert not list(tmp_path.iterdir())
 
@@ -197,9 +197,9 @@ def saved(path: Path, **changes: Any) -> Path:
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"method": None}, "is not a state that moontide wrote"),
+        ({"method": None}, "is not a state written by moontide"),
         ({"seen": None}, r"a state of tda by moontide 9.9.9, lacks \['seen'\]; this is moontide"),
-        ({"age": np.zeros(1)}, r"has the unknown \['age'\].* Start the stream anew, or use that version"),
+        ({"age": np.zeros(1)}, r"has the unknown \['age'\].* Start the stream again, or use that version"),
         ({"method": "tdda"}, "which cannot be used here: There is no method 'tdda'. Did you mean 'tda'"),
         (
             {"method": "moon_stream"},
@@ -226,11 +226,11 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         "head": whole[:40],
     }.items():
         (tmp_path / name).write_bytes(content)
-        with pytest.raises(FileError, match=f"{name} cannot be read; it is damaged, cut short or no state file"):
+        with pytest.raises(FileError, match=f"{name} cannot be read; it is damaged, truncated or not a state file"):
             load_state(tmp_path / name)
     with pytest.raises(FileError, match=r"There is no file .*none"):
         load_state(tmp_path / "none")
-    with pytest.raises(FileError, match="is a folder; give a file"):
+    with pytest.raises(FileError, match="is a folder; pass a file"):
         load_state(tmp_path)
 
 

@@ -42,7 +42,7 @@ def test_a_task_has_no_labels_and_cannot_be_changed() -> None:
     [
         ({"features": FEATURES[0]}, "'image_features' must be a 2-D array. Got 1-D"),
         ({"text": TEXT[:0]}, "'text_features' must not be empty"),
-        ({"text": TEXT[:, :3]}, "must have the same dimension. Got 4 and 3 instead; were they made by one model"),
+        ({"text": TEXT[:, :3]}, "must have the same dimension. Got 4 and 3 instead; do they come from the same model"),
         (
             {"features": np.where(np.arange(6)[:, None] == 2, np.nan, FEATURES)},
             "'image_features' .* NaN or infinity in row 2;",

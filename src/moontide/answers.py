@@ -1,4 +1,4 @@
-"""From probabilities to answers: the class, an upper level of a tree of classes, or none of them.
+"""From probabilities to answers: a class, a level of a class tree, or none of the classes.
 
 A method gives probabilities of the classes. The answer for a sample follows from them and from two choices:
 
@@ -34,7 +34,7 @@ BoolArray = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Answers:
-    """What is said of N samples: the names of all that can be answered, and which of them each sample gets.
+    """The answers for N samples: all possible names, and the name that each sample gets.
 
     names: the K classes, then NONE_OF_THESE where that is asked for, then levels of the tree. choices: how many of the
     names a person can choose as a label. labels: (N,) numbers of names. confidence: (N,) of the answers. classes: (N,)
@@ -59,7 +59,7 @@ class Answers:
         return [self.names[k] for k in self.labels]
 
     def numbers(self, k: int) -> IntArray:
-        """The answers as numbers of the k classes, -1 where an answer is no class, (N,)."""
+        """The answers as class numbers, -1 if an answer is not a class, (N,)."""
         return np.where(self.labels < k, self.labels, -1)
 
 
@@ -73,7 +73,7 @@ def answer(
     known: npt.ArrayLike | None = None,
     is_none: npt.ArrayLike | None = None,
 ) -> Answers:
-    """Return what is said of the samples of a result.
+    """Return the answers for the samples of a result.
 
     unknown, roll_up: as in the module's text; None leaves it out. paths: the places of the classes in the tree.
     known: (N,) class numbers, -1 where not known; these samples keep their label. is_none: (N,) which samples are known
@@ -113,7 +113,7 @@ def unknown_rows(result: Result, rule: str | float) -> BoolArray:
     (array([False,  True, False]), array([False,  True,  True]))
     """
     if result.unknown is None:
-        raise InputError("'unknown' needs a method that scores it, and this one does not: use tide, or leave it out.")
+        raise InputError("'unknown' needs a method that computes it, such as tide; use that, or leave it out.")
     scores, text = np.asarray(to_numpy(result.unknown), dtype=np.float64), str(rule).strip()
     above, share = check_unknown(text)
     if above is not None:
@@ -125,7 +125,7 @@ def unknown_rows(result: Result, rule: str | float) -> BoolArray:
 
 
 def check_unknown(rule: str | float) -> tuple[float | None, float]:
-    """Return the score that a rule sets, or None and the share that it sets.
+    """Parse a rule into a score and a share, one of which is None.
 
     >>> check_unknown("0.2"), check_unknown(">0.9")
     ((None, 0.2), (0.9, 0.0))
@@ -148,7 +148,7 @@ def check_unknown(rule: str | float) -> tuple[float | None, float]:
 def rolled_up(
     probs: FloatArray, paths: Sequence[Sequence[str]] | None, sure: float
 ) -> tuple[list[str], IntArray, FloatArray]:
-    """Return the levels above the classes of a tree, the answers (a class, or K + a level), and how sure they are.
+    """Return the levels of a class tree, the answers (a class, or K + a level), and their probabilities.
 
     >>> rolled_up(np.asarray([[0.6, 0.4]]), [("pet", "cat"), ("pet", "dog")], 0.9)
     (['pet', 'unsure'], array([2]), array([1.]))
@@ -176,7 +176,7 @@ def rolled_up(
 
 
 def check_roll_up(sure: float) -> None:
-    """Refuse a probability that two answers could have.
+    """Refuse a probability that two answers could reach.
 
     >>> check_roll_up(0.8)
     """

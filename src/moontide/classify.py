@@ -1,4 +1,4 @@
-"""From images and class names to labels: find, decode, encode, adapt; then a table of labels or a page of pictures."""
+"""From images and class names to labels: find, decode, encode and adapt, then write a table or a report."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ QUALITY = 75  # of the pictures on a page
 
 @dataclass(frozen=True)
 class Classified:
-    """Images with their labels, and what a table or a page says of them.
+    """Images with their labels, and the data for tables and reports.
 
     >>> task = Task(np.eye(2), np.eye(2), class_names=("cat", "dog"))
     >>> images = [ImageFile("a.jpg", Path("a.jpg")), ImageFile("b.jpg", Path("b.jpg"))]
@@ -73,13 +73,13 @@ class Classified:
 
     @property
     def comparison(self) -> Comparison:
-        """What changed against zero-shot, and whether it is right, in the images whose label the method did not get."""
-        return compare_predictions(self.truth, self.result, scored_rows(self.task))
+        """Comparison with zero-shot and the true labels, for the images that count (`scored_rows`)."""
+        return compare_predictions(self.truth, self.result, scored_rows(self.task, answers=self.answers))
 
     @property
     def group_comparisons(self) -> dict[str, Comparison]:
-        """The same for each group."""
-        return compare_groups(self.truth, self.result, self.groups or (), scored_rows(self.task))
+        """Comparison with zero-shot and the true labels, for each group."""
+        return compare_groups(self.truth, self.result, self.groups or (), scored_rows(self.task, answers=self.answers))
 
     def columns(self) -> dict[str, list[Any]]:
         """Return the table of labels by column."""
@@ -102,13 +102,13 @@ class Classified:
         write_table(handle, self.columns(), kind)
 
     def save(self, path: str | Path) -> None:
-        """Write the table of labels to a file of the kind that its name says."""
+        """Write the table of labels to a file; its suffix selects the format."""
         check_output(path, TABLES)
         with replacing(path) as handle:
             self.write_table(handle, Path(path).suffix)
 
     def report(self, path: str | Path) -> None:
-        """Write the page of pictures."""
+        """Write the report, an .html page."""
         encoder = f"tiny ({TINY})" if self.encoder == "tiny" else self.encoder
         about = {"encoder": encoder, "method": self.method}
         if self.batch_size is not None:
@@ -144,11 +144,11 @@ def classify(
     device: str = "cpu",
     progress: Progress = lambda done, total: None,
 ) -> Classified:
-    """Label images with the class names that fit best, all of them together, or in batches of `batch_size`.
+    """Label images with the class names that fit best, all together or in batches of `batch_size`.
 
-    listing: what `list_images` found, or a list of Pillow images, arrays and paths. classes: what `embed_classes` made
-    with the encoder. method: None is the default.
-    groups: the group of each image by its id; each is labelled on its own. known: the class numbers of images whose
+    listing: the result of `list_images`, or a list of Pillow images, arrays and paths. classes: the result of
+    `embed_classes` with the same encoder. method: None is the default.
+    groups: the group of each image by id; each group is labelled separately. known: the class numbers of images whose
     label is known, by id. class_prior, negatives: as in `fit_predict`. encode_batch, workers, fast: as for
     `encode_files`.
     device: where the method runs.
@@ -198,7 +198,7 @@ def classify_store(
     negatives: Array | None = None,
     device: str = "cpu",
 ) -> Classified:
-    """Label the images of a store of features with its own classes, or with others that its encoder embedded.
+    """Label the images of a feature store with its classes, or with others that its encoder embedded.
 
     The other arguments are those of `classify`.
 
@@ -211,7 +211,7 @@ def classify_store(
     ['cat', 'dog']
     """
     if store.n == 0:
-        raise InputError(f"The store {store.folder} holds no images; encode some first.")
+        raise InputError(f"The store {store.folder} has no images; encode some first.")
     features = to_device(np.asarray(store.take(np.arange(store.n)), dtype=np.float32), None, device)
     names, text = (store.class_names, store.text) if classes is None else (classes.names, classes.text)
     images = located(store.ids, store.origin.folder)
@@ -242,12 +242,12 @@ def check_maker(store: FeatureStore, encoder: Encoder, fast: bool | None = None)
     made = store.origin
     if (encoder.id, encoder.preprocessing) != (made.encoder, made.preprocessing):
         raise InputError(
-            f"The store {store.folder} was made by the encoder {made.encoder} with its own preprocessing, and "
-            f"{encoder.id} is not the same; name that one with '--encoder', or encode the images again."
+            f"The store {store.folder} was made by the encoder {made.encoder} with its preprocessing, but "
+            f"{encoder.id} differs; use the same '--encoder', or encode the images again."
         )
     if fast is not None and (encoder.precision, fast) != (made.precision, made.decoding == "fast"):
         raise InputError(
-            f"The store {store.folder} was made with '--precision {made.precision}' and {made.decoding} decoding, and "
+            f"The store {store.folder} was made with '--precision {made.precision}' and {made.decoding} decoding, but "
             f"this would add {encoder.precision} and {'fast' if fast else 'exact'}; use the same device and options."
         )
 
@@ -277,9 +277,9 @@ def label_images(
 
 
 def folder_labels(ids: Iterable[str], names: Sequence[str]) -> IntArray | None:
-    """Return the class numbers that the folders of images stand for, or None unless every folder is called as a class.
+    """Return class numbers from the folders of images, or None unless every folder is named after a class.
 
-    Small and capital letters are the same here, and so are spaces, hyphens and underscores.
+    Case is ignored, and spaces, hyphens and underscores are equivalent.
 
     >>> folder_labels(["in/cat/1.jpg", "in/Polar_bear/2.jpg"], ["polar bear", "cat"])
     array([1, 0])
@@ -296,7 +296,7 @@ def _plain(name: str) -> str:
 
 
 def located(ids: Iterable[str], folder: str = "") -> list[ImageFile]:
-    """Return where the images of a store lie: their paths, or their places in the archives that hold them.
+    """Return the locations of the images of a store: paths, or positions in archives.
 
     Relative paths start here, or where nothing is there, in the folder that the store was made in.
 
@@ -327,7 +327,7 @@ def _located(name: str, folder: str) -> tuple[Path, Path | None]:
 
 
 def thumbnail(image: ImageFile, side: int) -> bytes | None:
-    """Return a small JPEG of an image, its longer side at most `side` pixels, or None where it cannot be read any more.
+    """Return a JPEG thumbnail with a longer side of at most `side` pixels, or None if the image cannot be read.
 
     >>> thumbnail(ImageFile("no.jpg", Path("no.jpg")), 64) is None
     True

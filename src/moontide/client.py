@@ -1,4 +1,4 @@
-"""A client of the server that `moontide serve` runs, in two forms: `Client` and, for asyncio, `AsyncClient`.
+"""Clients for the server of `moontide serve`: `Client` and, for asyncio, `AsyncClient`.
 
     with Client("http://127.0.0.1:8000", token="...") as client:
         client.create("birds", prototypes=text_features, classes=names)
@@ -6,9 +6,8 @@
         answers.labels, answers.class_names, answers.confidence
         client.correct("birds", {answers.first: "owl"})
 
-A request that fails on the way, or that the server is too busy for, is sent again after a while. A push carries a key
-by which the server knows it: one that was answered before the connection broke is answered the same again, and counted
-once.
+A request is retried if the connection fails or the server is too busy. A push carries a key, so that the server counts
+it once: if it was answered before the connection broke, the retry gets the same answer.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ TIMEOUT = 60.0
 
 
 class ServerError(MoontideError):
-    """What the server refused, or that it could not be reached; `status` is that of HTTP, 0 where there was none.
+    """The server refused a request or could not be reached; `status` is the HTTP status, or 0 without an answer.
 
     >>> ServerError("There is no stream 'birds'.", 404).status
     404
@@ -56,7 +55,7 @@ class ServerError(MoontideError):
 
 @dataclass(frozen=True)
 class Predictions:
-    """Answers to consecutive samples, the first of number `first`; lists are by sample.
+    """Answers for consecutive samples, starting with number `first`; lists have one entry per sample.
 
     >>> Predictions.of({"first": 7, "size": 1, "labels": [2], "class_names": ["owl"], "confidence": [0.9]}).labels
     [2]
@@ -73,7 +72,7 @@ class Predictions:
 
     @classmethod
     def of(cls, held: Mapping[str, Any]) -> Predictions:
-        """Make it of what the server sent."""
+        """Create it from a response of the server."""
         return cls(**_own(cls, held))
 
 
@@ -98,7 +97,7 @@ class StreamInfo:
 
     @classmethod
     def of(cls, held: Mapping[str, Any]) -> StreamInfo:
-        """Make it of what the server sent."""
+        """Create it from a response of the server."""
         return cls(**_own(cls, held))
 
 
@@ -108,7 +107,7 @@ def _own(cls: Any, held: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Call:
-    """A request; `again` says whether it can be sent more than once."""
+    """A request; `again` tells whether it can be repeated."""
 
     verb: str
     path: str
@@ -128,7 +127,7 @@ def path_of(stream: str, tail: str = "") -> str:
 
 
 def create_call(name: str, prototypes: Any, classes: Sequence[str] | None, settings: Mapping[str, Any]) -> Call:
-    """Return the request that makes a stream.
+    """Return the request that creates a stream.
 
     >>> create_call("birds", None, ["owl"], {}).path
     '/streams'
@@ -142,7 +141,7 @@ def create_call(name: str, prototypes: Any, classes: Sequence[str] | None, setti
 
 
 def push_call(stream: str, embeddings: Any, known: Sequence[int | str | None] | None, key: str | None) -> Call:
-    """Return the request that pushes embeddings: as raw numbers, or as JSON where labels come with them.
+    """Return the request that pushes embeddings, as raw numbers, or as JSON if there are known labels.
 
     >>> push_call("birds", [[1.0, 0.0]], None, "k").headers["X-Shape"]
     '1,2'
@@ -166,7 +165,7 @@ def images_call(stream: str, images: Sequence[str | Path | bytes], key: str | No
 
 
 def correct_call(stream: str, labels: Mapping[int, int | str | None], key: str | None) -> Call:
-    """Return the request that tells true labels by sample number.
+    """Return the request that sets true labels by sample number.
 
     >>> correct_call("birds", {3: "owl"}, "k").content
     b'{"samples": [3], "labels": ["owl"]}'
@@ -181,7 +180,7 @@ def _json(verb: str, path: str, body: Any, headers: Mapping[str, str] | None = N
 
 
 def pause(attempt: int, response: httpx.Response | None) -> float:
-    """Return how many seconds to wait before the next attempt: what the server says, else longer and longer.
+    """Return the seconds to wait before the next attempt: the server's value, or exponential backoff.
 
     >>> 0.05 <= pause(0, None) <= 0.3
     True
@@ -193,7 +192,7 @@ def pause(attempt: int, response: httpx.Response | None) -> float:
 
 
 def read(response: httpx.Response) -> Any:
-    """Return what a response holds, or raise what the server says is wrong."""
+    """Return the contents of a response, or raise the error that the server reports."""
     if response.is_success:
         return response.json() if response.content else None
     try:
@@ -204,7 +203,7 @@ def read(response: httpx.Response) -> Any:
 
 
 class _Settings:
-    """What both clients share: where the server is, and when to send again."""
+    """Common part of both clients: the address of the server, and retries."""
 
     def __init__(
         self,
@@ -236,10 +235,10 @@ class _Settings:
 
 
 class Client(_Settings):
-    """Speaks to a server.
+    """A synchronous client.
 
-    url: where it is. token: what `moontide serve --new-token` printed. retries: how often a request is sent again.
-    timeout: seconds that one may take.
+    url: the address of the server. token: as printed by `moontide serve --new-token`. retries: how often a request is
+    repeated. timeout: seconds per request.
 
     >>> Client("http://127.0.0.1:1", retries=0).streams()
     Traceback (most recent call last):
@@ -287,7 +286,7 @@ class Client(_Settings):
     def create(
         self, name: str, *, prototypes: Any = None, classes: Sequence[str] | None = None, **settings: Any
     ) -> StreamInfo:
-        """Make a stream of class embeddings (K, d), or of class names that the server embeds.
+        """Create a stream from class embeddings (K, d), or from class names that the server embeds.
 
         settings: further fields of the request, such as synonyms, method, options, logit_scale, max_batch
         or window.
@@ -295,24 +294,24 @@ class Client(_Settings):
         return StreamInfo.of(self._send(create_call(name, prototypes, classes, settings)))
 
     def describe(self, stream: str) -> StreamInfo:
-        """Return what is known of a stream."""
+        """Return the description of a stream."""
         return StreamInfo.of(self._send(Call("GET", path_of(stream))))
 
     def push(
         self, stream: str, embeddings: Any, known: Sequence[int | str | None] | None = None, key: str | None = None
     ) -> Predictions:
-        """Push embeddings (n, d), with labels that are known already, and return their predictions.
+        """Push embeddings (n, d), optionally with known labels, and return their predictions.
 
-        key: names the push for the server, which counts it once; None makes a new one.
+        key: identifies the push, so that the server counts it once; None creates a new key.
         """
         return Predictions.of(self._send(push_call(stream, embeddings, known, key)))
 
     def push_images(self, stream: str, images: Sequence[str | Path | bytes], key: str | None = None) -> Predictions:
-        """Push image files, or the bytes of such, and return their predictions."""
+        """Push image files, or their bytes, and return their predictions."""
         return Predictions.of(self._send(images_call(stream, images, key)))
 
     def correct(self, stream: str, labels: Mapping[int, int | str | None], key: str | None = None) -> None:
-        """Tell the true labels of samples by their numbers along the stream; None takes one back."""
+        """Set the true labels of samples by their numbers in the stream; None withdraws a label."""
         self._send(correct_call(stream, labels, key))
 
     def delete(self, stream: str) -> None:
@@ -321,7 +320,7 @@ class Client(_Settings):
 
 
 class AsyncClient(_Settings):
-    """The same for asyncio.
+    """A client for asyncio, with the methods of `Client`.
 
     >>> AsyncClient("http://127.0.0.1:8000").retries
     5
@@ -367,11 +366,11 @@ class AsyncClient(_Settings):
     async def create(
         self, name: str, *, prototypes: Any = None, classes: Sequence[str] | None = None, **settings: Any
     ) -> StreamInfo:
-        """Make a stream, as in `Client.create`."""
+        """Create a stream, as in `Client.create`."""
         return StreamInfo.of(await self._send(create_call(name, prototypes, classes, settings)))
 
     async def describe(self, stream: str) -> StreamInfo:
-        """Return what is known of a stream."""
+        """Return the description of a stream."""
         return StreamInfo.of(await self._send(Call("GET", path_of(stream))))
 
     async def push(
@@ -387,7 +386,7 @@ class AsyncClient(_Settings):
         return Predictions.of(await self._send(images_call(stream, images, key)))
 
     async def correct(self, stream: str, labels: Mapping[int, int | str | None], key: str | None = None) -> None:
-        """Tell true labels, as in `Client.correct`."""
+        """Set true labels, as in `Client.correct`."""
         await self._send(correct_call(stream, labels, key))
 
     async def delete(self, stream: str) -> None:

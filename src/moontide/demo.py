@@ -1,4 +1,4 @@
-"""What a demonstration shows: the accuracy of zero-shot, MOON and TIDE on one task, and bars of it."""
+"""The demonstration: the accuracy of zero-shot, MOON and TIDE, and a bar chart of it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Scores(NamedTuple):
 
 
 def scores(task: Task, labels: IntArray, tide: Result | None = None) -> Scores:
-    """Label a task with each method; `tide` is the result of TIDE where it is there already.
+    """Label a task with each method; `tide` is the result of TIDE, if already available.
 
     >>> task = Task(np.repeat(np.eye(4), 5, axis=0), np.eye(4))
     >>> tuple(scores(task, np.repeat(np.arange(4), 5)))

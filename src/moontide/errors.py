@@ -1,4 +1,4 @@
-"""The errors a user can meet, one tree, each a sentence that names the parameter, the rule, the value and the remedy.
+"""The exceptions of Moontide. Each message is one sentence with the parameter, the rule, the value and the remedy.
 
     MoontideError
     ├── InputError            arrays that no method can use (shape, NaN, zero rows, ...)
@@ -11,8 +11,8 @@
     └── ResourceError         more memory or another device than this machine has
 
 The command line prints the sentence and exits with status 2; a library user catches `MoontideError`, or the
-matching built-in class (`ValueError`, `OSError`, `ImportError`, `MemoryError`). Input that is doubtful and no error
-gives an `ImplausibleWarning`.
+matching built-in class (`ValueError`, `OSError`, `ImportError`, `MemoryError`). Input that is valid but
+doubtful gives an `ImplausibleWarning`.
 
 >>> from moontide.errors import unknown_name
 >>> raise unknown_name("method", "mooon", ["moon", "stata"])
@@ -32,7 +32,7 @@ LISTED = 160  # characters of the known names in it
 
 
 def without_credentials(text: str) -> str:
-    """Return text with the user, the password and the query of every URL in it left out, for whatever is shown.
+    """Return text without the user, password and query of every URL in it.
 
     >>> without_credentials("postgresql://me:secret@db/streams and https://a.org/x.npy?sig=abc are gone")
     'postgresql://***@db/streams and https://a.org/x.npy?*** are gone'
@@ -42,7 +42,7 @@ def without_credentials(text: str) -> str:
 
 
 class MoontideError(Exception):
-    """Every error that Moontide raises on purpose; its sentence has no credentials, whatever path it names."""
+    """Base class of all errors that Moontide raises; messages never contain credentials."""
 
     def __str__(self) -> str:
         """Return the sentence."""
@@ -50,7 +50,7 @@ class MoontideError(Exception):
 
 
 class ImplausibleWarning(UserWarning):
-    """Input that can be computed with and is hardly what was meant; the message asks, and says the remedy."""
+    """Input that is valid but probably not what was meant; the message names the remedy."""
 
 
 class InputError(MoontideError, ValueError):
@@ -62,15 +62,15 @@ class MissingInputError(InputError):
 
 
 class FileError(MoontideError, OSError):
-    """A file that cannot be read or written, or holds something else than asked for."""
+    """A file that cannot be read or written, or has the wrong contents."""
 
 
 class ImageError(FileError):
-    """An image that cannot be used; the message is what follows its name: "it is cut short"."""
+    """An image that cannot be used; the message is what follows its name: "it is truncated"."""
 
 
 class OptionError(MoontideError, ValueError):
-    """A parameter outside its range, or one that is set and would do nothing."""
+    """A parameter outside its range, or one that is set but has no effect."""
 
 
 class UnknownNameError(OptionError):
@@ -82,11 +82,11 @@ class MissingExtraError(MoontideError, ImportError):
 
 
 class ResourceError(MoontideError, MemoryError):
-    """More memory, or another device, than there is."""
+    """More memory, or another device, than the machine has."""
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> UnknownNameError:
-    """Make the error for an unknown `kind` (method, option, ...), with the nearest known name.
+    """Create the error for an unknown `kind` (method, option, ...), with the nearest known name.
 
     >>> str(unknown_name("option", "betta", ["alpha", "beta"]))
     "There is no option 'betta'. Did you mean 'beta'? Known: alpha, beta."
@@ -98,7 +98,7 @@ def unknown_name(kind: str, name: str, known: Iterable[str]) -> UnknownNameError
 
 
 def listed(names: Iterable[str], length: int = LISTED) -> str:
-    """Join names with commas; where that is longer than `length`, the first of them and how many more there are.
+    """Join names with commas; if that is longer than `length`, show the first ones and count the others.
 
     >>> listed(["alpha", "beta", "gamma"], 12)
     'alpha, beta and 1 more'
@@ -112,7 +112,7 @@ def listed(names: Iterable[str], length: int = LISTED) -> str:
 
 
 def shorten(text: str, length: int = LENGTH) -> str:
-    """Cut a text in the middle where it is longer than `length`.
+    """Shorten a text in the middle if it is longer than `length`.
 
     >>> shorten("a" * 50 + "b" * 50, 9)
     'aaa...bbb'
@@ -122,7 +122,7 @@ def shorten(text: str, length: int = LENGTH) -> str:
 
 
 def replaced_name(kind: str, name: str, by: str) -> UnknownNameError:
-    """Make the error for the name of a `kind` (method, ...) that is gone, with the one that replaces it.
+    """Create the error for a removed name of a `kind` (method, ...), with its replacement.
 
     >>> str(replaced_name("method", "old", "new"))
     "There is no method 'old' any more; use 'new', which replaces it."
@@ -131,7 +131,7 @@ def replaced_name(kind: str, name: str, by: str) -> UnknownNameError:
 
 
 def missing_extra(package: str, extra: str, purpose: str) -> MissingExtraError:
-    """Make the error for an optional package that is not installed.
+    """Create the error for an optional package that is not installed.
 
     >>> print(missing_extra("pyarrow", "parquet", "A .parquet"))
     A .parquet needs the package 'pyarrow', which is not installed. In Moontide's folder run: pip install '.[parquet]'
@@ -140,7 +140,7 @@ def missing_extra(package: str, extra: str, purpose: str) -> MissingExtraError:
 
 
 def install(extra: str) -> str:
-    """Return the sentence that says how to install an extra.
+    """Return a sentence on how to install an extra.
 
     >>> install("plot")
     "In Moontide's folder run: pip install '.[plot]'"

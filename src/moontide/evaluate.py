@@ -1,4 +1,4 @@
-"""Run methods on tasks and hold their answers against labels. With `metrics.py` the only code that sees labels."""
+"""Run methods on tasks and compare their answers with labels. Only this module and `metrics.py` see labels."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from moontide.answers import Answers
 from moontide.core.arrays import is_torch_array, to_numpy
 from moontide.core.memory import require_memory
 from moontide.errors import ImplausibleWarning, InputError, MissingInputError, MoontideError, OptionError
@@ -64,7 +65,7 @@ def run_groups(
     shuffle_seed: int | None = None,
     progress: Progress | None = None,
 ) -> Result:
-    """Label every group of samples on its own, at once or in batches; `groups` (N,) names the group of each sample.
+    """Label every group of samples separately, at once or in batches; `groups` (N,) names the group of each sample.
 
     The rows of the result are in file order. None is one group of all.
 
@@ -106,7 +107,7 @@ def split_rows(
     [[0, 2], [3], [1, 4]]
     """
     if batch_size is None and shuffle_seed is not None:
-        raise OptionError("'shuffle' has no effect without 'batch_size': all that goes together is one batch.")
+        raise OptionError("'shuffle' has no effect without 'batch_size', since each group is one batch.")
     if batch_size is not None and batch_size < 1:
         raise OptionError(f"'batch_size' must be at least 1. Got {batch_size} instead.")
     if shuffle_seed is not None and shuffle_seed < 0:
@@ -125,7 +126,7 @@ def split_rows(
 
 @dataclass(frozen=True)
 class Comparison:
-    """A result against zero-shot, and against labels where there are any (else None).
+    """Comparison of a result with zero-shot, and with labels if there are any (otherwise None).
 
     >>> Comparison(samples=10, changed=4, better=2, worse=1).sideways
     1
@@ -140,7 +141,7 @@ class Comparison:
 
     @property
     def sideways(self) -> int | None:
-        """Predictions that were wrong, changed, and are wrong still."""
+        """Predictions that changed from one wrong class to another."""
         return None if self.better is None or self.worse is None else self.changed - self.better - self.worse
 
 
@@ -169,19 +170,20 @@ def compare_predictions(labels: IntArray | None, result: Result, rows: npt.Array
     )
 
 
-def scored_rows(task: Task, n: int | None = None) -> IntArray:
-    """Return which of the first n samples are scored: those whose label the method was not given.
+def scored_rows(task: Task, n: int | None = None, answers: Answers | None = None) -> IntArray:
+    """Return which of the first n samples are scored: no label was given to the method, and the answer is a class.
 
     >>> scored_rows(Task(np.eye(2), np.eye(2), known=[-1, 1]))
     array([0])
     """
-    return np.arange(task.n)[:n] if task.known is None else np.flatnonzero(to_numpy(task.known)[:n] < 0)
+    rows = np.arange(task.n)[:n] if task.known is None else np.flatnonzero(to_numpy(task.known)[:n] < 0)
+    return rows if answers is None else rows[(answers.labels == answers.classes)[rows]]
 
 
 def compare_groups(
     labels: IntArray | None, result: Result, groups: Sequence[str], rows: npt.ArrayLike | None = None
 ) -> dict[str, Comparison]:
-    """Compare every group with zero-shot on its own, or some of its rows; the groups in the order in which they come.
+    """Compare every group (or some of its rows) with zero-shot, in the order of first appearance.
 
     >>> result = Result(probs=np.eye(2), zero_shot=np.eye(2)[::-1])
     >>> {name: found.changed for name, found in compare_groups(None, result, ["b", "a"]).items()}
@@ -196,7 +198,7 @@ def compare_groups(
 
 @dataclass(frozen=True)
 class Outcome:
-    """What `compare_methods` found out about one method.
+    """The outcome of `compare_methods` for one method.
 
     >>> Outcome("tent", "skipped", reason="The method tent needs the image encoder.").accuracy is None
     True
@@ -221,7 +223,7 @@ def compare_methods(
     progress: Progress | None = None,
     **source: Any,
 ) -> list[Outcome]:
-    """Run methods with their defaults on a features file (read with `source`), each in a process of its own.
+    """Run methods with their defaults on a features file (read with `source`), each in a separate process.
 
     Seconds are those of one run after an unmeasured one on a few samples. Peak memory is what the run added at its
     highest point to the resident memory of its process (measured on Linux only) or, on cuda, to what was allocated on
@@ -258,7 +260,7 @@ def _run_apart(name: str, request: dict[str, Any]) -> Outcome:
     if child.returncode == 0:
         return Outcome(name, **json.loads(child.stdout.splitlines()[-1]))
     if child.returncode < 0:
-        return Outcome(name, "failed", reason=f"Stopped by signal {-child.returncode}; 9 is mostly a lack of memory.")
+        return Outcome(name, "failed", reason=f"Stopped by signal {-child.returncode}; 9 usually means no memory.")
     return Outcome(name, "failed", reason=(child.stderr.strip().splitlines() or ["It gave no reason."])[-1])
 
 

@@ -1,4 +1,4 @@
-"""Scores of predictions against labels. With `evaluate.py` this is the only code that sees labels."""
+"""Metrics that compare predictions with labels. Only this module and `evaluate.py` see labels."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def expected_calibration_error(
 
 
 def calibration_gaps(hit: npt.ArrayLike, confidence: npt.ArrayLike, bins: int = 15) -> npt.NDArray[np.float64]:
-    """Return hits less confidences, summed in each bin, (B,): they add up over batches.
+    """Return hits minus confidences, summed in each bin, (B,); these sums can be added over batches.
 
     The ECE of all samples together is the sum of the absolute sums, divided by their number. A mean of the ECEs of
     small batches is not: it is larger, as in a bin of few samples hits and confidence always differ.

@@ -1,4 +1,4 @@
-"""Several classes in one image: for each class the probability that it is there, calibrated from the batch.
+"""Several classes per image: the probability that each class is present, calibrated on the batch.
 
 The probabilities q_ik of a method sum to 1 over the classes: they say which one class an image is of. Here every class
 is a question of its own. A cosine of image i and class k, less the mean over the classes of that image, is taken as
@@ -46,7 +46,7 @@ FloatArray = npt.NDArray[np.float64]
 
 
 def multi_label(task: Task, result: Result, per_image: float = 1.0) -> FloatArray:
-    """Return for each image and class the probability that the class is in the image, (N, K).
+    """Return the probability that each class is in each image, (N, K).
 
     per_image: how many of the classes an image has on average.
 
@@ -135,7 +135,7 @@ def logit(p: FloatArray) -> FloatArray:
 
 
 def listed_classes(probabilities: FloatArray, names: Sequence[str]) -> list[list[dict[str, Any]]]:
-    """Return the classes that are in each image, the surest first.
+    """Return the classes in each image, the most probable first.
 
     >>> listed_classes(np.asarray([[0.2, 0.7, 0.9]]), ["cat", "dog", "car"])
     [[{'label': 'car', 'probability': 0.9}, {'label': 'dog', 'probability': 0.7}]]

@@ -58,7 +58,7 @@ def option(
 
 @dataclasses.dataclass(frozen=True)
 class Spec:
-    """What an option may be.
+    """The specification of an option.
 
     >>> Spec(3, "neighbours", (), 0, 1000).rule()
     'an integer of at least 0 and of at most 1000'
@@ -71,7 +71,7 @@ class Spec:
     high: float
 
     def rule(self) -> str:
-        """Say in words what is allowed."""
+        """Describe the allowed values."""
         if isinstance(self.default, bool):
             return "true or false"
         words = [" or ".join(repr(c) for c in self.choices)] if self.choices else []
@@ -94,7 +94,7 @@ class Spec:
         return self.low <= value <= (MOST[float] if self.high == math.inf else self.high) or value == self.high
 
     def parse(self, text: str) -> Any:
-        """Read a value from the command line; what cannot be read is returned as it is, for the check to refuse."""
+        """Parse a value from the command line; return unparsable text unchanged, for the check to refuse."""
         if isinstance(self.default, bool):
             return {"true": True, "false": False}.get(text.lower(), text)
         if text in self.choices:
@@ -106,7 +106,7 @@ class Spec:
 
 
 class Options:
-    """A frozen dataclass whose fields are declared with `option`; checks them all when it is made."""
+    """A frozen dataclass whose fields are declared with `option` and checked on creation."""
 
     def __new__(cls, *values: Any, **options: Any) -> Self:
         """Refuse an option that does not exist with the nearest one that does."""
@@ -117,7 +117,7 @@ class Options:
         return super().__new__(cls)
 
     def __post_init__(self) -> None:
-        """Refuse values outside their range, and options that are set but would do nothing."""
+        """Refuse values outside their range, and options that are set but have no effect."""
         for name, spec in self.specs().items():
             if not spec.allows(value := getattr(self, name)):
                 raise OptionError(
@@ -132,7 +132,7 @@ class Options:
                     )
 
     def inert(self) -> Iterator[tuple[tuple[str, ...], str]]:
-        """Yield (option names, reason) for the options that do nothing given the values of the others."""
+        """Yield (option names, reason) for options that have no effect given the values of the others."""
         return iter(())
 
     @classmethod

@@ -1,4 +1,4 @@
-"""Questions about input that a method can compute with and that is hardly what the user meant.
+"""Warnings about input that is valid but probably not what the user meant.
 
 Each is a sentence with the remedy, asked by a warning, the first that applies and no other. All look at a sample of the
 rows only. They must never be asked of good data, so that every rule leaves a wide margin:
@@ -44,7 +44,7 @@ _looked_at: set[tuple[str, int, int, int]] = set()  # devices and shapes of task
 
 
 def ask(task: Task, raw: Any = None) -> None:
-    """Warn about the first thing that is doubtful about a task; `raw` are the image features before they were scaled.
+    """Warn about the first doubtful property of a task; `raw` are the image features before normalisation.
 
     On a GPU, where looking would take longer than a fit, the first task of a shape is looked at.
 
@@ -61,7 +61,7 @@ def ask(task: Task, raw: Any = None) -> None:
 
 
 def doubt(task: Task, raw: Any = None) -> str | None:
-    """Return the first question about a task, or None where nothing is doubtful.
+    """Return the first warning about a task, or None.
 
     >>> doubt(Task(np.eye(3), np.eye(3), logit_scale=0.01))[:54]
     'The logit scale is 0.01, which makes all classes alike'
@@ -69,7 +69,7 @@ def doubt(task: Task, raw: Any = None) -> str | None:
     if task.logit_scale < LOW_SCALE:
         return (
             f"The logit scale is {task.logit_scale:g}, which makes all classes alike; it is 1 / temperature, 100 for "
-            "CLIP: pass logit_scale=100 (--logit-scale 100) or what the model has."
+            "CLIP: pass logit_scale=100 (--logit-scale 100), or the value of your model."
         )
     x, t = some_rows(task.features, IMAGES), some_rows(task.text, CLASSES)
     if len(x) < 2 or len(t) < 2:
@@ -90,8 +90,8 @@ def doubt(task: Task, raw: Any = None) -> str | None:
         )
     if len(t) >= FEW_CLASSES and _unrelated(cosines, plain, task.d):
         return (
-            "The image features do not fit the text features: cosines are near 0, and no class stands out. Make both "
-            "by one model, with its projection."
+            "The image features do not match the text features: cosines are near 0, and no class stands out. Make both "
+            "with the same model, including its projection."
         )
     if cosines.mean() > max(mean_cosine(x) - GAP, NEARBY):
         return (
@@ -132,7 +132,7 @@ def _lengths(raw: Any) -> str | None:
     if high < LENGTHS * low:
         return None
     return (
-        f"The image features have lengths from {low:.3g} to {high:.3g}, more different than embeddings are; pass what "
+        f"The image features have lengths from {low:.3g} to {high:.3g}, unlike embeddings; pass what "
         "the encoder's projection gives, not other columns or layers with it."
     )
 
@@ -141,8 +141,8 @@ def _alike(task: Task, x: FloatArray) -> str | None:
     if task.k < MANY * task.n or task.n < FEW_CLASSES or mean_cosine(x) < ALIKE:
         return None
     return (
-        f"The {task.n} samples are almost the same, and there are {task.k} classes: a batch like this says little of "
-        "them. Give fewer classes, or more and other samples."
+        f"The {task.n} samples are almost the same, and there are {task.k} classes: such a batch says little about "
+        "them. Use fewer classes, or more varied samples."
     )
 
 
@@ -157,8 +157,8 @@ def doubt_labels(labels: IntArray, zero_shot: IntArray, k: int) -> str | None:
         return "The labels seem to count from 1: zero-shot agrees with them when 1 is subtracted. Subtract it."
     if len(labels) / k >= CHANCE and hits < len(labels) / k and len(np.unique(labels)) > 1:
         return (
-            f"Zero-shot is right in {hits} of {len(labels)} samples, less than by chance; the labels, the class names "
-            "or the text features are in another order: see that they go together."
+            f"Zero-shot is right for {hits} of {len(labels)} samples, less than chance; the labels, the class names "
+            "or the text features may be in a different order: check that they match."
         )
     return None
 

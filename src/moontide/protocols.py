@@ -1,8 +1,8 @@
-"""The two protocols of a method. Everything else (command line, checks, benchmark, streams) knows only these.
+"""The two protocols of methods. Everything else (command line, checks, benchmark, streams) uses only these.
 
 Batch:   a frozen dataclass of options with `fit_predict(task) -> Result`.
 Online:  the same with `start(task) -> State` and `step(state, x) -> (State, Result)`; a `State` is a frozen dataclass
-         of arrays, and a step never changes the state it was given: saving, resuming and forking come free.
+         of arrays, and a step never modifies its input state, so saving, resuming and forking need no further code.
 
 `PerBatch` runs a batch method on a stream; an online method runs on a batch by one `start` and one `step`.
 """
@@ -53,7 +53,7 @@ class Plan(NamedTuple):
 
 
 class Method(Options):
-    """What every method has: options, a name (its file's), a citation, presets, and what it needs beyond features."""
+    """Base class of methods: options, a name (that of its file), a citation, presets, and needs beyond features."""
 
     name: ClassVar[str]
     citation: ClassVar[str] = ""
@@ -79,7 +79,7 @@ class Method(Options):
 
     @classmethod
     def from_preset(cls: type[M], preset: str, **options: Any) -> M:
-        """Make the method with a named set of options, some of them changed by `options`."""
+        """Create the method from a preset, with some options overridden by `options`."""
         if preset not in cls.presets:
             raise unknown_name(f"preset of {cls.name}", preset, cls.presets)
         return cls(**{**cls.presets[preset], **options})
@@ -138,7 +138,7 @@ class Method(Options):
         )
 
     def require_accepted(self, name: str) -> None:
-        """Refuse one of the inputs in ACCEPTED where the method makes no use of it."""
+        """Refuse one of the inputs in ACCEPTED that the method does not use."""
         if name not in self.accepts:
             raise InputError(
                 f"The method {self.name} cannot use {ACCEPTED[name]} ({name!r}): leave them out, or use tide."
@@ -194,16 +194,16 @@ def copy_array(x: Any) -> Any:
 
 
 class OnlineMethod(Method):
-    """A method that meets samples in order and remembers. Subclasses give `start` and `_step`."""
+    """A method that processes samples in order and keeps a state. Subclasses define `start` and `_step`."""
 
     state_type: ClassVar[type[State]] = State
 
     def start(self, task: Task) -> State:
-        """Make the state before the first sample; of the task only text, logit scale and extras are used."""
+        """Create the state before the first sample; only text, logit scale and extras of the task are used."""
         return self.state_type(text=task.text, logit_scale=task.logit_scale, seen=0)
 
     def step(self, state: S, x: Array, known: Array | None = None) -> tuple[S, Result]:
-        """Predict the samples `x` and return the state after them; `state` itself stays as it was.
+        """Predict the samples `x` and return the state after them; `state` itself is not modified.
 
         `x` is what the method reads of each sample: features (n, d), views (n, V, d) or images. `known` (n,) has the
         class numbers of samples whose label is known, -1 for the others, for methods that accept known labels.
@@ -250,7 +250,7 @@ class OnlineMethod(Method):
         raise TypeError(f"{type(self).__name__} does not implement _step.")
 
     def _correct(self, state: S, x: Array, known: Array, before: Array) -> S:
-        raise TypeError(f"{type(self).__name__} accepts known labels and does not implement _correct.")
+        raise TypeError(f"{type(self).__name__} accepts known labels but does not implement _correct.")
 
     def _fit(self, task: Task) -> Result:
         x = samples(self, task)
@@ -295,7 +295,7 @@ def given_shares(prior: Array) -> Array | None:
 
 @dataclasses.dataclass(frozen=True)
 class PerBatch(OnlineMethod):
-    """Run a batch method on a stream: every step is an independent call, nothing is carried over.
+    """Runs a batch method on a stream: every step is an independent call.
 
     >>> import numpy as np, moontide
     >>> online = PerBatch(moontide.method("zero_shot"))
@@ -331,7 +331,7 @@ class PerBatch(OnlineMethod):
 
 
 def as_online(method: Method) -> OnlineMethod:
-    """Return the method itself where it is online, else the adapter around it.
+    """Return the method itself if it is online, otherwise an adapter around it.
 
     >>> import moontide
     >>> as_online(moontide.method("moon")).name

@@ -1,4 +1,4 @@
-"""Methods by name: the files of `moontide/methods`, and what other packages register under `moontide.methods`."""
+"""Methods by name: the files of `moontide/methods`, and entry points in the group `moontide.methods`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def method_names() -> tuple[str, ...]:
 
 
 def check_name(name: str) -> None:
-    """Refuse a name that no method has.
+    """Refuse an unknown method name.
 
     >>> check_name("moon")
     """
@@ -62,7 +62,7 @@ def method_type(name: str) -> type[Method]:
 
 
 def method(name: str, /, **options: Any) -> Method:
-    """Make a registered method with its options.
+    """Create a registered method with its options.
 
     >>> method("moon", beta="soft").beta
     'soft'

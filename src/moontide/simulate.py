@@ -1,4 +1,4 @@
-"""Features that behave like CLIP's, drawn from a seed: for the offline demo, the tests and the benchmarks.
+"""Simulated features that behave like those of CLIP, for the offline demo, the tests and the benchmarks.
 
 The geometry, all of it Gaussian before the rows are scaled to unit length:
 
@@ -68,7 +68,7 @@ CLASS_SCATTER, IMAGE_SCATTER = 0.16, 0.18  # of an image off its centre: spread 
 
 @dataclass(frozen=True)
 class Simulated:
-    """A data set, so it has labels; hand only `features`, `text` and `logit_scale` to a method.
+    """A simulated data set with labels; pass only `features`, `text` and `logit_scale` to a method.
 
     >>> data = simulate(6, 3, dim=16, class_names=["cat", "dog", "fox"])
     >>> data.features.shape, data.text.shape, data.class_names[0]

@@ -6,9 +6,9 @@
     model = TideClassifier(text_features, class_names=names).fit(X, y)       # labels of some, -1 for the others
     model.predict(X), model.predict_proba(X)
 
-TIDE labels a batch as a whole. `fit(X, y)` keeps X with its labels, and `labels_` is what TIDE says of X itself;
-`predict(Y)` labels Y together with X. So the answer for a row of Y depends, a little, on the other rows of Y, which is
-where it differs from what scikit-learn expects of a classifier (`EXPECTED_FAILURES`).
+TIDE labels a batch as a whole. `fit(X, y)` keeps X with its labels, and `labels_` are the predictions for X itself;
+`predict(Y)` labels Y together with X. The prediction for a row of Y therefore depends slightly on the other rows of Y,
+which scikit-learn does not expect of a classifier (`EXPECTED_FAILURES`).
 
 Without `text_features` the classifier is a semi-supervised one: the anchors are the means of the labelled rows.
 """
@@ -36,8 +36,8 @@ FloatArray = npt.NDArray[np.floating[Any]]
 
 # What of scikit-learn's checks does not apply, and why: check_estimator(model, expected_failed_checks=...)
 EXPECTED_FAILURES = {
-    "check_classifiers_classes": "-1 in y is no class: the label is not known",
-    "check_methods_subset_invariance": "rows that are predicted together are labelled together",
+    "check_classifiers_classes": "-1 in y is not a class but an unknown label",
+    "check_methods_subset_invariance": "rows that are predicted together influence each other",
 }
 
 __all__ = ["EXPECTED_FAILURES", "TideClassifier"]
@@ -49,7 +49,7 @@ def _is_unknown(value: Any) -> bool:
 
 
 class TideClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
-    """TIDE behind scikit-learn's interface.
+    """TIDE with the interface of scikit-learn.
 
     text_features: (K, d) embeddings of the class names; None takes the means of the labelled rows.
     class_names: what `predict` returns, one per row of `text_features`; None: the numbers from 0, or the values of y.
@@ -102,7 +102,7 @@ class TideClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return self
 
     def _known(self, X: FloatArray, y: Any) -> tuple[npt.NDArray[np.int64], npt.NDArray[Any]]:
-        """Return the class number of each row, -1 where it is not known, and the classes."""
+        """Return the class number of each row (-1 if unknown) and the classes."""
         if y is None:
             classes = np.arange(len(np.asarray(self.text_features))) if self.class_names is None else self.class_names
             return np.full(len(X), -1, dtype=np.int64), np.asarray(classes)
@@ -111,14 +111,14 @@ class TideClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         found = np.unique(np.asarray(there, dtype=None if y.dtype.kind == "O" else y.dtype))
         if self.text_features is None:
             if not len(found):
-                raise ValueError("'y' must have at least one label that is known where 'text_features' is None.")
+                raise ValueError("'y' must have at least one known label if 'text_features' is None.")
             classes = found
         else:
             k = len(np.asarray(self.text_features))
             classes = np.asarray(np.arange(k) if self.class_names is None else self.class_names)
             if not set(found.tolist()) <= set(classes.tolist()):
                 raise ValueError(f"'y' must hold classes of 'class_names', or -1. Got {found[:5].tolist()} instead.")
-        number = {value: k for k, value in enumerate(classes.tolist())}
+        number: dict[object, int] = {value: k for k, value in enumerate(classes.tolist())}
         return np.asarray([number.get(value, -1) for value in values], dtype=np.int64), classes
 
     def _anchors(self, X: FloatArray, known: npt.NDArray[np.int64]) -> FloatArray:

@@ -50,9 +50,9 @@ def plan(
     ['out/cat/cat-1.jpg', 'out/dog_wolf/dog_wolf-2.jpg']
     """
     if pattern is not None and not any(field in pattern for field in ("{name}", "{number}")):
-        raise OptionError(f"'--rename' must have {{name}} or {{number}}, for names to differ. Got {pattern!r} instead.")
+        raise OptionError(f"'--rename' must contain {{name}} or {{number}}. Got {pattern!r} instead.")
     if folder is None and pattern is None:
-        raise OptionError("Nothing to do: give a folder to sort into, or a pattern of new names.")
+        raise OptionError("Nothing to do: pass a folder to sort into, or a pattern for new names.")
     digits, taken, moves = len(str(len(images))), set[str](), []
     for i, (path, label, sure) in enumerate(zip(images, labels, confidence, strict=True), 1):
         values = (safe(label), path.stem, f"{i:0{digits}d}", f"{sure:.2f}")
@@ -83,12 +83,12 @@ def apply(moves: Sequence[Move], folder: Path) -> Path:
     """Do what is planned, and return the file that `undo` reads; `folder` is where that is kept."""
     record = folder / UNDO
     if record.exists():
-        raise FileError(f"{folder} was sorted before; take that back first: moontide undo {folder}")
+        raise FileError(f"{folder} was sorted before; reverse that first: moontide undo {folder}")
     sources = {move.source.absolute() for move in moves if move.how == "rename"}
     for move in moves:
         taken = os.path.lexists(move.target) and move.target.absolute() not in sources
         if taken:
-            raise FileError(f"{move.target} is there already and is not replaced; choose another folder or pattern.")
+            raise FileError(f"{move.target} exists already and is not overwritten; choose another folder or pattern.")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with replacing(record) as handle:
@@ -109,7 +109,7 @@ def apply(moves: Sequence[Move], folder: Path) -> Path:
     except OSError as error:
         undo(folder)
         raise FileError(
-            f"{folder} cannot be sorted into: {error.strerror or error}. All was taken back; try '--copy'."
+            f"{folder} cannot be sorted into: {error.strerror or error}. Everything was reversed; try '--copy'."
         ) from error
     return record
 

@@ -68,7 +68,7 @@ class Task:
         if features.shape[1] != text.shape[1]:
             raise InputError(
                 "'image_features' and 'text_features' must have the same dimension. "
-                f"Got {features.shape[1]} and {text.shape[1]} instead; were they made by one model?"
+                f"Got {features.shape[1]} and {text.shape[1]} instead; do they come from the same model?"
             )
         scale = float(self.logit_scale)
         if not (math.isfinite(scale) and scale > 0):
@@ -255,7 +255,7 @@ def check_negatives(negatives: Any, ref: Array) -> Array:
     if negatives.shape[1] != ref.shape[1]:
         raise InputError(
             f"'negatives' must have the dimension of the text features, {ref.shape[1]}. "
-            f"Got {negatives.shape[1]} instead; were they made by one model?"
+            f"Got {negatives.shape[1]} instead; do they come from the same model?"
         )
     return like(unit_rows(negatives, "negatives"), ref)
 

@@ -81,7 +81,7 @@ def test_data_of_which_none_can_be_used_are_bad_input(moontide, features, tmp_pa
     ("arguments", "words"),
     [
         (("run", "batch-65", "--data", "."), "There is no suite 'batch-65'. Did you mean 'batch-64'?"),
-        (("run", "batch-64", "--data", "nowhere"), "There is no file or folder nowhere to take features from."),
+        (("run", "batch-64", "--data", "nowhere"), "There is no file or folder nowhere with features."),
         (("run", "batch-64", "--data", ".", "--methods", "mooon"), "There is no method 'mooon'. Did you mean 'moon'?"),
         (("run", "batch-64", "--data", ".", "--runs", "0"), "'runs' must be at least 1. Got 0 instead."),
         (("run", "batch-64", "--data", ".", "--jobs", "0"), "'jobs' must be at least 1. Got 0 instead."),

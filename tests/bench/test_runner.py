@@ -213,7 +213,7 @@ def test_a_worker_that_is_killed_is_told_and_nothing_is_lost(features, tmp_path)
     os.kill(int(worker), signal.SIGKILL)
     told = process.communicate(timeout=60)[1]
     assert process.returncode == 2
-    assert "error: A worker process was stopped from outside" in told
+    assert "error: A worker process was killed" in told
     outcome = run(features, tmp_path / "out", runs=60)
     assert outcome.found >= 10
     assert outcome.found + outcome.written == 360

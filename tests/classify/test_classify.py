@@ -74,7 +74,7 @@ def test_only_bad_files_are_a_sentence(moontide, tmp_path):
     (tmp_path / "photos" / "a.jpg").write_text("no")
     status, _, err = moontide("classify", "photos", *ARGUMENTS)
     assert status == 2
-    assert "None of the 1 images can be used; photos/a.jpg: it is no image of a known kind." in err
+    assert "None of the 1 images can be used; photos/a.jpg: it is not an image of a known format." in err
 
 
 def test_every_kind_of_table_says_the_same(moontide, photos, rows_of):
@@ -170,27 +170,27 @@ def test_a_store_refuses_another_encoder(moontide, photos):
     assert moontide("encode", "photos", "--out", "store", *ARGUMENTS)[0] == 0
     status, _, err = moontide("classify", "store", "--classes", "red,blue", "--encoder", "colour:other")
     assert status == 2
-    assert "was made by the encoder colour with its own preprocessing" in err
+    assert "was made by the encoder colour with its preprocessing" in err
 
 
 def test_an_empty_store_is_a_sentence(tmp_path):
     from moontide.store.features import Origin
 
     store = FeatureStore.create(tmp_path / "store", Origin("colour", "", ("{}",)), ["a"], np.ones((1, 3)))
-    with pytest.raises(InputError, match="holds no images"):
+    with pytest.raises(InputError, match="has no images"):
         classify_store(store)
 
 
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (("photos", "--encoder", "colour"), "'--classes' must say which names"),
+        (("photos", "--encoder", "colour"), "'--classes' must list the class names"),
         (("photos", *ARGUMENTS, "--out", "labels.txt"), "must end in .csv, .jsonl, .json"),
         (("photos", *ARGUMENTS, "--report", "report.pdf"), "must end in .html"),
         (("photos", *ARGUMENTS, "--report", "no/report.html"), "does not exist"),
         (("photos", *ARGUMENTS, "--batch-size", "0"), "'--batch-size' must be at least 1"),
         (("photos", *ARGUMENTS, "--method", "mooon"), "Did you mean 'moon'?"),
-        (("photos", *ARGUMENTS, "--template", "a photo"), "must have {} where the class name goes"),
+        (("photos", *ARGUMENTS, "--template", "a photo"), "must contain {} in place of the class name"),
         (("nowhere", *ARGUMENTS), "There is no file or folder nowhere."),
         (("photos", "--classes", "red,blue", "--encoder", "colur:x"), "Did you mean 'colour'?"),
         (("store", "photos", *ARGUMENTS), "A store must be the only path"),
@@ -254,7 +254,7 @@ def test_help_has_an_example_and_says_what_each_flag_does(moontide):
 def test_demo_without_photographs_shows_the_simulated_part(moontide, tmp_path):
     status, out, err = moontide("demo", "--images", "nowhere", "--out", "out/demo", "--batches", 4)
     assert status == 0
-    assert "There is no file or folder nowhere. The demo goes on without photographs." in err
+    assert "There is no file or folder nowhere. The demo continues without photographs." in err
     assert "Simulated features" in out
     assert "Photographs as" not in out
     assert (tmp_path / "out/demo/accuracy.png").read_bytes()[:4] == b"\x89PNG"

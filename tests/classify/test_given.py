@@ -120,13 +120,13 @@ def test_negative_names_are_embedded_in_the_prompts_of_the_classes(
     options = ["--negatives", "words.txt", "--template", "plain {}", "--out", "labels.csv"]
     status, _, err = moontide("classify", "photos", *colours, *options)
     assert status == 0, err
-    assert "negatives: left out what is a class: Red\n" in err
+    assert "negatives: left out names that are classes: Red\n" in err
     assert texts[6:] == ["plain black", "plain white"]
     assert tasks[0].negatives.shape == (2, 48)
     assert "unknown" in rows_of("labels.csv")[0]
     (tmp_path / "words.txt").write_text("red\n")
     status, _, err = moontide("classify", "photos", *colours, *options)
-    assert (status, "must have at least one name that is no class" in err) == (2, True)
+    assert (status, "must have at least one name that is not a class" in err) == (2, True)
 
 
 def test_a_store_keeps_negatives_until_the_words_change(moontide, photos, tmp_path, colours, texts, tasks):
@@ -154,7 +154,7 @@ def test_a_store_keeps_negatives_until_the_words_change(moontide, photos, tmp_pa
     [
         (["--negatives", "black,white", "--method", "moon"], "The method moon cannot use negative names"),
         (["--known", "known.csv", "--method", "moon"], "cannot use known labels"),
-        (["--known", "known.csv", "--out", "known.csv"], "is an input of this very command"),
+        (["--known", "known.csv", "--out", "known.csv"], "is also an input of this command"),
         (["--class-prior", "shares.txt"], "must be a .csv, .json, .npy or .npz"),
         (["--negatives", "nowhere.txt"], "There is no file nowhere.txt"),
     ],
@@ -169,6 +169,6 @@ def test_what_cannot_be_used_is_one_sentence(moontide, photos, tmp_path, colours
 def test_a_store_has_no_columns_and_its_own_prompts(moontide, photos, colours):
     assert moontide("encode", "photos", "--out", "store", *colours)[0] == 0
     status, _, err = moontide("classify", "store", "--group-by", "camera")
-    assert (status, "have folders and no columns" in err) == (2, True)
+    assert (status, "has folders but no columns" in err) == (2, True)
     status, _, err = moontide("classify", "store", "--negatives", "black,white", "--template", "a {}")
     assert (status, "have no effect on a store without '--classes'" in err) == (2, True)

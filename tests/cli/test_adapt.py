@@ -172,4 +172,4 @@ def test_an_approximate_graph_says_how_good_it_is(moontide, tmp_path, arrays, mo
     recall = result.details["graph"].recall
     assert status == 0
     assert recall < 1
-    assert err == f"neighbours: searched approximately, {100 * recall:.1f} % of the true ones found on a sample\n"
+    assert err == f"neighbours: approximate search, {100 * recall:.1f} % of the true ones found on a sample\n"

@@ -90,7 +90,7 @@ def test_every_bad_shard_is_named_before_anything_runs(adapt: Any, shards: Path)
     status, out, err = adapt()
     assert (status, out) == (2, "")
     assert "4 of 6 shards cannot be used" in err
-    assert "a.npy is cut short" in err
+    assert "a.npy is truncated" in err
     assert "So are d.npy, e.parquet, f.parquet." in err
     assert len(err) <= 310
     assert "iteration" not in err
@@ -117,7 +117,7 @@ def test_bad_rows_are_named_or_skipped_and_counted(adapt: Any, shards: Path) -> 
     ("options", "sentence"),
     [
         (["--batch-size", 4], "All shards are one task"),
-        (["--labels", "labels.npy"], "do not go with shards"),
+        (["--labels", "labels.npy"], "do not work with shards"),
         (["--workers", 2], "no effect without '--engine ray'"),
         (["--engine", "ray", "--workers", 0], "must be 1 or more"),
         (["--method", "zlap"], "Only moon, stata, tide and zero_shot run on shards"),
@@ -130,7 +130,7 @@ def test_options_that_do_not_go_with_shards(adapt: Any, options: list[Any], sent
 
 
 def test_what_shards_need(moontide: Any, shards: Path, features: Path) -> None:
-    assert "which need '--text'" in moontide("adapt", f"{shards}/*.npy")[2]
+    assert "add '--text'" in moontide("adapt", f"{shards}/*.npy")[2]
     assert "are for shards; add '--engine'" in moontide("adapt", features, "--graph", "global")[2]
     text = shards.parent / "text.npy"
     assert "names no .parquet" in moontide("adapt", f"{shards}/*.csv", "--text", text, "--out", shards.parent / "o")[2]

@@ -82,7 +82,7 @@ def empty_npz_file(folder, arrays):
     return [folder / "f.npz"]
 
 
-@case("cannot be read", "cut short")
+@case("cannot be read", "truncated")
 def truncated_npz(folder, arrays):
     path = npz(folder, **arrays)
     path.write_bytes(path.read_bytes()[:2000])
@@ -122,7 +122,7 @@ def npz_called_npy(folder, arrays):
     return [folder / "f.npy"]
 
 
-@case("cannot be read", "cut short")
+@case("cannot be read", "truncated")
 def truncated_npy(folder, arrays):
     path = folder / "f.npy"
     np.save(path, arrays["image_features"])
@@ -431,7 +431,7 @@ def unwritable_output(folder, arrays):
     return [npz(folder, **arrays), "--out", "/proc/p.csv"]
 
 
-@case("is an input of this very command")
+@case("is also an input of this command")
 def output_that_is_the_input(folder, arrays):
     path = npz(folder, **arrays)
     return [path, "--out", path]

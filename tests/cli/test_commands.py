@@ -62,7 +62,7 @@ def test_methods_are_listed_by_group(moontide):
 
 
 def test_methods_says_what_one_takes(moontide):
-    assert "takes if given: class_prior" in moontide("methods", "otter")[1]
+    assert "optional inputs: class_prior" in moontide("methods", "otter")[1]
 
 
 def test_methods_shows_the_options_of_one(moontide):

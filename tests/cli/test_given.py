@@ -198,10 +198,10 @@ def test_groups_are_compared_without_known_samples(arrays, wrong):
         (["--class-prior", "p.csv", "--method", "stata"], "cannot use a class balance"),
         (["--negatives", "n.npy", "--method", "zero_shot"], "cannot use negative names"),
         (["--known", "nowhere.csv"], "There is no file nowhere.csv"),
-        (["--known", "known.csv", "--out", "known.csv"], "is an input of this very command"),
+        (["--known", "known.csv", "--out", "known.csv"], "is also an input of this command"),
         (["--negatives", "n.npy"], "'negatives' must have the dimension of the text features, 16. Got 4 instead"),
         (["--group-by", "camera"], "has no array 'camera'"),
-        (["--group-by", "folder"], "has no ids, and so no folders"),
+        (["--group-by", "folder"], "has no ids, and therefore no folders"),
     ],
 )
 def test_what_cannot_be_used_is_one_sentence(moontide, features, known, tmp_path, monkeypatch, arguments, words):
@@ -217,9 +217,9 @@ def test_what_cannot_be_used_is_one_sentence(moontide, features, known, tmp_path
 @pytest.mark.parametrize(
     ("option", "words"),
     [
-        (["--known", "k.csv"], "'--known' does not go with shards"),
+        (["--known", "k.csv"], "'--known' does not work with shards"),
         (["--class-prior", "p.csv"], "The method moon cannot use a class balance"),
-        (["--group-by", "camera"], "do not go with it"),
+        (["--group-by", "camera"], "do not work with shards"),
     ],
 )
 def test_shards_refuse_them(moontide, tmp_path, option, words):
@@ -235,4 +235,4 @@ def test_a_state_has_its_own_class_balance(moontide, features, tmp_path):
     (tmp_path / "p.csv").write_text("class,share\nant,1\nbee,1\ncat,1\ndog,5\n")
     status, _, err = moontide("stream", features, "--resume", state, "--class-prior", tmp_path / "p.csv")
     assert status == 2
-    assert "are part of a state; leave them out" in err
+    assert "are part of a state; do not use them" in err

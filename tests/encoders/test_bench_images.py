@@ -8,10 +8,10 @@ import pytest
 from moontide.bench.data import read_pack
 from moontide.bench.records import read_records
 from moontide.encoders import encoder
-from moontide.encoders.views import make_views
 from moontide.errors import FileError, OptionError
 from moontide.store.features import FeatureStore
 from moontide.store.views import add_views, open_views
+from moontide.views import make_views
 
 from .conftest import picture
 
@@ -100,7 +100,7 @@ def test_a_store_whose_images_or_encoder_are_others_is_refused(run, photos, clip
         read_pack(store, made)
     made.id = FeatureStore.open(store).origin.encoder
     (photos / "cat" / "0.png").unlink()
-    with pytest.raises(FileError, match=r"cat/0\.png of .* is no longer there"):
+    with pytest.raises(FileError, match=r"cat/0\.png of .* no longer exists"):
         read_pack(store, made)
 
 

@@ -92,11 +92,11 @@ def test_bad_files_are_named_and_the_rest_is_encoded(album: Path, onnx_folder: P
     assert "holds 190 images (190 new) by mini-clip (onnx); 10 skipped" in out
     named = [line for line in err.splitlines() if line.startswith(f"skipped {album}/")]
     assert len(named) == 10
-    for name in ("empty.jpg: it is no image", "cut.jpg: it is damaged or cut short", "bomb.png: it has more than",
-                 "line.png: it is 1 x 400", "leaves.jpg: it is a link that leaves", "phone.heic: it is no image",
+    for name in ("empty.jpg: it is not an image", "cut.jpg: it is damaged or truncated", "bomb.png: it has more than",
+                 "line.png: it is 1 x 400", "leaves.jpg: it is a link that leaves", "phone.heic: it is not an image",
                  "large.png: it is 9500 x 9500"):  # fmt: skip
         assert any(f"{album}/{name}" in line for line in named), name
-    assert "warning: class names have underscores, which the encoder sees as they are: hot_dog" in err
+    assert "warning: class names have underscores, which the encoder does not read as spaces: hot_dog" in err
     held = FeatureStore.open(store)
     assert held.n == 190
     assert held.class_names == ("cat", "dog", "hot_dog")

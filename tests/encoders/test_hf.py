@@ -144,7 +144,7 @@ def pickled(folder: Path) -> None:
         (write("model.safetensors", b"garbage" * 99), "The weights of .* are missing or damaged"),
         (cut_weights, "The weights of .* are missing or damaged"),
         (drop_a_tensor, r"1 tensors are missing or of another shape, such as visual_projection\.weight"),
-        (other_size, r"does not fit its model.*\(Input image size"),
+        (other_size, r"does not match its model.*\(Input image size"),
         (other_vocabulary, "tensors are missing or of another shape, such as text_model"),
         (pickled, "The weights of .* are missing or damaged"),
     ],
@@ -170,7 +170,7 @@ def test_a_tokenizer_with_more_words_than_the_model_gets_a_sentence(clip_folder:
     words.add_tokens(["zebra"])
     words.save(str(tmp_path / "model" / "tokenizer.json"))
     found = HF(str(tmp_path / "model"))
-    with pytest.raises(FileError, match="The tokenizer of model knows words that its model does not"):
+    with pytest.raises(FileError, match="The tokenizer of model has tokens that its model does not know"):
         found.encode_text(["a zebra"])
 
 
@@ -193,7 +193,7 @@ def test_a_hub_that_cannot_be_reached_gets_one_sentence(run: Callable, tmp_path:
     assert (status, out) == (2, "")
     assert err == (
         "error: The model openai/clip-vit-base-patch16 is not on this machine, and the hub cannot be reached: point "
-        "--encoder at a local folder that holds such a model, or use --encoder tiny for a try-out, which needs no hub "
+        "--encoder at a local folder with such a model, or try things out with --encoder tiny, which needs no hub "
         "(it is not CLIP but an ImageNet classifier with a name matcher).\n"
     )
     assert not (tmp_path / "store").exists()
@@ -203,7 +203,7 @@ def test_weights_that_are_no_numbers_get_a_sentence(clip_folder: Path) -> None:
     found = encoder(str(clip_folder), precision="float32")
     with torch.no_grad():
         found.visual.post_layernorm.weight.fill_(torch.nan)
-    with pytest.raises(InputError, match="gives numbers that are not finite for some images"):
+    with pytest.raises(InputError, match="gives non-finite numbers for some images"):
         found.encode_images([picture()])
 
 

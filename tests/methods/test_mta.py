@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from moontide.checks import Tasks
-from moontide.encoders.views import make_views
 from moontide.errors import InputError, MissingInputError, OptionError
 from moontide.methods.mta import MTA, bandwidth
 from moontide.types import Task
+from moontide.views import make_views
 
 
 def literal(x: np.ndarray, text: np.ndarray, scale: float, stop: float) -> np.ndarray:

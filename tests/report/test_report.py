@@ -169,7 +169,7 @@ def test_older_versions_other_features_and_partial_results_are_told(tmp_path):
     found = collect(tmp_path)
     assert sorted(c for t in found.tables for c in t.columns) == ["imagenet eeeeee", "imagenet ffffff"]
     assert found.notes[0] == "1 records of older versions of their suites are left out."
-    assert "made by several versions or machines" in found.notes[1]
+    assert "come from several versions or machines" in found.notes[1]
     assert "ImageNet (5 samples of 1000 classes, not 50000 of 1000)" in found.notes[2]
     assert "cells have 1 to 2 runs" in found.notes[3]
 

@@ -135,7 +135,7 @@ def serving(data, tokens=None, **options):
     server, listening = InThread(service), listen("127.0.0.1", 0)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
     thread.start()
-    with httpx.Client(base_url=f"http://127.0.0.1:{listening.getsockname()[1]}", timeout=30) as client:
+    with httpx.Client(base_url=f"http://127.0.0.1:{listening.getsockname()[1]}", timeout=120) as client:
         client.service, client.server = service, server
         yield client
     server.should_exit = True

@@ -49,7 +49,7 @@ def test_a_backup_of_a_server_at_work_is_whole_and_can_be_restored(serve, sqlite
     for option, place in (("--backup", sqlite), ("--restore", sqlite)):
         arguments = ["serve", "--data", restored, option, place]
         assert main(arguments) == 2
-        assert "not there or is empty" in capfd.readouterr().err
+        assert "must be a new or empty folder" in capfd.readouterr().err
     assert main(["serve", "--verify", sqlite]) == 2
     assert "in use by a server" in capfd.readouterr().err
 
@@ -131,4 +131,4 @@ def test_postgresql_is_looked_at_too_and_copied_by_its_own_tools(postgres, text,
 @pytest.mark.parametrize("option", ["--verify", "--restore"])
 def test_a_folder_without_data_is_named(tmp_path, capfd, option):
     assert main(["serve", "--data", str(tmp_path / "new"), option, str(tmp_path)]) == 2
-    assert "There are no data in" in capfd.readouterr().err
+    assert "There is no data in" in capfd.readouterr().err

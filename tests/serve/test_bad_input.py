@@ -351,7 +351,7 @@ def a_name_with_a_path(client):
     return create(client, name="../a")
 
 
-@case(409, "There is a stream 'a' already")
+@case(409, "The stream 'a' exists already")
 def a_name_that_is_taken(client):
     return create(client, name="a")
 
@@ -361,7 +361,7 @@ def too_few_class_names(client):
     return create(client, classes=["a", "b"])
 
 
-@case(422, "different names", "'b'")
+@case(422, "distinct names", "'b'")
 def the_same_class_twice(client):
     return create(client, classes=["a", "b", "b"])
 

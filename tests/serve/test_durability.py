@@ -168,7 +168,7 @@ def test_bad_command_lines(capfd, sqlite, serve, free_port, tmp_path):
     for arguments, words in (
         (["--port", str(port), "--data", other], "cannot be listened on"),
         (["--port", "99999", "--data", other], "from 0 to 65535"),
-        (["--host", "nowhere.invalid", "--data", other], "can be reached from other machines"),
+        (["--host", "nowhere.invalid", "--data", other], "is reachable from other machines"),
         (["--classes", "cat,dog", "--data", other], "'--classes' needs '--encoder'"),
         (["--samples", str(tmp_path), "--data", other], "'--samples' needs '--encoder'"),
         (["--host", "0.0.0.0", "--data", other], "no token"),

@@ -126,7 +126,7 @@ def test_a_template_without_a_place_for_the_name_is_refused(client):
     for template in ("a photo", "", "a photo of {", "{ }"):
         made = client.post("/streams", json={"classes": ["red", "blue"], "template": template})
         assert made.status_code == 422
-        assert "must have {} where the class name goes" in made.json()["detail"]
+        assert "must contain {} in place of the class name" in made.json()["detail"]
     assert client.post("/streams", json={"classes": ["red", "blue"], "template": "{}"}).status_code == 201
     assert len(client.get("/streams").json()) == 2
 

@@ -9,6 +9,7 @@ from PIL import Image
 
 from moontide.serve.auth import new_token
 
+PATIENCE = 120  # seconds, on a machine that does much else
 EVIL = '<img src=x onerror="document.title=1">'
 
 
@@ -32,7 +33,7 @@ class Driver:
     def run(self, expression):
         return self.tab.run(expression)
 
-    def wait(self, expression, seconds=20):
+    def wait(self, expression, seconds=PATIENCE):
         """Wait until an expression is true in the page, and return it."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
@@ -50,6 +51,11 @@ class Driver:
 
     def text(self, selector):
         return self.run(f"document.querySelector({selector!r}).innerText")
+
+    def says(self, selector, *words):
+        """Wait until an element has some words."""
+        for word in words:
+            self.wait(f"document.querySelector({selector!r}).innerText.includes({word!r})")
 
     def rows(self):
         return self.run("[...document.querySelectorAll('#predictions tbody tr')].map((row) => row.innerText)")
@@ -85,7 +91,7 @@ def test_upload_watch_reset_and_reload(browser, app, sqlite, colour, tmp_path):
         assert "same" in row or "changed" in row
     page.wait("document.querySelectorAll('#predictions img').length === 3")
     assert page.wait("document.querySelectorAll('#map g').length") == 3
-    assert "3 images are in the stream" in page.text("#status")
+    page.says("#status", "3 images are in the stream")
     (tmp_path / "broken.png").write_bytes((tmp_path / "red.png").read_bytes()[:60])
     page.upload(tmp_path / "broken.png")
     page.wait("document.querySelector('#status').innerText.includes('cannot be decoded')")
@@ -94,13 +100,13 @@ def test_upload_watch_reset_and_reload(browser, app, sqlite, colour, tmp_path):
     page.wait("[...document.querySelectorAll('#predictions img')].filter((each) => each.naturalWidth).length === 3")
     page.click("#reset")
     page.wait("document.querySelectorAll('#predictions tbody tr').length === 0")
-    assert "at its start" in page.text("#status")
+    page.says("#status", "at its start")
     page.reload()
     page.wait("document.querySelector('#facts').innerText.includes('Samples in the state')")
     assert page.rows() == []
     page.upload(tmp_path / "red.png")
     page.wait("document.querySelectorAll('#predictions tbody tr').length === 1")
-    assert page.text("#status") == "1 image is in the stream."
+    page.says("#status", "1 image is in the stream.")
     assert page.run("document.querySelectorAll('#predictions img').length") == 1  # those before the reset are forgotten
     assert page.rows()[0].startswith("3")
     assert page.run("document.title") == "Moontide stream"
@@ -127,15 +133,13 @@ def test_the_sample_set_is_fed_paused_and_predicted_again(browser, app, sqlite, 
     page.go()
     page.wait("document.querySelector('#method').value === 'tide'")
     page.run("document.querySelector('#method').value = 'moon'")  # which says which classes it believes present
-    assert "not from images" in page.text("#source")
+    page.says("#source", "not from images")
     page.click("#create button")
     page.wait("document.querySelectorAll('#predictions tbody tr').length >= 32")
-    assert "simulated embeddings, not images" in page.text("#about")
-    facts = page.text("#facts")
-    for word in ("Right before", "Right after", "Classes believed present", "of 100"):
-        assert word in facts
-    assert "● present" in page.text("#classes")
-    assert page.run("document.querySelectorAll('#classes .spark path').length") >= 8
+    page.says("#about", "simulated embeddings, not images")
+    page.says("#facts", "Right before", "Right after", "Classes believed present", "of 100")
+    page.says("#classes", "● present")
+    page.wait("document.querySelectorAll('#classes .spark path').length >= 8")
     assert page.wait("[...document.querySelectorAll('#map text')].map((mark) => mark.textContent).join('')")
     page.click("#pause")
     page.wait("document.querySelector('#pause').getAttribute('aria-pressed') === 'true'")
@@ -151,11 +155,11 @@ def test_the_sample_set_is_fed_paused_and_predicted_again(browser, app, sqlite, 
     page.wait(f"document.querySelector('#predictions tbody th').innerText === '{total - 1}'")
     page.click("#revise")
     page.wait("!document.querySelector('#now').hidden")
-    assert "predicted again with the state as it is now" in page.text("#status")
+    page.says("#status", "predicted again with the state as it is now")
     page.tab("Browser.setDownloadBehavior", behavior="allow", downloadPath=str(tmp_path))
     page.click("#csv")
     page.click("#state")
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + PATIENCE
     while not ((tmp_path / f"{name}.csv").exists() and (tmp_path / f"{name}.safetensors").exists()):
         assert time.monotonic() < deadline
         time.sleep(0.05)
@@ -189,7 +193,7 @@ def test_scores_survive_a_reload_and_name_the_order_of_feeding(browser, app, sql
     np.testing.assert_allclose([float(x) / 100 for x in shown.groups()], [*right, right[1] - right[0]], atol=0.0006)
     page.click("#close")
     page.wait("!!document.querySelector('#streams a')")
-    assert page.text("#streams") == f"front-door tide, 100 classes, {total} samples"
+    page.wait(f"document.querySelector('#streams').innerText === 'front-door tide, 100 classes, {total} samples'")
     page.click("#streams a")
     page.wait("document.querySelector('#facts').innerText.includes('Gain')")
     page.clean()
@@ -214,6 +218,27 @@ def test_pictures_of_the_sample_folder_say_that_they_were_fed_folder_by_folder(b
     page.clean()
 
 
+def test_an_answer_from_before_a_reset_does_not_come_back(browser, app, sqlite):
+    client = app(sqlite)
+    client.post("/streams", json={"name": "a", "prototypes": np.eye(2).tolist()})
+    client.post("/streams/a/embeddings", json={"embeddings": np.eye(2).tolist()})
+    page = Driver(browser, client)
+    page.go("/#a")
+    page.wait("document.querySelectorAll('#predictions tbody tr').length === 2")
+    page.run(
+        "window.real = window.fetch; window.fetch = async (address, more) => {"
+        "  const answer = await real(address, more);"
+        "  if (String(address).endsWith('streams/a')) await new Promise((done) => { window.release = done; });"
+        "  return answer; }; page.rows.clear(); window.late = catchUp(); 0"
+    )
+    page.wait("!!window.release")  # the description is on its way
+    page.click("#reset")
+    page.says("#status", "at its start")
+    page.run("window.fetch = real; window.release(); window.late.then(() => 0)")
+    assert page.rows() == []
+    page.clean()
+
+
 def test_one_is_not_a_plural(browser, app, sqlite):
     client = app(sqlite)
     client.post("/streams", json={"name": "a", "prototypes": [[1.0, 0.0]], "classes": ["cat"]})
@@ -221,11 +246,11 @@ def test_one_is_not_a_plural(browser, app, sqlite):
     page = Driver(browser, client)
     page.go()
     page.wait("!!document.querySelector('#streams a')")
-    assert page.text("#streams") == "a tide, 1 class, 1 sample"
+    page.wait("document.querySelector('#streams').innerText === 'a tide, 1 class, 1 sample'")
     page.click("#streams a")
     page.wait("document.querySelectorAll('#predictions tbody tr').length === 1")
-    assert page.text("#about") == "tide, 1 class, embeddings"
-    assert page.text("#others") == "0 of 1 class never."
+    page.wait("document.querySelector('#about').innerText === 'tide, 1 class, embeddings'")
+    page.wait("document.querySelector('#others').innerText === '0 of 1 class never.'")
     page.click("#revise")
     page.wait("document.querySelector('#status').innerText.startsWith('1 sample of the window was predicted again')")
     page.clean()
@@ -290,7 +315,7 @@ def test_the_requests_are_listed(browser, app, sqlite):
     paths = client.get("/openapi.json").json()["paths"]
     page.wait(f"document.querySelectorAll('details').length === {sum(map(len, paths.values()))}")
     page.run("document.querySelectorAll('details').forEach((each) => { each.open = true; })")
-    assert "little-endian float32" in page.text("#operations")
+    page.says("#operations", "little-endian float32")
     page.clean()
 
 
@@ -317,7 +342,7 @@ def test_a_label_is_corrected_by_keyboard_and_by_click(browser, app, sqlite, lea
     page = Driver(browser, client)
     page.go("/#a")
     page.wait("document.querySelectorAll('#predictions tbody tr').length === 3")
-    assert "search the true" in page.text("#fix-note")
+    page.says("#fix-note", "search the true")
     page.run("document.querySelector('#predictions tbody tr').focus()")
     assert selected(page) == "2"
     press(page, "ArrowDown", "ArrowDown", "ArrowUp")
@@ -330,7 +355,7 @@ def test_a_label_is_corrected_by_keyboard_and_by_click(browser, app, sqlite, lea
     assert page.run("document.querySelector('.picker input') === document.activeElement")
     press(page, "Enter")
     page.wait("document.querySelector('tr[data-number=\"1\"]').innerText.includes('corrected')")
-    assert "Sample 1 is espresso" in page.text("#status")
+    page.says("#status", "Sample 1 is espresso")
     assert selected(page) == "1"
     assert client.get("/streams/a/predictions").json()["known"] == [None, 2, None, None]
     page.click("tr[data-number='0'] .truth button")  # by click, any class

@@ -51,7 +51,7 @@ def test_every_usual_file_gives_its_names(tmp_path: Path, name: str, text: str) 
         ("a.txt", "cat, dog\n", "one line with commas"),
         ("a.txt", '["cat"]', "looks like JSON"),
         ("a.txt", "# nothing\n\n", "no class names"),
-        ("a.npy", "cat", "must be a list with commas"),
+        ("a.npy", "cat", "must be a comma-separated list"),
         ("a.csv", "name,parent\na,b\nb,a\n", "above itself"),
     ],
 )
@@ -62,7 +62,7 @@ def test_what_is_no_list_of_names_is_refused_in_a_sentence(tmp_path: Path, name:
 
 
 def test_names_without_commas_are_answered_with_a_hint_at_commas() -> None:
-    with pytest.raises(FileError, match='separate them by commas: "dress, hat"'):
+    with pytest.raises(FileError, match='separate them with commas: "dress, hat"'):
         read_classes("dress hat")
 
 

@@ -126,7 +126,7 @@ def test_missing_images_folder_and_damaged_lists(tmp_path):
         read_dataset("dtd", tmp_path)
     (folder / "images").mkdir()
     with pytest.raises(
-        FileError, match=r"split_zhou_DescribableTextures\.json is damaged or of another kind \('test'\)"
+        FileError, match=r"split_zhou_DescribableTextures\.json is damaged or of another type \('test'\)"
     ):
         read_dataset("dtd", tmp_path)
     (folder / "split_zhou_DescribableTextures.json").write_text(json.dumps({"test": [["a.jpg", 5, "x"]]}))

@@ -75,7 +75,7 @@ def test_rows_stand_for_ids_where_there_are_none(write):
         ("id,label\nin/a.jpg,3\n", "no class: '3'"),
         ("id,label\nin/a.jpg,\n", "has no label"),
         ("id,label\nin/a.jpg,cat\nin/a.jpg,dog\n", "two labels for 'in/a.jpg'"),
-        ("name,label\nin/a.jpg,cat\n", "a column 'label' and one that names the sample, 'id', 'path', 'row'"),
+        ("name,label\nin/a.jpg,cat\n", "a column 'label' and one that identifies the sample, 'id', 'path', 'row'"),
         ("id\nin/a.jpg\n", "It has 'id'."),
         ("", "It has none."),
         ("id,label\nin/a,b.jpg,cat\n", "more values than its header"),
@@ -104,7 +104,7 @@ def test_objects_are_never_unpickled(tmp_path):
 
 
 def test_ids_that_are_not_their_own_are_refused(write):
-    with pytest.raises(FileError, match="what several are called: 'x'"):
+    with pytest.raises(FileError, match="ambiguous sample names: 'x'"):
         read_known(write("k.csv", "id,label\nx,cat\n"), ["x", "y", "x"], NAMES, 3)
 
 
@@ -140,7 +140,7 @@ def test_every_kind_of_class_balance_says_the_same(write, tmp_path):
 @pytest.mark.parametrize(
     ("name", "text", "words"),
     [
-        ("p.csv", "class,share\ncat,1\n", "has no share for 'dog', '7'; give every class one"),
+        ("p.csv", "class,share\ncat,1\n", "has no share for 'dog', '7'; every class needs one"),
         ("p.csv", "class,share\ncat,1\ndog,1\n7,1\nowl,1\n", "no class: 'owl'"),
         ("p.csv", "class,share\ncat,1\ncat,1\ndog,1\n7,1\n", "two shares"),
         ("p.csv", "class,share\ncat,1\ndog,-1\n7,1\n", "at least 0 for 'dog'. Got '-1'"),

@@ -39,7 +39,7 @@ def test_a_manifest_names_only_files_of_its_store(tmp_path, name):
     held = json.loads((tmp_path / MANIFEST).read_text())
     held["files"][name] = "0" * 64
     (tmp_path / MANIFEST).write_text(json.dumps(held))
-    with pytest.raises(FileError, match="no file of the store; it is not opened"):
+    with pytest.raises(FileError, match="not a file of the store; ignored"):
         FeatureStore.open(tmp_path)
 
 

@@ -109,7 +109,7 @@ def find_data(path: str | Path) -> list[Path]:
     """
     path = Path(path)
     if not path.exists():
-        raise FileError(f"There is no file or folder {path} to take features from.")
+        raise FileError(f"There is no file or folder {path} with features.")
     if path.is_file() or (path / MANIFEST).exists():
         return [path]
     inside = sorted(path.iterdir())
@@ -194,14 +194,12 @@ def _extras(store: FeatureStore, encoder: Any) -> dict[str, Any]:
         return extras
     if encoder.id != store.origin.encoder:
         raise FileError(
-            f"{store.folder} was made by the encoder {store.origin.encoder}, and the one given is {encoder.id}; give "
+            f"{store.folder} was made by the encoder {store.origin.encoder}, not by {encoder.id}; use "
             "the same, or a new results folder."
         )
     lost = next((one for one in store.ids if not Path(one).is_file()), None)
     if lost is not None:
-        raise FileError(
-            f"The image {lost} of {store.folder} is no longer there; put it back, or leave out '--encoder'."
-        )
+        raise FileError(f"The image {lost} of {store.folder} no longer exists; put it back, or leave out '--encoder'.")
     return {**extras, "images": Images(store.ids), "encoder": encoder}
 
 

@@ -37,7 +37,7 @@ def in_processes(worker: Callable[[Job], Answer], jobs: Sequence[Job], processes
                 yield done.result()
         except BrokenProcessPool:
             raise ResourceError(
-                "A worker process was stopped from outside; mostly there is not enough memory. What was written is"
+                "A worker process was killed, usually for lack of memory. What was written is"
                 " safe: run the same command again, with fewer '--jobs'."
             ) from None
         except BaseException:

@@ -68,7 +68,7 @@ class Log:
 
 
 def read_records(folder: str | Path) -> Iterator[Record]:
-    """Yield every record of the .jsonl files directly in a folder, leaving out a last line that was cut short.
+    """Yield every record of the .jsonl files directly in a folder, leaving out a last line that was truncated.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:

@@ -88,9 +88,9 @@ def run_suite(
     if jobs < 1:
         raise OptionError(f"'jobs' must be at least 1. Got {jobs} instead.")
     if suite.timing and jobs > 1:
-        raise OptionError(f"The suite {suite.name} measures time, so nothing may run beside it: leave 'jobs' at 1.")
+        raise OptionError(f"The suite {suite.name} measures time, so nothing else may run: leave 'jobs' at 1.")
     if device != "cpu" and jobs > 1:
-        raise OptionError("A GPU is for one process: leave 'jobs' at 1, or 'device' at cpu.")
+        raise OptionError("A GPU serves one process: leave 'jobs' at 1, or 'device' at cpu.")
     for entry in suite.entries:
         entry.build()
     counts, out, source = RunCounts(), Path(out), Source(device, encoder)
@@ -98,7 +98,7 @@ def run_suite(
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise FileError(f"The results folder {out} cannot be made: {error.strerror}.") from error
+        raise FileError(f"The results folder {out} cannot be created: {error.strerror}.") from error
     total = sum(len(job.entries) for job in todo)
     worker = Worker(suite, out, environment(), source)
     for written, failed in map(worker, todo) if jobs == 1 else in_processes(worker, todo, jobs):

@@ -1,7 +1,7 @@
-"""The command line, one file per command. Bad input gives one sentence on stderr and the exit status 2.
+"""The command line, one file per command. Bad input prints one sentence on stderr and exits with status 2.
 
-The other statuses: 1 for a run that found nothing to do or did it in part, 130 after Ctrl-C, 141 where the reader of
-the output has gone, quietly, as other programs in a pipe do.
+Other statuses: 1 if a run found nothing to do or succeeded only in part, 130 after Ctrl-C, and 141 (silently, as other
+programs in a pipe) if the reader of the output has gone.
 
 >>> main(["--version"])
 0.2.0
@@ -53,7 +53,7 @@ app = App(
     default_parameter=Parameter(converter=value_of),
     config=Toml(CONFIG),
 )
-# each imports its parts when it is called
+# each imports what it needs when it is called
 for command in (
     classify, encode, adapt, stream, compare, serve, export_labels, import_labels, export, methods, doctor, demo, undo,
     completion,
@@ -63,7 +63,7 @@ app.command(bench)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command line (default: the program's own) and return the exit status."""
+    """Run a command line (default: that of the process) and return the exit status."""
     own = arguments is None
     try:
         if own:
@@ -147,7 +147,7 @@ def _drop_outputs(*outputs: TextIO) -> None:
 
 
 def _fail(sentence: str, status: int) -> int:
-    with suppress(OSError):  # nobody can be told
+    with suppress(OSError):  # stderr is gone
         print(without_credentials(f"error: {shorten(' '.join(sentence.split()))}"), file=sys.stderr)
     return status
 

@@ -37,8 +37,8 @@ def adapt(
     features: Annotated[
         str,
         Parameter(
-            help="Image embeddings: a store that 'moontide encode' made; an .npz with image_features, text_features "
-            "and, if there are any, labels, classnames, logit_scale or temperature, view_features; or an .npy, "
+            help="Image embeddings: a store made by 'moontide encode'; an .npz with image_features, text_features "
+            "and, optionally, labels, classnames, logit_scale or temperature, view_features; or an .npy, "
             ".safetensors, .parquet, .csv or .pt together with --text. Another folder, or a glob such as "
             "'s3://bucket/*.parquet', is one task in many shards.",
             group=INPUT,
@@ -53,14 +53,14 @@ def adapt(
         Parameter(
             negative="",
             show_default=False,
-            help="Draw the batches at random; the rows of the output stay in file order.",
+            help="Draw batches at random; the output stays in file order.",
         ),
     ] = False,
     group_by: GroupBy = None,
     out: Annotated[
         str | None,
         Parameter(
-            help="Where to write the predictions: an .npz, .csv, .jsonl, .json, .xlsx or .parquet; of shards, a folder."
+            help="Output for the predictions: an .npz, .csv, .jsonl, .json, .xlsx or .parquet; for shards, a folder."
         ),
     ] = None,
     answers: AnswerChoice = NO_ANSWER_CHOICE,
@@ -68,9 +68,9 @@ def adapt(
     cluster: Cluster = NO_CLUSTER,
     source: Source = NO_SOURCE,
 ) -> None:
-    """Label embeddings, all samples together, or in independent batches with --batch-size, or groups with --group-by.
+    """Label embeddings: all samples together, in independent batches (--batch-size), or by group (--group-by).
 
-    Prints what changed against zero-shot and, where there are labels, the accuracy before and after.
+    Prints what changed from zero-shot and, if there are labels, the accuracy before and after.
 
     For example:
 
@@ -90,7 +90,7 @@ def adapt(
     if batch_size is not None or shuffle or group_by is not None or answers != NO_ANSWER_CHOICE:
         raise OptionError(
             "All shards are one task: '--batch-size', '--shuffle', '--group-by', '--unknown', '--roll-up' and "
-            "'--multi' do not go with it."
+            "'--multi' do not work with shards."
         )
     adapt_many(features, method, out, cluster, source, given)
 
@@ -124,14 +124,14 @@ def _adapt_file(
 def _run(
     method: Method, task: Task, groups: Sequence[str] | None, batch_size: int | None, shuffle_seed: int | None
 ) -> Result:
-    """Label the task and say how it went."""
+    """Label the task and print a summary."""
     from moontide.core.progress import reporting
     from moontide.evaluate import run_groups, split_rows
 
     parts = len(split_rows(task.n, groups, batch_size, shuffle_seed))
     start = time.perf_counter()
     with progress_bar(method.name) as progress, ExitStack() as stack:
-        if parts == 1:  # one long run tells of its parts
+        if parts == 1:  # one long run reports its own progress
             stack.enter_context(reporting(lambda what, done, total: progress(done, total, what)))
         result = run_groups(method, task, groups, batch_size, shuffle_seed=shuffle_seed, progress=progress)
     if batch_size is not None or groups is not None:
@@ -140,5 +140,5 @@ def _run(
         note(f"{method.name}: {counted(task.n, 'sample')} in {' and '.join(how)}, {time.perf_counter() - start:.2f} s")
     graph = result.details.get("graph")
     if graph is not None and graph.recall < 1:
-        note(f"neighbours: searched approximately, {100 * graph.recall:.1f} % of the true ones found on a sample")
+        note(f"neighbours: approximate search, {100 * graph.recall:.1f} % of the true ones found on a sample")
     return result

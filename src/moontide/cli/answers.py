@@ -1,4 +1,4 @@
-"""The options of what is said of a sample: its class, an upper level of a tree, none of the classes, or several."""
+"""Options for the form of the labels: a class, a level of a class tree, none of the classes, or several classes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ANSWERS = Group("Answers")
 @Parameter(name="*", group=ANSWERS)
 @dataclass(frozen=True)
 class AnswerChoice:
-    """The options that say how probabilities become answers.
+    """Options that turn probabilities into labels.
 
     >>> AnswerChoice(unknown="0.2") == NO_ANSWER_CHOICE
     False
@@ -35,14 +35,14 @@ class AnswerChoice:
     unknown: Annotated[
         str | None,
         Parameter(
-            help="Which samples are 'none of these': a share of all, those least like any class (0.2), or all above a "
-            "score of the column unknown ('>0.9')."
+            help="Label samples 'none of these': the share that is least like any class (0.2), or all above a "
+            "score in the column unknown ('>0.9')."
         ),
     ] = None
     roll_up: Annotated[
         float | None,
         Parameter(
-            help="Answer the deepest level of a tree of classes (animal/dog/beagle, or a column 'parent') that has at "
+            help="Answer with the deepest level of a class tree (animal/dog/beagle, or a column 'parent') that has at "
             "least this probability, say 0.8."
         ),
     ] = None
@@ -51,11 +51,11 @@ class AnswerChoice:
         Parameter(
             negative="",
             show_default=False,
-            help="Also list, in the column multi, all classes that are in the image, each with its probability.",
+            help="Also list all classes in the image, each with its probability, in the column multi.",
         ),
     ] = False
     classes_per_image: Annotated[
-        float | None, Parameter(help="How many classes an image has on average, for --multi (else 1).")
+        float | None, Parameter(help="Mean number of classes per image, for --multi (default: 1).")
     ] = None
 
     def check(self) -> None:
@@ -72,7 +72,7 @@ class AnswerChoice:
     def make(
         self, task: Task, result: Result, classes: ClassList | None, is_none: Any = None
     ) -> tuple[Answers | None, dict[str, Sequence[Any]]]:
-        """Return the answers, None where they are just the classes, and further columns of the table."""
+        """Return the answers (None if they are plain classes) and further columns of the table."""
         from moontide.answers import answer
         from moontide.multi import listed_classes, multi_label
         from moontide.store.classes import ClassList
@@ -116,23 +116,23 @@ class AnswerChoice:
             write_predictions(out, result, data.ids and data.ids[:n], task.class_names, more, answers)
             note(f"wrote {out}")
             emit(out=out)
-        rows = scored_rows(task, n)
+        rows = scored_rows(task, n, answers)
         if groups is not None:
             print_groups(compare_groups(data.labels, result, groups, rows))
         if answers is not None:
             print_answers(answers)
-        print_summary(compare_predictions(data.labels, result, rows), result, task)
+        print_summary(compare_predictions(data.labels, result, rows), result, task, answers)
 
     def _question(self, result: Result, answers: Answers) -> None:
-        """Warn where a score marks all samples or none: its scale is not that of a probability."""
+        """Warn if a threshold marks all samples or none; scores are not on a fixed scale."""
         from moontide.core.arrays import to_numpy
 
         if str(self.unknown).strip().startswith(">") and answers.none.all() | ~answers.none.any():
             scores = to_numpy(result.unknown)
             many = "all" if answers.none.all() else "none"
             warnings.warn(
-                f"'--unknown {self.unknown}' marks {many} of the samples: the scores of the column unknown go from "
-                f"{scores.min():.4g} to {scores.max():.4g} here; choose one between them, or a share such as 0.1.",
+                f"'--unknown {self.unknown}' marks {many} of the samples: scores in the column unknown range from "
+                f"{scores.min():.4g} to {scores.max():.4g} here; choose a value between them, or a share such as 0.1.",
                 UserWarning,
                 stacklevel=2,
             )
@@ -141,7 +141,7 @@ class AnswerChoice:
 @Parameter(name="*", group=ANSWERS)
 @dataclass(frozen=True)
 class SortChoice:
-    """The options that put images into folders.
+    """Options that sort images into folders.
 
     >>> SortChoice(sort_into=Path("sorted")).copy
     False
@@ -150,33 +150,33 @@ class SortChoice:
     sort_into: Annotated[
         Path | None,
         Parameter(
-            help="A new folder for links to the images, one sub-folder per label; 'moontide undo' takes it back."
+            help="Create this folder with links to the images, one sub-folder per label; 'moontide undo' reverses it."
         ),
     ] = None
     copy: Annotated[
-        bool, Parameter(negative="", show_default=False, help="Copies instead of links, for --sort-into.")
+        bool, Parameter(negative="", show_default=False, help="With --sort-into: copies instead of links.")
     ] = False
     rename: Annotated[
         str | None,
         Parameter(
-            help="New names, with {label}, {name}, {number} or {confidence}: of the links and copies or, without "
-            "--sort-into, of the images themselves; 'undo' takes it back."
+            help="New names, with {label}, {name}, {number} or {confidence}: of links and copies or, without "
+            "--sort-into, of the images themselves; 'undo' reverses it."
         ),
     ] = None
 
     def check(self) -> None:
-        """Refuse what does not go together, and a folder that is in use."""
+        """Refuse invalid combinations, and a folder that is in use."""
         from moontide.sorting import UNDO
 
         if self.copy and self.sort_into is None:
             raise OptionError("'--copy' has no effect without '--sort-into'; add it, or leave '--copy' out.")
         if self.rename is not None and not any(field in self.rename for field in ("{name}", "{number}")):
-            raise OptionError(f"'--rename' must have {{name}} or {{number}}. Got {self.rename[:80]!r} instead.")
+            raise OptionError(f"'--rename' must contain {{name}} or {{number}}. Got {self.rename[:80]!r} instead.")
         folder = self.sort_into
         if folder is not None and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             sorted_before = (folder / UNDO).exists()
-            remedy = f"take it back with 'moontide undo {folder}'" if sorted_before else "name a new one"
+            remedy = f"reverse it with 'moontide undo {folder}'" if sorted_before else "name a new one"
             raise OptionError(f"'--sort-into' must be a new or empty folder, and {folder} is not; {remedy}.")
 
 
-NO_ANSWER_CHOICE, NO_SORT_CHOICE = AnswerChoice(), SortChoice()  # nothing said on the command line
+NO_ANSWER_CHOICE, NO_SORT_CHOICE = AnswerChoice(), SortChoice()  # no option given

@@ -1,4 +1,4 @@
-"""`moontide bench`: run the paper's experiments, and make a report of the results."""
+"""`moontide bench`: run the paper's experiments and report the results."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from moontide.bench.suites import Suite
 
 RESULTS = Path("results")
-VIEWS = 64  # of an image, for MTA, as published
+VIEWS = 64  # views per image for MTA, as published
 UNKNOWN = "-"
 
-bench = App(name="bench", help="Run the paper's experiments, stop and go on at any moment, and report the results.")
+bench = App(name="bench", help="Run the paper's experiments (they can be stopped and resumed), and report the results.")
 
 
 def run(
-    suite: Annotated[str, Parameter(help="A suite of 'moontide bench list', or a .toml file of your own.")],
+    suite: Annotated[str, Parameter(help="A suite of 'moontide bench list', or your own .toml file.")],
     /,
     *,
     data: Annotated[
@@ -36,24 +36,24 @@ def run(
     dataset: Annotated[
         str | None,
         Parameter(
-            help="The dataset of the paper whose images lie in DATA, or 'folders' for one sub-folder per class; images "
+            help="The dataset of the paper whose images are in DATA, or 'folders' for one sub-folder per class; images "
             "are encoded first, into a store in the results folder."
         ),
     ] = None,
     encoder: Annotated[
         str | None,
-        Parameter(help="What encodes them, as for 'moontide encode'; or what made a store, for methods that adapt it."),
+        Parameter(help="The encoder, as for 'moontide encode'; for methods that adapt it, that of the store."),
     ] = None,
-    device: Annotated[str, Parameter(help="Where methods and encoder run: cpu, cuda, cuda:1 or mps.")] = "cpu",
+    device: Annotated[str, Parameter(help="Device for methods and encoder: cpu, cuda, cuda:1 or mps.")] = "cpu",
     methods: Annotated[
         str | None,
-        Parameter(help="Names or labels separated by commas, or 'all' for every method there is; else the suite's."),
+        Parameter(help="Names or labels separated by commas, or 'all' (default: those of the suite)."),
     ] = None,
-    runs: Annotated[int | None, Parameter(help="The most runs of a scenario; else the paper's 1000 or 100.")] = None,
-    jobs: Annotated[int, Parameter(help="Processes; with more than one, each computes on one thread.")] = 1,
-    out: Annotated[Path, Parameter(help="The results folder; what it holds already is not run again.")] = RESULTS,
+    runs: Annotated[int | None, Parameter(help="Most runs per scenario (default: the paper's, 1000 or 100).")] = None,
+    jobs: Annotated[int, Parameter(help="Number of processes; with more than one, each uses one thread.")] = 1,
+    out: Annotated[Path, Parameter(help="The results folder; runs that it contains are not repeated.")] = RESULTS,
 ) -> int:
-    """Run a suite and write one line of JSON per run; the same command again goes on where it was stopped.
+    """Run a suite and write one line of JSON per run; after an interruption, the same command resumes it.
 
     Example:
 
@@ -78,7 +78,7 @@ def run(
 
 
 def _sum_up(counts: RunCounts, out: Path, suite: str) -> int:
-    """Say what was run and print the table; returns the exit status."""
+    """Print what was run and the table; return the exit status."""
     for reason in counts.skipped:
         note(f"skipped: {reason}")
     for reason, count in counts.failed.items():
@@ -91,7 +91,7 @@ def _sum_up(counts: RunCounts, out: Path, suite: str) -> int:
 
 
 def _encoded(data: Path, dataset: str, encoder: str, device: str, out: Path, views: int | None) -> Path:
-    """Encode the images of a dataset into a store in the results folder, or go on with it."""
+    """Encode the images of a dataset into a store in the results folder, or continue that store."""
     from moontide.cli.encode import PassChoice, encode
     from moontide.cli.encoder import EncoderChoice
 
@@ -101,7 +101,7 @@ def _encoded(data: Path, dataset: str, encoder: str, device: str, out: Path, vie
 
 
 def _if_adapted(suite: Suite, encoder: str | None) -> str | None:
-    """Return the encoder where the suite measures its time, or a method takes it; else it need not be loaded again."""
+    """Return the encoder if the suite times it or a method needs it; otherwise it need not be loaded again."""
     from moontide.registry import method_type
 
     asked = suite.timing or any("encoder" in method_type(entry.name).needs for entry in suite.entries)
@@ -112,11 +112,11 @@ def report(
     results: Annotated[Path, Parameter(help="A results folder of 'moontide bench run'.")] = RESULTS,
     /,
     *,
-    out: Annotated[Path | None, Parameter(help="The folder to write to; else 'report' in the results folder.")] = None,
+    out: Annotated[Path | None, Parameter(help="The output folder (default: 'report' in the results folder).")] = None,
     curves: Annotated[
         Path | None,
         Parameter(
-            help="Curves to draw beside one's own, such as the paper's: a CSV file with the columns option, title, "
+            help="Curves to draw for comparison, such as the paper's: a CSV file with the columns option, title, "
             "dataset, scenario, value, accuracy; an empty dataset or scenario fits all."
         ),
     ] = None,

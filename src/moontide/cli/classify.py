@@ -70,19 +70,19 @@ def classify(
     out: Annotated[
         Path | None,
         Parameter(
-            help="Where to write the labels: a .csv, .jsonl, .json, .xlsx or .parquet (else they are printed as CSV)."
+            help="Output file for the labels: a .csv, .jsonl, .json, .xlsx or .parquet (default: print them as CSV)."
         ),
     ] = None,
     report: Annotated[
-        Path | None, Parameter(help="Where to write a page with the pictures, what changed and why: an .html.")
+        Path | None, Parameter(help="Output file for a page that shows the images, what changed and why: an .html.")
     ] = None,
     sort: SortChoice = NO_SORT_CHOICE,
     strict: Strict = False,
 ) -> int:
-    """Label images with the class names that fit best, all images seen together, or in batches with --batch-size.
+    """Label images with the class names that fit best. All images are labelled together, unless you set --batch-size.
 
-    Images that cannot be decoded are named and left out. Where every folder is called as a class, folder names count
-    as the truth, to score the labels and for nothing else. For example:
+    Images that cannot be decoded are reported and skipped. If every folder is named after a class, the folder names
+    are taken as the true labels, and used only for scoring. For example:
 
         moontide classify photos/ --classes "tabby cat, golden retriever, espresso" --report report.html
         moontide classify photos/ --classes names.txt --known corrections.csv --report report.html
@@ -112,7 +112,7 @@ def _check(
     batch_size: int | None,
     outputs: tuple[Path | None, Path | None],
 ) -> None:
-    """Refuse what cannot be, before anything is read."""
+    """Refuse invalid combinations before anything is read."""
     from moontide.store.files import TABLES, check_output
 
     given.require(choice.make())
@@ -144,14 +144,14 @@ def _label(
             raise OptionError("A store must be the only path, without '--root'; classify stores and images one by one.")
         return _from_store(FeatureStore.open(paths[0]), names, given, group_by, prompts, encoder, run)
     if names is None:
-        raise OptionError("'--classes' must say which names the images can get: a comma-separated list, or a file.")
+        raise OptionError("'--classes' must list the class names: a comma-separated list, or a file.")
     listing = sources.find(paths)
     run |= _inputs(given, group_by, listing.images, names.names, paths, sources.root)
     return _from_images(listing, names, given.names(names.names), prompts, encoder, run)
 
 
 def _none(given: Given, found: Classified, paths: Sequence[str], root: Path | None) -> list[bool] | None:
-    """Return which images a file of known labels calls none of the classes."""
+    """Return which images are marked as none of the classes in a file of known labels."""
     from moontide.encoders.sources import other_names
     from moontide.store.inputs import read_none
 
@@ -170,14 +170,14 @@ def _sort(found: Classified, sort: SortChoice) -> None:
     if sort.sort_into is None and sort.rename is None:
         return
     if any(type(image) is not ImageFile or image.offset is not None for image in found.images):
-        raise OptionError("'--sort-into' and '--rename' are for image files; unpack archives, and leave others out.")
+        raise OptionError("'--sort-into' and '--rename' need image files; unpack archives first.")
     columns, files = found.columns(), [image.path for image in found.images]
     moves = plan(files, columns["label"], columns["confidence"], sort.sort_into, copy=sort.copy, pattern=sort.rename)
     folder = sort.sort_into or Path(os.path.commonpath([path.absolute().parent for path in files]))
     apply(moves, folder)
     emit(sorted_into=folder)
     done = "renamed {} in" if sort.sort_into is None else "sorted {} into"
-    note(f"{done.format(counted(len(moves), 'image'))} {folder}; to take it back: moontide undo {folder}")
+    note(f"{done.format(counted(len(moves), 'image'))} {folder}; to reverse it: moontide undo {folder}")
 
 
 def _inputs(
@@ -188,7 +188,7 @@ def _inputs(
     paths: Sequence[str] = (),
     root: Path | None = None,
 ) -> dict[str, Any]:
-    """Return known labels, class balance and groups as the library takes them, before any image is encoded."""
+    """Return known labels, class balance and groups in the library's form, before any image is encoded."""
     from moontide.encoders.sources import column_of, other_names
     from moontide.store.inputs import FOLDER, folders, read_class_prior, read_known
 
@@ -202,7 +202,7 @@ def _inputs(
     if group_by == FOLDER:
         found["groups"] = dict(zip(ids, folders(ids), strict=True))
     elif group_by is not None and not paths:
-        raise OptionError(f"The images of a store have folders and no columns: '--group-by folder'. Got {group_by!r}.")
+        raise OptionError(f"A store has folders but no columns: use '--group-by folder'. Got {group_by!r}.")
     elif group_by is not None:
         found["groups"] = column_of(paths, group_by, root)
     return found
@@ -251,7 +251,7 @@ def _from_store(
 
     check_device(choice.device)
     if names is None and (prompts != NO_PROMPT_CHOICE or (given.negatives is None and not _is_default(choice))):
-        raise OptionError("Options of prompts and encoder have no effect on a store without '--classes'; add it.")
+        raise OptionError("Prompt and encoder options have no effect on a store without '--classes'; add it.")
     own = store.class_names if names is None else names.names
     words = given.names(own)
     run |= _inputs(given, group_by, located(store.ids, store.origin.folder), own)
@@ -274,7 +274,7 @@ def _is_default(choice: EncoderChoice) -> bool:
 
 
 def _show(found: Classified, out: Path | None, report: Path | None) -> None:
-    """Write what was asked for and print the summary, which leaves standard output to the table where that is there."""
+    """Write the requested files and print the summary, on stderr if the table goes to standard output."""
     for one in found.skipped:
         note(f"skipped {one.id}: {one.reason}")
     if out is None and output().as_json:
@@ -297,4 +297,4 @@ def _show(found: Classified, out: Path | None, report: Path | None) -> None:
             print_groups(found.group_comparisons)
         if found.answers is not None:
             print_answers(found.answers)
-        print_summary(found.comparison, found.result, found.task)
+        print_summary(found.comparison, found.result, found.task, found.answers)

@@ -1,4 +1,4 @@
-"""What several commands share: where the input comes from, how a method is named, and how a result is summed up."""
+"""Options and output that several commands share: inputs, methods, and summaries of results."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 INPUT = Group("Input")
 SHOWN_CLASSES, SHOWN_GROUPS = 5, 20
-DIGITS = 18  # of a whole number, which then fits into 64 bits
+DIGITS = 18  # the most digits of an integer, which then fits into 64 bits
 CLASS_FILES = (
     "a comma-separated list; a .txt with one per line; a .json, a list or names with synonyms and descriptions; or a "
     ".csv or .tsv with a column 'name'"
@@ -36,19 +36,19 @@ CLASS_FILES = (
 Features = Annotated[
     Path,
     Parameter(
-        help="Image embeddings: a store that 'moontide encode' made; an .npz with image_features, text_features and, "
-        "if there are any, labels, classnames, logit_scale or temperature, view_features; or an .npy, .safetensors, "
+        help="Image embeddings: a store made by 'moontide encode'; an .npz with image_features, text_features and, "
+        "optionally, labels, classnames, logit_scale or temperature, view_features; or an .npy, .safetensors, "
         ".parquet, .csv or .pt together with --text.",
         group=INPUT,
     ),
 ]
-BatchSize = Annotated[int | None, Parameter(help="Samples in a batch; the last batch may be smaller.")]
+BatchSize = Annotated[int | None, Parameter(help="Samples per batch; the last batch may be smaller.")]
 
 
 @Parameter(name="*", group=INPUT)
 @dataclass(frozen=True)
 class Source:
-    """The options that say what goes with the image embeddings.
+    """Options for the input that goes with the image embeddings.
 
     >>> Source(classes="cat,dog").device
     'cpu'
@@ -56,38 +56,38 @@ class Source:
 
     text: Annotated[
         Path | None,
-        Parameter(help="Class embeddings, a file or store of the same kinds; goes before those in FEATURES."),
+        Parameter(help="Class embeddings, in a file or store of the same kinds; overrides those in FEATURES."),
     ] = None
     classes: Annotated[str | None, Parameter(help=f"Class names: {CLASS_FILES}.")] = None
     labels: Annotated[
         Path | None,
         Parameter(
-            help="True classes, names or numbers from 0, only used to score: an .npy, or a text file with one per line."
+            help="True classes (names, or numbers from 0), only for scoring: an .npy, or a text file with one per line."
         ),
     ] = None
     logit_scale: Annotated[
-        float | None, Parameter(help="Logit scale of the model, 1 / temperature (else the file's, else 100).")
+        float | None, Parameter(help="Logit scale of the model, 1 / temperature (default: that of the file, or 100).")
     ] = None
     dtype: Annotated[
         Literal["float32", "float64"] | None,
-        Parameter(help="Precision to compute in (else float64 for a float64 file, and float32 for any other)."),
+        Parameter(help="Precision of the computation (default: float64 for a float64 file, otherwise float32)."),
     ] = None
     device: Annotated[
         str,
-        Parameter(help="Where to compute: cpu runs on numpy; cuda, cuda:1 or mps on torch, which must be installed."),
+        Parameter(help="Device: cpu uses numpy; cuda, cuda:1 or mps use torch, which must be installed."),
     ] = "cpu"
 
 
 @Parameter(name="*")
 @dataclass(frozen=True)
 class Choice:
-    """The options that say which method runs, and how.
+    """Options for the method.
 
     >>> Choice(settings=("beta=soft", "neighbours=5")).make("moon").neighbours
     5
     """
 
-    method: Annotated[str | None, Parameter(help="The method (else tide); 'moontide methods' lists them.")] = None
+    method: Annotated[str | None, Parameter(help="The method (default: tide); 'moontide methods' lists all.")] = None
     preset: Annotated[str | None, Parameter(help="A named set of options of the method.")] = None
     settings: Annotated[
         tuple[str, ...],
@@ -101,7 +101,7 @@ class Choice:
     ] = ()
 
     def make(self, default: str | None = None) -> Method:
-        """Make the method; `default` is the one where none is named, itself tide where that is None."""
+        """Create the method. `default` is used if none is named; None stands for tide."""
         from moontide.registry import DEFAULT, method_type
 
         given = {}
@@ -110,29 +110,29 @@ class Choice:
             if not equals:
                 raise OptionError(f"'--set' must have the form option=value. Got {setting!r} instead.")
             if option in given:
-                raise OptionError(f"'--set' gives the option {option!r} more than once; keep one.")
+                raise OptionError(f"'--set' sets the option {option!r} more than once; keep one.")
             given[option] = value
         cls = method_type(self.method or default or DEFAULT)
         options = cls.parse(given)
         return cls(**options) if self.preset is None else cls.from_preset(self.preset, **options)
 
 
-NO_SOURCE, NO_CHOICE = Source(), Choice()  # nothing said on the command line
+NO_SOURCE, NO_CHOICE = Source(), Choice()  # no option given
 
 
 def check_not_input(out: Path, *inputs: Path | None) -> None:
-    """Refuse an output that would replace an input.
+    """Refuse an output that would overwrite an input.
 
     >>> check_not_input(Path("out.npz"), Path("in.npz"), None)
     """
     if any(path is not None and os.path.realpath(path) == os.path.realpath(out) for path in inputs):
-        raise FileError(f"The output {out} is an input of this very command; give it another name.")
+        raise FileError(f"The output {out} is also an input of this command; choose another name.")
 
 
 def value_of(kind: Any, tokens: Sequence[Token]) -> Any:
-    """Read the words of an argument as a value of its type; an empty word is none, and neither is 1.5 a whole number.
+    """Convert the words of an argument to its type; refuse empty words, and numbers such as 1.5 for integers.
 
-    The errors are what follows the name of the argument.
+    Errors contain only the text after the name of the argument.
 
     >>> from cyclopts import Token
     >>> value_of(int | None, [Token(keyword="--seed", value="7")])
@@ -157,9 +157,9 @@ def value_of(kind: Any, tokens: Sequence[Token]) -> Any:
 
 @contextmanager
 def progress_bar(label: str, unit: str | None = None) -> Iterator[Callable[..., None]]:
-    """Show a bar on stderr while it is a terminal, with the speed in `unit`/s; yields (done, total) -> None to move it.
+    """Show a progress bar on stderr if it is a terminal, with the speed in `unit`/s; yields (done, total) -> None.
 
-    A third argument says what is being done.
+    The function takes an optional third argument, a description of the current step.
 
     >>> with progress_bar("moon") as advance:
     ...     advance(1, 2)
@@ -189,7 +189,7 @@ def progress_bar(label: str, unit: str | None = None) -> Iterator[Callable[..., 
 
 
 def note(sentence: str) -> None:
-    """Print a line that is not part of the output, without credentials.
+    """Print a note on stderr, without credentials.
 
     >>> note("done")
     """
@@ -198,7 +198,7 @@ def note(sentence: str) -> None:
 
 
 def table_console() -> Console:
-    """Return the console that tables go to; a pipe gets wide lines, so that none is broken needlessly.
+    """Return the console for tables; a pipe gets wide lines, so that rows are not wrapped.
 
     >>> table_console().width > 0
     True
@@ -210,7 +210,7 @@ def table_console() -> Console:
 
 
 def percent(share: float) -> str:
-    """Write a share as a percentage.
+    """Format a share as a percentage.
 
     >>> percent(0.6128)
     '61.28 %'
@@ -218,8 +218,8 @@ def percent(share: float) -> str:
     return f"{100 * share:.2f} %"
 
 
-def print_summary(found: Comparison, result: Result, task: Task) -> None:
-    """Print what changed, and how good it is where there are labels; else the largest predicted classes.
+def print_summary(found: Comparison, result: Result, task: Task, answers: Answers | None = None) -> None:
+    """Print what changed and, if there are labels, the accuracy; otherwise the largest predicted classes.
 
     >>> import numpy as np, moontide
     >>> from moontide.evaluate import compare_predictions
@@ -240,7 +240,8 @@ def print_summary(found: Comparison, result: Result, task: Task) -> None:
     emit(**asdict(found))
     if task.known is not None:
         n = len(result.labels)
-        say(f"known      {n - found.samples} of {n} labels, which are not counted below")
+        known = int((to_numpy(task.known)[:n] >= 0).sum())
+        say(f"known      {known} of {n} labels, which are not counted below")
     if found.accuracy is not None and found.zero_shot_accuracy is not None:
         gain = 100 * (found.accuracy - found.zero_shot_accuracy)
         say(f"zero-shot  {percent(found.zero_shot_accuracy)}")
@@ -249,29 +250,32 @@ def print_summary(found: Comparison, result: Result, task: Task) -> None:
         say(f"changed    {found.changed} of {found.samples}{how}")
         return
     say(f"changed    {found.changed} of {found.samples}")
-    print_classes(np.bincount(to_numpy(result.labels), minlength=task.k), task.class_names)
+    if answers is not None:
+        print_classes(np.bincount(answers.labels, minlength=len(answers.names)), answers.names)
+    else:
+        print_classes(np.bincount(to_numpy(result.labels), minlength=task.k), task.class_names)
 
 
 def print_answers(answers: Answers) -> None:
-    """Print how many samples are of none of the classes, and how many got an upper level of a tree.
+    """Print how many samples are of none of the classes, and how many were rolled up in the class tree.
 
     >>> import numpy as np
     >>> from moontide.answers import answer
     >>> from moontide.types import Result
     >>> result = Result(np.eye(2), np.eye(2), unknown=np.asarray([0.1, 0.2]))
     >>> print_answers(answer(result, ["cat", "dog"], unknown=0.5))
-    none       1 of 2 are none of these
+    none       1 of 2 are none of these, and not counted below
     """
     n, none, upper = len(answers.labels), int(answers.none.sum()), int((answers.labels >= answers.choices).sum())
     emit(none=none, rolled_up=upper)
     if none:
-        say(f"none       {none} of {n} are none of these")
+        say(f"none       {none} of {n} are none of these, and not counted below")
     if upper:
-        say(f"rolled up  {upper} of {n} to an upper level")
+        say(f"rolled up  {upper} of {n} to an upper level, and not counted below")
 
 
 def print_groups(found: Mapping[str, Comparison]) -> None:
-    """Print a line for each group, up to SHOWN_GROUPS of them.
+    """Print one line per group, for up to SHOWN_GROUPS groups.
 
     >>> from moontide.evaluate import Comparison
     >>> print_groups({"north": Comparison(9, 2), "south": Comparison(4, 1, 0.5, 0.75, 1, 0)})

@@ -1,4 +1,4 @@
-"""`moontide compare`: several methods on one file, in one table."""
+"""`moontide compare`: compare several methods on one file."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 UNKNOWN = "-"
 NOTE = (
-    "Seconds: one run in a process of its own, after a first one on a few samples. Peak memory: what that run added to "
-    "the memory of the process (on cuda, of the device) at its highest point, inputs and libraries not counted."
+    "Seconds: one run in a separate process, after a warm-up on a few samples. Peak memory: what that run added to "
+    "the memory of the process (on cuda, of the device), without inputs and libraries."
 )
 
 
@@ -38,13 +38,13 @@ def compare(
     *,
     methods: Annotated[str, Parameter(help="'all', or names separated by commas.")] = "all",
     batch_size: BatchSize = None,
-    out: Annotated[Path | None, Parameter(help="Also write the table to a .csv or .jsonl.")] = None,
+    out: Annotated[Path | None, Parameter(help="Also write the table to this .csv or .jsonl.")] = None,
     source: Source = NO_SOURCE,
 ) -> int:
     """Run several methods with their default options on one file: accuracy, seconds, peak memory, changed predictions.
 
-    Each method runs in a process of its own; one that fails, or needs what the file does not hold, is listed with the
-    reason. The exit status is 1 if no method ran. For example:
+    Each method runs in a separate process; one that fails, or needs data that the file does not have, is listed with
+    the reason. The exit status is 1 if no method ran. For example:
 
         moontide compare features.npz --methods moon,stata,transclip
     """
@@ -71,7 +71,7 @@ def compare(
 
 
 def print_table(outcomes: Sequence[Outcome]) -> None:
-    """Print what ran as a table, and why the others did not.
+    """Print a table of the methods that ran, and why the others did not.
 
     >>> from moontide.evaluate import Outcome
     >>> print_table([Outcome("tent", "skipped", reason="It needs the encoder.")])

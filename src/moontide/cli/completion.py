@@ -1,4 +1,4 @@
-"""`moontide completion`: what a shell needs to complete commands and options."""
+"""`moontide completion`: print a shell completion script."""
 
 from __future__ import annotations
 

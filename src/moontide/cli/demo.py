@@ -1,4 +1,4 @@
-"""`moontide demo`: what the package does, on photographs and on simulated features, without any model hub."""
+"""`moontide demo`: show what the package does, on photographs and simulated features, without a model hub."""
 
 from __future__ import annotations
 
@@ -20,16 +20,14 @@ if TYPE_CHECKING:
 def demo(
     *,
     images: Annotated[
-        Path, Parameter(help="A folder with one sub-folder of photographs per class, named as the class.")
+        Path, Parameter(help="A folder with one sub-folder of photographs per class, named after the class.")
     ] = Path("examples/clothing"),
-    out: Annotated[Path, Parameter(help="The folder for the report and the figure; made if it is not there.")] = Path(
-        "out"
-    ),
-    batches: Annotated[int, Parameter(help="Batches of simulated features.")] = 12,
+    out: Annotated[Path, Parameter(help="The folder for the report and the figure; created if needed.")] = Path("out"),
+    batches: Annotated[int, Parameter(help="Number of batches of simulated features.")] = 12,
 ) -> None:
-    """Label photographs and simulated features, zero-shot, with MOON and with TIDE, and show their accuracy.
+    """Label photographs and simulated features with zero-shot, MOON and TIDE, and show the accuracy of each.
 
-    The photographs are one task that holds all of its classes; the simulated batches hold few of theirs. For example:
+    The photographs are one task in which all classes are present; each simulated batch holds few classes. For example:
 
         moontide demo --out out
     """
@@ -41,17 +39,17 @@ def demo(
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise FileError(f"The folder {out} cannot be made: {error.strerror}.") from error
+        raise FileError(f"The folder {out} cannot be created: {error.strerror}.") from error
     report, figure, written = out / "report.html", out / "accuracy.png", {}
     parts: dict[str, Sequence[Scores]] = {}
     try:
         found = _photographs(images, report)
-        written[report] = "the photographs as TIDE labels them: open it in a browser"
+        written[report] = "the photographs with their labels by TIDE: open it in a browser"
         parts[f"Photographs as one task, {found.classes} classes, encoder tiny (not CLIP)"] = [found]
         print(f"The photographs are encoded by tiny: {TINY}, and much weaker than CLIP.")
     except (MissingExtraError, FileError) as error:
-        note(f"{error} The demo goes on without photographs.")
-    present = f"{PRESENT[0]} to {PRESENT[1]} of {CANDIDATES} classes there"
+        note(f"{error} The demo continues without photographs.")
+    present = f"{PRESENT[0]} to {PRESENT[1]} of {CANDIDATES} classes present"
     title = f"Simulated features like CLIP's (no photographs), batches of {BATCH}, {present}"
     parts[title] = simulated_batches(batches)
     for name, tasks in parts.items():
@@ -59,7 +57,7 @@ def demo(
     emit(tasks={name: [task._asdict() for task in tasks] for name, tasks in parts.items()})
     try:
         draw(figure, parts)
-        written[figure] = "these accuracies as bars"
+        written[figure] = "these accuracies as a bar chart"
     except MissingExtraError as error:
         note(str(error))
     emit(written={str(path): what for path, what in written.items()})
@@ -68,11 +66,11 @@ def demo(
         print(f"  {path}: {what}")
     print("What to type next:")
     print('  moontide classify FOLDER --classes "cat, dog, bird" --encoder tiny --report report.html')
-    print("  moontide adapt --help      for embeddings of your own; README.md has the rest")
+    print("  moontide adapt --help      for your own embeddings; README.md has the rest")
 
 
 def _photographs(folder: Path, report: Path) -> Scores:
-    """Label all photographs together, write the page, and return the accuracies."""
+    """Label all photographs together, write the report, and return the accuracies."""
     from moontide.classify import classify
     from moontide.demo import scores
     from moontide.encoders import encoder

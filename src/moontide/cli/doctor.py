@@ -1,4 +1,4 @@
-"""`moontide doctor`: what is installed here, and what is missing."""
+"""`moontide doctor`: show what is installed and what is missing."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from importlib.metadata import PackageNotFoundError, requires, version
 from moontide.cli.output import emit
 from moontide.errors import install
 
-DEVELOPERS = ("dev", "docs")  # extras of who works on Moontide
+DEVELOPERS = ("dev", "docs")  # extras for developers
 
 
 def doctor() -> None:
@@ -55,7 +55,7 @@ def doctor() -> None:
 
 
 def requirements() -> tuple[list[str], dict[str, list[str]]]:
-    """Read from the package's own metadata what it requires, and what each extra adds.
+    """Read the requirements of the package and of each extra from its metadata.
 
     >>> required, extras = requirements()
     >>> "numpy" in required, extras["torch"]

@@ -1,4 +1,4 @@
-"""`moontide encode`: images to a store of embeddings that every other command reads."""
+"""`moontide encode`: compute embeddings of images and put them into a store."""
 
 from __future__ import annotations
 
@@ -42,31 +42,31 @@ STORE = Group("An existing store")
 @Parameter(name="*", group=STORE)
 @dataclass(frozen=True)
 class StoreChoice:
-    """The options for a store that is there already.
+    """Options for an existing store.
 
     >>> StoreChoice().verify
     False
     """
 
     into: Annotated[
-        Path | None, Parameter(help="Add the images to this store, with its own encoder, precision and classes.")
+        Path | None, Parameter(help="Add the images to this store, with its encoder, precision and classes.")
     ] = None
     remove: Annotated[
         tuple[str, ...],
         Parameter(
-            negative="", show_default=False, help="Take images out of the store of --into: ids, or patterns of ids."
+            negative="", show_default=False, help="Remove images from the store of --into: ids, or patterns of ids."
         ),
     ] = ()
     verify: Annotated[
         bool,
-        Parameter(negative="", show_default=False, help="Check every file of the store of --into by its hash."),
+        Parameter(negative="", show_default=False, help="Check the hash of every file of the store of --into."),
     ] = False
 
 
 @Parameter(name="*")
 @dataclass(frozen=True)
 class PassChoice:
-    """The options that say how images are put into a store.
+    """Options for writing the store.
 
     >>> PassChoice().engine
     'local'
@@ -74,14 +74,14 @@ class PassChoice:
 
     views: Annotated[
         int | None,
-        Parameter(help="Encode so many augmented views of each image, too, for the method mta (its authors: 64)."),
+        Parameter(help="Also encode this many augmented views of each image, for the method mta (its authors use 64)."),
     ] = None
     shard_size: Annotated[
-        int, Parameter(help="Images in a file of the store, or as many more as fill a batch of the encoder.")
+        int, Parameter(help="Images per file of the store, rounded up to whole batches of the encoder.")
     ] = 1024
     engine: Annotated[
         Literal["local", "ray"],
-        Parameter(help="Encode in this process, or on Ray, where --workers are encoders (else one a CPU, or a GPU)."),
+        Parameter(help="Encode here or on Ray, with --workers encoders (default: one per CPU or GPU)."),
     ] = "local"
     address: Address = None
     strict: Strict = False
@@ -95,7 +95,7 @@ def encode(
     /,
     *,
     out: Annotated[
-        Path | None, Parameter(help="The folder of the store: a new one, or one that the same command goes on with.")
+        Path | None, Parameter(help="The folder of the store: a new one, or one that the same command began.")
     ] = None,
     choice: EncoderChoice = NO_ENCODER_CHOICE,
     classes: ClassNames = None,
@@ -103,21 +103,21 @@ def encode(
     dataset: Annotated[
         str | None,
         Parameter(
-            help="Take the test images, classes and labels of a dataset of the paper that lies in PATHS, or with "
-            "'folders' of any folder that has one sub-folder per class."
+            help="Use the test images, classes and labels of a dataset of the paper in PATHS, or with "
+            "'folders' those of any folder with one sub-folder per class."
         ),
     ] = None,
     existing: StoreChoice = NO_STORE_CHOICE,
     benchmark: Annotated[
         bool,
-        Parameter(negative="", show_default=False, help="Write nothing; print where the time of encoding PATHS goes."),
+        Parameter(negative="", show_default=False, help="Write nothing; print where the time of encoding goes."),
     ] = False,
     sources: SourceChoice = NO_SOURCE_CHOICE,
     way: PassChoice = NO_PASS_CHOICE,
 ) -> int:
-    """Encode images, and class names if there are any, to a store: a folder of embeddings that can be gone on with.
+    """Encode images, and optionally class names, into a store: a folder of embeddings that can be extended later.
 
-    After a stop, the same command goes on where it was. Images that cannot be decoded are named and left out. For
+    After an interruption, the same command resumes. Images that cannot be decoded are reported and skipped. For
     example:
 
         moontide encode photos/ --out store/ --classes "tabby cat, golden retriever, espresso"
@@ -143,7 +143,7 @@ def encode(
 
 @dataclass(frozen=True)
 class _Task:
-    """Which encoder takes which images into a store, and how."""
+    """The encoder, the images and the settings for a store."""
 
     choice: EncoderChoice
     sources: SourceChoice
@@ -152,9 +152,9 @@ class _Task:
 
 def _check_target(paths: Sequence[str], out: Path | None, existing: StoreChoice, benchmark: bool) -> None:
     if sum((out is not None, existing.into is not None, benchmark)) != 1:
-        raise OptionError("One of '--out', '--into' and '--benchmark' must be given: a new store, an old one, or none.")
+        raise OptionError("One of '--out' (a new store), '--into' (an existing one) or '--benchmark' is needed.")
     if existing.into is None and (existing.remove or existing.verify):
-        raise OptionError("'--remove' and '--verify' are for the store that '--into' names; add it.")
+        raise OptionError("'--remove' and '--verify' need '--into STORE'; add it.")
     if not paths and not existing.remove and not existing.verify:
         raise OptionError("PATHS must name images: folders, patterns, files, lists or archives. Got none.")
 
@@ -168,11 +168,11 @@ def _check_classes(
     sources: SourceChoice,
 ) -> None:
     if existing.into is not None and (classes is not None or dataset is not None or prompts != NO_PROMPT_CHOICE):
-        raise OptionError("A store keeps its classes: leave '--classes', '--dataset' and prompts out with '--into'.")
+        raise OptionError("A store keeps its classes; do not use '--classes', '--dataset' or prompts with '--into'.")
     if classes is None and dataset is None and prompts != NO_PROMPT_CHOICE:
         raise OptionError("'--template' and '--descriptions' have no effect without '--classes'; add them.")
     if dataset is not None and (classes is not None or sources.root is not None or len(paths) != 1):
-        raise OptionError("'--dataset' takes one folder, and neither '--classes' nor '--root'; leave the others out.")
+        raise OptionError("'--dataset' takes one folder, without '--classes' or '--root'; leave them out.")
 
 
 def _check_pass(way: PassChoice) -> None:
@@ -185,7 +185,7 @@ def _check_pass(way: PassChoice) -> None:
 def _new(
     out: Path, paths: Sequence[str], classes: str | None, prompts: PromptChoice, dataset: str | None, task: _Task
 ) -> int:
-    """Make a store, or go on with one."""
+    """Create a store, or resume one."""
     from moontide.encoders.pipeline import origin_of
     from moontide.store.classes import read_classes
     from moontide.store.features import MANIFEST, FeatureStore
@@ -195,7 +195,7 @@ def _new(
     if found.names is not None:
         names = found.names
     choice = task.choice
-    if (out / MANIFEST).exists():  # goes on in the precision and by the runtime that it was begun in
+    if (out / MANIFEST).exists():  # resumes with its precision and runtime
         begun = choice.of_store(FeatureStore.open(out).origin)
         choice = replace(choice, precision=begun.precision, runtime=begun.runtime)
     encoder = choice.make()
@@ -209,7 +209,7 @@ def _new(
 
 @dataclass(frozen=True)
 class _Found:
-    """Images for a store, those that cannot be used, and what is known of them."""
+    """Images for a store, unusable images, and labels if known."""
 
     images: Sequence[ImageFile]
     skipped: Sequence[Skip] = ()
@@ -219,7 +219,7 @@ class _Found:
 
 
 def _labelled(dataset: str, folder: str) -> _Found:
-    """Read a dataset of the paper, or a folder with one sub-folder a class."""
+    """Read a dataset of the paper, or a folder with one sub-folder per class."""
     from moontide.encoders.places import ImageFile, path_id
     from moontide.store.datasets import read_dataset, read_folders
 
@@ -230,7 +230,7 @@ def _labelled(dataset: str, folder: str) -> _Found:
 
 
 def _settle(encoder: Encoder, images: int | None) -> None:
-    """Choose the runtime, and say what was measured."""
+    """Choose the runtime, and print what was measured."""
     from moontide.encoders.runtimes import settle
 
     if sentence := settle(encoder, images):
@@ -238,7 +238,7 @@ def _settle(encoder: Encoder, images: int | None) -> None:
 
 
 def _existing(into: Path, paths: Sequence[str], existing: StoreChoice, task: _Task) -> int:
-    """Check a store, take images out of it, and add others to it."""
+    """Verify a store, remove images from it, and add others."""
     from moontide.classify import check_maker
     from moontide.store.features import FeatureStore
 
@@ -252,7 +252,7 @@ def _existing(into: Path, paths: Sequence[str], existing: StoreChoice, task: _Ta
         gone = [one for one in store.ids if any(fnmatchcase(one, pattern) for pattern in existing.remove)]
         if not gone:
             names = ", ".join(existing.remove)
-            raise InputError(f"'--remove' must name images of the store. Got {names}, which names none.")
+            raise InputError(f"'--remove' must match images of the store. Got {names}, which matches none.")
         store = store.remove(gone)
         emit(store=into, images=store.n, removed=len(gone))
         say(f"{into} holds {counted(store.n, 'image')} ({len(gone)} removed)")
@@ -267,21 +267,19 @@ def _existing(into: Path, paths: Sequence[str], existing: StoreChoice, task: _Ta
 
 
 def _labels_for(store: FeatureStore, images: Sequence[ImageFile]) -> dict[str, int] | None:
-    """Return the labels of images for a store by their folders, or None where it has no labels."""
+    """Return labels from the folders of images, or None if the store has no labels."""
     from moontide.classify import folder_labels
 
     if store.labels is None:
         return None
     found = folder_labels([image.id for image in images], store.class_names)
     if found is None:
-        raise InputError(
-            f"{store.folder} has labels: images for it must lie in folders that are called as its classes."
-        )
+        raise InputError(f"{store.folder} has labels: new images must be in folders named after its classes.")
     return {image.id: int(label) for image, label in zip(images, found, strict=True)}
 
 
 def _fill(store: FeatureStore, encoder: Encoder, found: _Found, task: _Task) -> int:
-    """Encode the images that a store does not hold, and say how it went."""
+    """Encode the images that a store does not contain, and print a summary."""
     from moontide.encoders.pipeline import add_to_store
 
     choice, way, before = task.choice, task.way, store.n
@@ -316,7 +314,7 @@ def _fill(store: FeatureStore, encoder: Encoder, found: _Found, task: _Task) -> 
 
 
 def _benchmark(images: Sequence[ImageFile], choice: EncoderChoice) -> int:
-    """Encode images, keep nothing, and print where the time goes."""
+    """Encode images, discard the result, and print where the time goes."""
     from moontide.encoders.timing import measure
 
     encoder = choice.make()
@@ -335,7 +333,7 @@ def _benchmark(images: Sequence[ImageFile], choice: EncoderChoice) -> int:
 def _pass(
     engine: str, address: str | None, choice: EncoderChoice, encoder: Encoder
 ) -> Iterator[Callable[[Sequence[ImageFile]], Iterable[Encoded]] | None]:
-    """Yield what images are encoded by on Ray, or None where that is this process."""
+    """Yield the Ray encoders, or None to encode in this process."""
     if engine == "local":
         yield None
         return

@@ -40,7 +40,7 @@ Strict = Annotated[
 @Parameter(name="*", group=ENCODER)
 @dataclass(frozen=True)
 class EncoderChoice:
-    """The options that say which encoder runs, and how.
+    """Options for the encoder.
 
     >>> EncoderChoice(encoder="tiny").device
     'cpu'
@@ -50,24 +50,24 @@ class EncoderChoice:
         str,
         Parameter(
             help="A hub id or folder of a CLIP, SigLIP or SigLIP2 model, openclip:ARCH/TAG, openclip:ARCH/CHECKPOINT, "
-            "onnx:FOLDER, or tiny (for a try-out without a hub: it is not CLIP but an ImageNet classifier with a name "
+            "onnx:FOLDER, or tiny (to try things out offline: it is not CLIP but an ImageNet classifier with a name "
             "matcher)."
         ),
     ] = DEFAULT
-    device: Annotated[str, Parameter(help="Where the encoder runs: cpu, cuda, cuda:1 or mps.")] = "cpu"
+    device: Annotated[str, Parameter(help="Device of the encoder: cpu, cuda, cuda:1 or mps.")] = "cpu"
     precision: Annotated[
         str,
         Parameter(
-            help="What images are embedded in: auto, float32, float16 or bfloat16. Auto is half precision on a GPU and "
-            "bfloat16 on a CPU that multiplies in it, where vectors stay the same (cosine 0.9999), else float32."
+            help="Precision for images: auto, float32, float16 or bfloat16. Auto is half precision on a GPU and "
+            "bfloat16 on a CPU that supports it if vectors stay the same (cosine 0.9999), otherwise float32."
         ),
     ] = "auto"
     runtime: Annotated[
         str,
         Parameter(
-            help="What embeds images on a CPU: auto, torch, channels-last (torch, for towers of convolutions) or "
-            "onnxruntime. Auto is the fastest one, measured once for a model when there are images for 5 minutes or "
-            "more, or with --benchmark, and torch until then."
+            help="Runtime for images on a CPU: auto, torch, channels-last (torch, for convolutional towers) or "
+            "onnxruntime. Auto is the fastest, measured once per model if the images take 5 minutes or "
+            "more, or with --benchmark; until then it is torch."
         ),
     ] = "auto"
     fast: Annotated[
@@ -75,15 +75,15 @@ class EncoderChoice:
         Parameter(
             negative="",
             show_default=False,
-            help="Decode JPEG files on the GPU, which gives slightly other vectors (cosine 0.998); a store remembers.",
+            help="Decode JPEG files on the GPU, with slightly different vectors (cosine 0.998); stores record it.",
         ),
     ] = False
     encode_batch: Annotated[
-        int | None, Parameter(help="Images that go through the encoder together (else what suits the device).")
+        int | None, Parameter(help="Images per batch of the encoder (default: what suits the device).")
     ] = None
     workers: Annotated[
         int | None,
-        Parameter(help="Processes that decode images (else one a core beside a GPU, half of that beside a CPU)."),
+        Parameter(help="Processes that decode images (default: one per core with a GPU, half of that without)."),
     ] = None
 
     def make(self) -> Encoder:
@@ -94,11 +94,11 @@ class EncoderChoice:
             if value is not None and value < 1:
                 raise OptionError(f"'{name}' must be at least 1. Got {value} instead.")
         if self.fast and self.device == "cpu":
-            raise OptionError("'--fast' decodes images on a GPU; add '--device cuda', or leave it out.")
+            raise OptionError("'--fast' needs a GPU; add '--device cuda', or leave '--fast' out.")
         return encoder(self.encoder, self.device, self.precision, self.runtime)
 
     def of_store(self, origin: Origin) -> EncoderChoice:
-        """Return the choice for a store: its own encoder and the way it ran, where the user names no other."""
+        """Return the choice for a store: its encoder and settings, unless the user names others."""
         named = self.encoder != NO_ENCODER_CHOICE.encoder
         precision = origin.precision if self.precision == "auto" else self.precision
         kind = (self.encoder if named else origin.reloads).partition(":")[0]
@@ -116,7 +116,7 @@ class EncoderChoice:
 @Parameter(name="*", group=PROMPTS)
 @dataclass(frozen=True)
 class PromptChoice:
-    """The options that say how class names become sentences.
+    """Options that turn class names into prompts.
 
     >>> PromptChoice(template=("a drawing of a {}",)).descriptions is None
     True
@@ -127,18 +127,18 @@ class PromptChoice:
         Parameter(
             negative="",
             show_default=False,
-            help="A sentence with {} for the class name, a dataset of the paper for its own, or 'ensemble'; repeated, "
-            "the vectors are averaged (else what the encoder likes best).",
+            help="A prompt with {} for the class name, a dataset of the paper for its prompt, or 'ensemble'; repeated, "
+            "the vectors are averaged (default: the encoder's prompt).",
         ),
     ] = ()
     descriptions: Annotated[
-        Path | None, Parameter(help='Sentences for each class: a JSON file, {"name": ["sentence", ...], ...}.')
+        Path | None, Parameter(help='Descriptions of each class: a JSON file, {"name": ["sentence", ...], ...}.')
     ] = None
 
     def embed(
         self, encoder: Encoder, names: Sequence[str] | ClassList, templates: Sequence[str] = ()
     ) -> EmbeddedClasses:
-        """Embed class names, and warn about the doubtful ones; `templates` are for the user who gives none."""
+        """Embed class names and warn about doubtful ones; `templates` are used if the user sets none."""
         from moontide.encoders.prompts import embed_classes, find_templates, read_descriptions
 
         sentences = None if self.descriptions is None else read_descriptions(self.descriptions)
@@ -151,7 +151,7 @@ class PromptChoice:
 @Parameter(name="*")
 @dataclass(frozen=True)
 class SourceChoice:
-    """The options that say where images come from.
+    """Options for the source of the images.
 
     >>> SourceChoice().frame_step
     1.0
@@ -159,15 +159,15 @@ class SourceChoice:
 
     root: Annotated[
         Path | None,
-        Parameter(help="The folder that paths in lists start from and must stay in (else that of the list)."),
+        Parameter(
+            help="The folder that paths in lists are relative to and must stay inside (default: that of the list)."
+        ),
     ] = None
     allow_urls: Annotated[
         bool,
-        Parameter(
-            negative="", show_default=False, help="Download the images of lists that are http or https addresses."
-        ),
+        Parameter(negative="", show_default=False, help="Download images that lists give as http or https addresses."),
     ] = False
-    frame_step: Annotated[float, Parameter(help="Seconds between the frames that are taken of a video.")] = 1.0
+    frame_step: Annotated[float, Parameter(help="Seconds between the frames taken from a video.")] = 1.0
 
     def find(self, paths: Sequence[str]) -> Listing:
         """List the images of paths."""

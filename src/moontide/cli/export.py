@@ -24,14 +24,14 @@ def export(
         Parameter(
             negative="",
             show_default=False,
-            help="Multiply in 8 bits in the image tower: faster on a CPU, with a loss that is printed.",
+            help="Use 8-bit multiplication in the image tower: faster on a CPU; the loss is printed.",
         ),
     ] = False,
 ) -> None:
-    """Write an encoder as ONNX files, which then run without torch as --encoder onnx:FOLDER.
+    """Export an encoder to ONNX files, which run without torch as --encoder onnx:FOLDER.
 
-    The export is compared with the model before it is kept: its vectors differ by 1e-4 at most, but for --int8. Its
-    speed and that of torch are printed, so that the faster of the two can be used. For example:
+    The export is compared with the model before it is kept: its vectors differ by at most 1e-4, except with --int8.
+    The speeds of the export and of torch are printed, so that you can use the faster one. For example:
 
         moontide export --encoder openai/clip-vit-base-patch32 --out clip-b32/
         moontide export --encoder openai/clip-vit-base-patch32 --out clip-b32-int8/ --int8

@@ -1,4 +1,4 @@
-"""`moontide export-labels`: a table of labels in the format of another tool."""
+"""`moontide export-labels`: convert a table of labels to the format of another tool."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from moontide.integrations import Labels
 
 Tool = Literal["coco", "megadetector", "speciesnet", "label-studio", "fiftyone", "datasets", "vectors"]
-FOLDERS = ("fiftyone", "datasets")  # tools that take a folder; the others take one file
+FOLDERS = ("fiftyone", "datasets")  # formats that are folders; the others are one file
 
 
 def export_labels(
     labels: Annotated[
-        Path, Parameter(help="The table of labels that 'moontide classify' wrote: a .csv, .jsonl, .json or .parquet.")
+        Path, Parameter(help="A table of labels written by 'moontide classify': a .csv, .jsonl, .json or .parquet.")
     ],
     /,
     *,
@@ -35,15 +35,15 @@ def export_labels(
             "vectors: Parquet for LanceDB and Embedding Atlas."
         ),
     ],
-    out: Annotated[Path, Parameter(help="Where to write it: a .json, a .parquet for vectors, or a new folder.")],
+    out: Annotated[Path, Parameter(help="Output: a .json, a .parquet for vectors, or a new folder.")],
     features: Annotated[
-        Path | None, Parameter(help="The store of 'moontide encode' with the embeddings of these images.")
+        Path | None, Parameter(help="A store made by 'moontide encode' with the embeddings of these images.")
     ] = None,
     prefix: Annotated[
-        str | None, Parameter(help="For label-studio: what the addresses of images begin with (else local storage).")
+        str | None, Parameter(help="For label-studio: prefix of the image addresses (default: local storage).")
     ] = None,
 ) -> None:
-    """Write labels in the format of another tool.
+    """Convert labels to the format of another tool.
 
     For example:
 
@@ -81,8 +81,8 @@ def _with_vectors(found: Labels, table: Path, folder: Path) -> Labels:
     missing = [one for one in found.ids if one not in rows]
     if missing:
         raise FileError(
-            f"The store {folder} has no image {missing[0][:60]!r} of {table}, nor {len(missing) - 1} others; name the "
-            "store that these labels were made from."
+            f"The store {folder} has no image {missing[0][:60]!r} of {table}, nor {len(missing) - 1} others; use the "
+            "store that these labels come from."
         )
     return replace(found, vectors=store.take([rows[one] for one in found.ids]))
 

@@ -1,4 +1,4 @@
-"""The options of what is known besides the samples: labels of some, the class balance, names that none of them has."""
+"""Options for prior knowledge: labels of some samples, the class balance, and negatives."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ GIVEN = Group("What is known")
 GroupBy = Annotated[
     str | None,
     Parameter(
-        help="Label each group on its own, say each camera: 'folder' for the folder of each id, or the name of a "
+        help="Label each group (such as a camera) separately: 'folder' for the folder of each id, or the name of a "
         "column or array of the input."
     ),
 ]
@@ -29,7 +29,7 @@ GroupBy = Annotated[
 @Parameter(name="*", group=GIVEN)
 @dataclass(frozen=True)
 class Given:
-    """The files of what is known besides the samples.
+    """Files with prior knowledge.
 
     >>> Given(known=Path("labels.csv")).class_prior is None
     True
@@ -48,7 +48,7 @@ class Given:
     ] = None
 
     def require(self, method: Method) -> None:
-        """Refuse what the method cannot use, before anything is read."""
+        """Refuse input that the method cannot use, before anything is read."""
         for field in fields(self):
             if getattr(self, field.name) is not None:
                 method.require_accepted(field.name)
@@ -57,7 +57,7 @@ class Given:
 @Parameter(name="*", group=GIVEN)
 @dataclass(frozen=True)
 class GivenNames(Given):
-    """The same for images, with negative names.
+    """Prior knowledge about images, with negatives as names.
 
     >>> GivenNames() == NO_NAMES_GIVEN
     True
@@ -66,13 +66,13 @@ class GivenNames(Given):
     negatives: Annotated[
         str | None,
         Parameter(
-            help="Names that none of the images has, which sharpen the column unknown: a comma-separated list, or a "
+            help="Names of other things, to sharpen the column unknown: a comma-separated list, or a "
             "text file with one name per line."
         ),
     ] = None
 
     def names(self, classes: Sequence[str]) -> list[str] | None:
-        """Return the negative names that are no class, and say which are."""
+        """Return the negative names that are not classes, and report the others."""
         from moontide.encoders.negatives import drop_classes
         from moontide.store.classes import read_class_names
 
@@ -80,14 +80,14 @@ class GivenNames(Given):
             return None
         kept, dropped = drop_classes(read_class_names(self.negatives), classes)
         if dropped:
-            note(f"negatives: left out what is a class: {', '.join(dropped)}")
+            note(f"negatives: left out names that are classes: {', '.join(dropped)}")
         return kept
 
 
 @Parameter(name="*", group=GIVEN)
 @dataclass(frozen=True)
 class GivenFiles(Given):
-    """The same for embeddings, with embeddings of negative names.
+    """Prior knowledge about embeddings, with negatives as embeddings.
 
     >>> GivenFiles() == NO_GIVEN
     True
@@ -96,18 +96,17 @@ class GivenFiles(Given):
     negatives: Annotated[
         Path | None,
         Parameter(
-            help="Embeddings of names that none of the samples has, which sharpen the column unknown: an .npy, "
-            ".safetensors or .npz."
+            help="Embeddings of names of other things, to sharpen the column unknown: an .npy, .safetensors or .npz."
         ),
     ] = None
 
     @property
     def paths(self) -> list[Path | None]:
-        """The files, for the check that none is written over."""
+        """The files, to check that none is overwritten."""
         return [getattr(self, field.name) for field in fields(self)]
 
     def add(self, task: Task, ids: Sequence[Any] | None) -> Task:
-        """Return the task with what the files say; without ids, samples are called by their row numbers."""
+        """Return the task with the contents of the files; without ids, samples are identified by row number."""
         from moontide.store.inputs import read_class_prior, read_known, read_negatives
 
         found: dict[str, Any] = {}
@@ -120,4 +119,4 @@ class GivenFiles(Given):
         return replace(task, **found) if found else task
 
 
-NO_NAMES_GIVEN, NO_GIVEN = GivenNames(), GivenFiles()  # nothing said on the command line
+NO_NAMES_GIVEN, NO_GIVEN = GivenNames(), GivenFiles()  # no option given

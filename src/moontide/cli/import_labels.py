@@ -1,4 +1,4 @@
-"""`moontide import-labels`: labels that people gave in another tool, as a file for `--known`."""
+"""`moontide import-labels`: convert labels made in another tool to a file for `--known`."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from moontide.errors import FileError, OptionError
 
 
 def import_labels(
-    labels: Annotated[Path, Parameter(help="A .json that Label Studio exported, or a folder that FiftyOne exported.")],
+    labels: Annotated[Path, Parameter(help="A .json exported by Label Studio, or a folder exported by FiftyOne.")],
     /,
     *,
     source: Annotated[Literal["label-studio", "fiftyone"], Parameter(name="--from", help="What made it.")],
-    out: Annotated[Path, Parameter(help="Where to write the known labels: a .csv.")],
-    field: Annotated[str | None, Parameter(help="The field with the labels, of FiftyOne (else ground_truth).")] = None,
+    out: Annotated[Path, Parameter(help="Output file for the known labels: a .csv.")],
+    field: Annotated[str | None, Parameter(help="For FiftyOne: field of the labels (default: ground_truth).")] = None,
 ) -> None:
-    """Read labels that people gave in another tool, and write them as a file for --known.
+    """Convert labels made in another tool to a file for --known.
 
     For example:
 
@@ -41,7 +41,7 @@ def import_labels(
     else:
         key, found = "id", label_studio.read_annotations(labels)
     if not found:
-        raise FileError(f"{labels} has no annotation; annotate some images first.")
+        raise FileError(f"{labels} has no annotations; annotate some images first.")
     with replacing(out) as handle:
         write_table(handle, {key: list(found), "label": list(found.values())}, ".csv")
     emit(out=out, known=len(found))

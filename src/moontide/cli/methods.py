@@ -1,4 +1,4 @@
-"""`moontide methods`: what methods there are, and what each can be told."""
+"""`moontide methods`: list the methods and their options."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from moontide.cli.common import table_console
 from moontide.cli.output import emit_whole
 from moontide.options import json_safe
 
-# What the MOON paper has in its tables, and what is published here for the first time; the others are rivals.
+# Methods in the tables of the MOON paper, and methods first published here; the others are "rivals".
 PAPER = {
     "adapt", "dmn", "em_dirichlet", "gda_clip", "moon", "moon_gaussian", "moon_samplewise", "mta", "oga", "stata",
     "stata_vmf", "tda", "tent", "transclip", "zero_shot", "zlap",
@@ -23,7 +23,7 @@ def methods(
     name: Annotated[str | None, Parameter(help="One method, with all its options and presets.")] = None,
     /,
 ) -> None:
-    """List the methods, or one of them with its options, their defaults and allowed values, and its presets.
+    """List all methods, or one method with its options, defaults, allowed values and presets.
 
     For example:
 
@@ -40,7 +40,7 @@ def methods(
 
 
 def group_of(name: str) -> str:
-    """Return which of the GROUPS a method is of.
+    """Return the group of a method.
 
     >>> group_of("moon"), group_of("inmap"), group_of("tide")
     ('paper', 'rivals', 'ours')
@@ -49,7 +49,7 @@ def group_of(name: str) -> str:
 
 
 def describe(name: str) -> dict[str, Any]:
-    """Gather all that is to know about a method.
+    """Gather all information about a method.
 
     >>> describe("moon")["options"]["neighbours"]["allowed"]
     'an integer of at least 1 and of at most 1000'
@@ -87,7 +87,7 @@ def _print_all(found: list[dict[str, Any]]) -> None:
         table.add_section()
     console = table_console()
     console.print(table)
-    console.print("Needs are those beyond features. 'moontide methods NAME' lists the options of one.")
+    console.print("Needs are inputs beyond features. 'moontide methods NAME' lists the options of one.")
 
 
 def _print_one(m: dict[str, Any]) -> None:
@@ -104,8 +104,8 @@ def _print_one(m: dict[str, Any]) -> None:
     if m["needs"]:
         console.print(f"needs beyond features: {', '.join(m['needs'])}")
     if m["accepts"]:
-        console.print(f"takes if given: {', '.join(m['accepts'])}")
-    console.print(table if m["options"] else "It has no options.")
+        console.print(f"optional inputs: {', '.join(m['accepts'])}")
+    console.print(table if m["options"] else "This method has no options.")
     for preset, options in m["presets"].items():
         settings = ", ".join(f"{key}={value}" for key, value in options.items())
         console.print(f"preset {preset}: {settings or 'the defaults'}")

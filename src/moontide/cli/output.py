@@ -1,4 +1,4 @@
-"""What every command takes besides its own options: how it speaks, its seed, and where its defaults come from.
+"""Options of every command: output, seed, and defaults from a configuration file.
 
 `everywhere` adds the options to a command. While it runs, `say` prints a line of its summary, `emit` names a value for
 `--json`, and `seed` is the seed. A file `moontide.toml` in the working folder (or that of the environment variable
@@ -34,14 +34,14 @@ from cyclopts import Group, Parameter
 
 CONFIG = Path(os.environ.get("MOONTIDE_CONFIG", "moontide.toml"))
 EVERYWHERE = Group("Every command")
-LINES = "lines"  # what a command printed that has no other JSON
-WHOLE = ""  # the name of a value that is the whole answer
+LINES = "lines"  # printed lines, for commands without other JSON
+WHOLE = ""  # the name of a value that is the whole output
 
 
 @Parameter(name="*", group=EVERYWHERE)
 @dataclass(frozen=True)
 class Output:
-    """The options of every command.
+    """Options of every command.
 
     >>> Output(quiet=True).as_json
     False
@@ -59,13 +59,13 @@ class Output:
     quiet: Annotated[
         bool, Parameter(negative="", show_default=False, help="Print no notes, warnings, progress or summary.")
     ] = False
-    seed: Annotated[int | None, Parameter(help="Seed of all that is drawn at random (else 0).")] = None
+    seed: Annotated[int | None, Parameter(help="Random seed (default: 0).")] = None
     print_config: Annotated[
         bool,
         Parameter(
             negative="",
             show_default=False,
-            help=f"Print the options as they apply, with those of {CONFIG.name}, and exit.",
+            help=f"Print the options in effect, with {CONFIG.name}, and exit.",
         ),
     ] = False
 
@@ -76,7 +76,7 @@ _values: ContextVar[dict[str, Any] | None] = ContextVar("moontide_values", defau
 
 
 def output() -> Output:
-    """Return how the command that runs should speak.
+    """Return the output options of the current command.
 
     >>> output().quiet
     False
@@ -85,7 +85,7 @@ def output() -> Output:
 
 
 def say(line: str) -> None:
-    """Print a line of a summary, unless the user wants quiet.
+    """Print a line of the summary, unless --quiet is set.
 
     >>> say("changed    3 of 9")
     changed    3 of 9
@@ -105,7 +105,7 @@ def counted(number: int, what: str) -> str:
 
 
 def emit(**values: Any) -> None:
-    """Name values of the answer, for --json.
+    """Add named values to the output of --json.
 
     >>> emit(changed=3)
     """
@@ -115,7 +115,7 @@ def emit(**values: Any) -> None:
 
 
 def emit_whole(value: Any) -> None:
-    """Make a value the whole answer of --json, for commands whose answer is a list.
+    """Make a value the whole output of --json, for commands whose result is a list.
 
     >>> emit_whole([1, 2])
     """
@@ -123,7 +123,7 @@ def emit_whole(value: Any) -> None:
 
 
 def seed() -> int:
-    """Return the seed of what is drawn at random.
+    """Return the random seed.
 
     >>> seed()
     0
@@ -133,7 +133,7 @@ def seed() -> int:
 
 @contextmanager
 def speaking(chosen: Output) -> Iterator[None]:
-    """Let a command speak as it should: with --json, its values are printed at the end and nothing before.
+    """Apply the output options to a command: with --json, only its values are printed, at the end.
 
     >>> with speaking(Output(as_json=True)):
     ...     say("changed    3 of 9")
@@ -160,7 +160,7 @@ def speaking(chosen: Output) -> Iterator[None]:
 
 
 def _sow(number: int) -> None:
-    """Seed every generator that a method of another package may draw from."""
+    """Seed every global random generator that a method of another package may use."""
     random.seed(number)
     np.random.seed(number % 2**32)  # noqa: NPY002 - others may use it
     if "torch" in sys.modules:
@@ -168,7 +168,7 @@ def _sow(number: int) -> None:
 
 
 def plain(value: Any) -> Any:
-    """Return a value as JSON has it: paths as text, arrays as lists, and what is no number as null.
+    """Convert a value to plain JSON: paths become text, arrays lists, and non-finite numbers null.
 
     >>> plain({"a": Path("b"), "c": float("nan")})
     {'a': 'b', 'c': None}
@@ -185,7 +185,7 @@ def plain(value: Any) -> Any:
 
 
 def everywhere(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a command with the options of every command.
+    """Return a command with the common options added.
 
     >>> def adapt(*, batch_size: int = 1) -> None:
     ...     say(f"in batches of {batch_size}")
@@ -212,7 +212,7 @@ def everywhere(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def print_config(arguments: Mapping[str, Any]) -> None:
-    """Print the options of a command as a table of moontide.toml has them.
+    """Print the options of a command as a table for moontide.toml.
 
     >>> print_config({"method": None, "shuffle": True, "template": ("a {}",)})
     # method is not set
@@ -229,7 +229,7 @@ def print_config(arguments: Mapping[str, Any]) -> None:
 
 
 def _called(held: Any, name: str) -> str:
-    """Return what an option is called on the command line, where that is not the name of its field."""
+    """Return the name of an option on the command line, if it differs from the name of its field."""
     hints = inspect.get_annotations(type(held), eval_str=False)
     text = str(hints.get(name, ""))
     found = re.search(r"name=['\"]--([\w-]+)", text)

@@ -1,4 +1,4 @@
-"""`moontide serve`: streams over HTTP, the tokens for them, and the upkeep of their data."""
+"""`moontide serve`: streams over HTTP, their tokens, and maintenance of their data."""
 
 from __future__ import annotations
 
@@ -24,45 +24,43 @@ TOKENS, UPKEEP = Group("Tokens"), Group("Upkeep")
 @Parameter(name="*", group=TOKENS)
 @dataclass(frozen=True)
 class TokenChoice:
-    """The options that make and revoke tokens.
+    """Options that create and revoke tokens.
 
     >>> TokenChoice(new_token="camera").asked
     True
     """
 
-    new_token: Annotated[
-        str | None, Parameter(help="Make a token of this name, print it once, and exit. With tokens all need one.")
-    ] = None
+    new_token: Annotated[str | None, Parameter(help="Create a token with this name, print it once, and exit.")] = None
     scope: Annotated[
-        Literal["read", "push", "admin"], Parameter(help="What the new token opens: reading, pushes too, or all.")
+        Literal["read", "push", "admin"], Parameter(help="What the new token allows; each scope includes those before.")
     ] = "admin"
-    stream: Annotated[str | None, Parameter(help="The one stream that the new token is for.")] = None
-    expires: Annotated[str | None, Parameter(help="When the new token ends, such as 30d, 12h or 15m.")] = None
-    revoke_token: Annotated[str | None, Parameter(help="Drop the token of this name, and exit.")] = None
+    stream: Annotated[str | None, Parameter(help="Limit the new token to this stream.")] = None
+    expires: Annotated[str | None, Parameter(help="When the new token expires, such as 30d, 12h or 15m.")] = None
+    revoke_token: Annotated[str | None, Parameter(help="Revoke the token with this name, and exit.")] = None
 
     @property
     def asked(self) -> bool:
-        """Whether tokens are all that the command is about."""
+        """Whether the command only manages tokens."""
         return self.new_token is not None or self.revoke_token is not None
 
     def check(self) -> None:
-        """Refuse options of a new token without one."""
+        """Refuse options that need --new-token without it."""
         if self.new_token is None and (self.scope != "admin" or self.stream is not None or self.expires is not None):
             raise OptionError("'--scope', '--stream' and '--expires' are for '--new-token'; add it, or leave them out.")
 
     def apply(self, store: StreamStore) -> None:
-        """Make and revoke what is asked for."""
+        """Create and revoke tokens."""
         from moontide.serve.auth import new_token as draw_token
         from moontide.serve.auth import seconds_of
 
         new, old = self.new_token, self.revoke_token
         if new is not None:
             if not new.strip() or new in store.tokens():
-                raise OptionError(f"'--new-token' must be a name that is not there yet. Got {new!r} instead.")
+                raise OptionError(f"'--new-token' must be a new name. Got {new!r} instead.")
             ends = None if self.expires is None else time.time() + seconds_of(self.expires)
             token, kept = draw_token(self.scope, self.stream, ends)
             store.put_token(new, kept.write())
-            note(f"The token {new!r}, which is shown only now:")
+            note(f"The token {new!r}, which is shown only once:")
             emit(name=new, token=token)
             print(token)
         if old is not None:
@@ -76,29 +74,29 @@ class TokenChoice:
 @Parameter(name="*", group=UPKEEP)
 @dataclass(frozen=True)
 class Upkeep:
-    """The options that look after the data of a server.
+    """Options that maintain the data of a server.
 
     >>> Upkeep().asked
     False
     """
 
     verify: Annotated[
-        str | None, Parameter(help="Look for damage in the data of this folder or URL, and exit: status 1 if there is.")
+        str | None, Parameter(help="Check the data in this folder or URL, and exit: status 1 if damaged.")
     ] = None
     backup: Annotated[
-        Path | None, Parameter(help="Copy the data into this new folder, also while a server is at work, and exit.")
+        Path | None, Parameter(help="Copy the data into this new folder, even while a server is running, and exit.")
     ] = None
     restore: Annotated[
-        Path | None, Parameter(help="Fill the folder of '--data' from this backup, or from what is left, and exit.")
+        Path | None, Parameter(help="Fill the folder of '--data' from this backup, or from damaged data, and exit.")
     ] = None
 
     @property
     def asked(self) -> bool:
-        """Whether upkeep is all that the command is about."""
+        """Whether the command only maintains data."""
         return self != NO_UPKEEP
 
     def apply(self, data: str) -> int:
-        """Do what is asked for and return the exit status."""
+        """Run the maintenance and return the exit status."""
         from moontide.serve import backup as copies
 
         if self.verify is not None:
@@ -130,11 +128,11 @@ class ImageChoice:
     """
 
     encoder: Annotated[
-        str | None, Parameter(help="What embeds images and class names; without one only embeddings are taken.")
+        str | None, Parameter(help="Encoder for images and class names; without it, only embeddings are accepted.")
     ] = None
     classes: Annotated[str | None, Parameter(help=f"Class names of the stream 'default': {CLASS_FILES}.")] = None
-    samples: Annotated[Path | None, Parameter(help="A folder of images that the page offers for a try-out.")] = None
-    device: Annotated[str, Parameter(help="Where to compute: cpu, cuda, cuda:1 or mps.")] = "cpu"
+    samples: Annotated[Path | None, Parameter(help="A folder of images that the page offers as samples.")] = None
+    device: Annotated[str, Parameter(help="Device: cpu, cuda, cuda:1 or mps.")] = "cpu"
 
     def check(self) -> None:
         """Refuse what needs an encoder, without one."""
@@ -167,20 +165,20 @@ NO_TOKEN_CHOICE, NO_UPKEEP, NO_IMAGE_CHOICE = TokenChoice(), Upkeep(), ImageChoi
 def serve(
     *,
     host: Annotated[str, Parameter(help="The address to listen on; other machines need tokens.")] = "127.0.0.1",
-    port: Annotated[int, Parameter(help="The port; 0 takes a free one.")] = 8000,
+    port: Annotated[int, Parameter(help="The port; 0 picks a free one.")] = 8000,
     data: Annotated[str, Parameter(help="Where streams are kept: a folder, or a postgresql:// URL.")] = "moontide-data",
     fsync: Annotated[
         Literal["always", "interval", "never"],
-        Parameter(help="When a push is on the disk: before it is answered, within a second, or when the system likes."),
+        Parameter(help="When a push is synced: before the answer, within a second, or by the system."),
     ] = "always",
     images: ImageChoice = NO_IMAGE_CHOICE,
-    log_format: Annotated[Literal["text", "json"], Parameter(help="Lines of the log: text, or JSON objects.")] = "text",
+    log_format: Annotated[Literal["text", "json"], Parameter(help="Format of the log.")] = "text",
     tokens: TokenChoice = NO_TOKEN_CHOICE,
     upkeep: Upkeep = NO_UPKEEP,
 ) -> int:
-    """Serve streams over HTTP: push images or embeddings, get labels that adapt; nothing that was answered is lost.
+    """Serve streams over HTTP: push images or embeddings and get labels that adapt. Answered pushes are never lost.
 
-    The page at / shows a stream live, /docs lists the requests. For example:
+    The page at / shows a stream live, and /docs lists all requests. For example:
 
         moontide serve
         moontide serve --new-token camera --scope push --stream camera --expires 30d

@@ -1,4 +1,4 @@
-"""`moontide adapt` on many shards: its options, and the run."""
+"""`moontide adapt` on shards: options and execution."""
 
 from __future__ import annotations
 
@@ -18,31 +18,31 @@ from moontide.protocols import Method
 SHARDS = Group("Shards")
 
 Address = Annotated[
-    str | None, Parameter(help="The Ray cluster to join, as host:port or auto (else one is started here).")
+    str | None, Parameter(help="The Ray cluster to join, as host:port or auto (default: start one here).")
 ]
 
 
 @Parameter(name="*", group=SHARDS)
 @dataclass(frozen=True)
 class Cluster:
-    """The options that say how many shards are worked on.
+    """Options for processing shards.
 
     >>> Cluster(engine="ray").graph
     'local'
     """
 
     engine: Annotated[
-        Literal["local", "ray"] | None, Parameter(help="Work on shards in this process (else), or on Ray.")
+        Literal["local", "ray"] | None, Parameter(help="Process shards in this process (default) or on Ray.")
     ] = None
     address: Address = None
-    workers: Annotated[int | None, Parameter(help="Workers on Ray (else one per CPU or GPU of the cluster).")] = None
+    workers: Annotated[int | None, Parameter(help="Workers on Ray (default: one per CPU or GPU).")] = None
     graph: Annotated[
-        Literal["local", "global"], Parameter(help="Look for neighbours inside each shard, or across all of them.")
+        Literal["local", "global"], Parameter(help="Search for neighbours within each shard, or across all of them.")
     ] = "local"
     skip_bad_rows: Annotated[
         bool,
         Parameter(
-            negative="", show_default=False, help="Leave out rows with NaN, infinity or only zeros, and count them."
+            negative="", show_default=False, help="Skip rows with NaN, infinity or only zeros, and report how many."
         ),
     ] = False
     allow_remote: Annotated[
@@ -50,12 +50,12 @@ class Cluster:
         Parameter(
             negative="",
             show_default=False,
-            help="A protocol that shards may be fetched by, such as https, besides s3, gs and az; may be repeated.",
+            help="A further protocol for fetching shards, such as https, besides s3, gs and az; may be repeated.",
         ),
     ] = ()
 
 
-NO_CLUSTER = Cluster()  # nothing said on the command line
+NO_CLUSTER = Cluster()  # no option given
 
 
 def is_many(features: str, cluster: Cluster) -> bool:
@@ -91,16 +91,16 @@ def adapt_many(
     from moontide.store.inputs import read_class_prior, read_negatives
 
     if given.known is not None:
-        raise OptionError("'--known' does not go with shards; leave it out, or use one file.")
+        raise OptionError("'--known' does not work with shards; leave it out, or use one file.")
     given.require(method)
     store = is_store(features)
     if out is None or (source.text is None and not store):
         raise OptionError(
-            f"{features} is a folder or another name for shards, which need '--text', the class embeddings, and "
+            f"{features} is a folder or pattern of shards: add '--text', the class embeddings, and "
             "'--out', a folder for the predictions."
         )
     if source.labels is not None or source.dtype is not None:
-        raise OptionError("'--labels' and '--dtype' do not go with shards; leave them out.")
+        raise OptionError("'--labels' and '--dtype' do not work with shards; leave them out.")
     check_device(source.device)
     anchors = read_text(source.text or features)
     if store and anchors.origin is not None:

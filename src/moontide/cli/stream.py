@@ -1,4 +1,4 @@
-"""`moontide stream`: label a file in its order, as if it came in batch after batch."""
+"""`moontide stream`: label a file in order, as if it arrived batch by batch."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from moontide.types import Result, Task
 
 
-BATCH = 64  # samples in a batch where nothing says it
+BATCH = 64  # samples per batch if nothing else is set
 
 
 def stream(
@@ -38,31 +38,31 @@ def stream(
     *,
     choice: Choice = NO_CHOICE,
     batch_size: Annotated[
-        int | None, Parameter(help="Samples that come in together (else those of the state to resume, else 64).")
+        int | None, Parameter(help="Samples per batch (default: that of the resumed state, or 64).")
     ] = None,
     drop_last: Annotated[
         bool,
         Parameter(
             negative="",
             show_default=False,
-            help="Leave out the last samples where they do not fill a batch, as the published protocol does.",
+            help="Drop the last samples if they do not fill a batch, as in the published protocol.",
         ),
     ] = False,
     resume: Annotated[
         Path | None,
-        Parameter(help="Go on from this state with its method and options; the classes must be the same."),
+        Parameter(help="Resume from this state, with its method and options; the classes must be the same."),
     ] = None,
-    save_state: Annotated[Path | None, Parameter(help="Where to write the state after the last batch.")] = None,
+    save_state: Annotated[Path | None, Parameter(help="Output file for the state after the last batch.")] = None,
     out: Annotated[
-        Path | None, Parameter(help="Where to write the predictions: an .npz, .csv, .jsonl, .json, .xlsx or .parquet.")
+        Path | None, Parameter(help="Output file for the predictions: an .npz, .csv, .jsonl, .json, .xlsx or .parquet.")
     ] = None,
     answers: AnswerChoice = NO_ANSWER_CHOICE,
     given: GivenFiles = NO_GIVEN,
     source: Source = NO_SOURCE,
 ) -> None:
-    """Label a file in its order, as if it came in batch after batch; online methods remember what they saw.
+    """Label a file in order, as if it arrived batch by batch; online methods remember earlier batches.
 
-    A batch method labels each batch on its own. For example:
+    A batch method labels each batch separately. For example:
 
         moontide stream monday.npz --method tda --save-state tda.safetensors
         moontide stream tuesday.npz --resume tda.safetensors --out tuesday.csv
@@ -90,21 +90,21 @@ def stream(
 def _beginning(
     choice: Choice, given: GivenFiles, task: Task, resume: Path | None, batch_size: int | None
 ) -> tuple[Method, Any, int]:
-    """Return the method, the state it goes on from if any, and the batch size."""
+    """Return the method, the state to resume from (or None), and the batch size."""
     from moontide.streams import load_state, saved_batch_size
 
     method, state = (choice.make(), None) if resume is None else load_state(resume, task.features)
     if resume is not None:
         check_same_method(choice, method, resume)
         if given.class_prior is not None or given.negatives is not None:
-            raise OptionError("'--class-prior' and '--negatives' are part of a state; leave them out with '--resume'.")
+            raise OptionError("'--class-prior' and '--negatives' are part of a state; do not use them with '--resume'.")
         batch_size = saved_batch_size(resume) if batch_size is None else batch_size
     given.require(method)
     return method, state, BATCH if batch_size is None else batch_size
 
 
 def _run(method: Method, task: Task, batch_size: int, state: Any, drop_last: bool) -> tuple[Any, Result]:
-    """Label the task and say how it went."""
+    """Label the task and print a summary."""
     from moontide.streams import run_stream
 
     start = time.perf_counter()
@@ -117,7 +117,7 @@ def _run(method: Method, task: Task, batch_size: int, state: Any, drop_last: boo
 
 
 def check_same_method(choice: Choice, saved: Method, path: Path) -> None:
-    """Refuse a method, preset or option on the command line that a state was not made with.
+    """Refuse a method, preset or option that differs from those of the state.
 
     >>> import moontide
     >>> check_same_method(Choice("moon"), moontide.method("moon"), Path("moon.safetensors"))
@@ -130,12 +130,12 @@ def check_same_method(choice: Choice, saved: Method, path: Path) -> None:
     if asked != as_online(saved):
         raise OptionError(
             f"The state {path} was made by {in_words(saved)}. Got {in_words(asked)} instead; leave '--method', "
-            "'--preset' and '--set' out to go on with it."
+            "'--preset' and '--set' out to resume it."
         )
 
 
 def in_words(method: Method) -> str:
-    """Name a method and the options that are not at their defaults.
+    """Describe a method and its options that differ from the defaults.
 
     >>> import moontide
     >>> in_words(moontide.method("moon", beta="soft"))

@@ -1,4 +1,4 @@
-"""`moontide undo`: take back what --sort-into or --rename did."""
+"""`moontide undo`: reverse --sort-into or --rename."""
 
 from __future__ import annotations
 
@@ -10,10 +10,8 @@ from cyclopts import Parameter
 from moontide.cli.output import counted, emit, say
 
 
-def undo(
-    folder: Annotated[Path, Parameter(help="The folder of --sort-into, or of the images that --rename renamed.")], /
-) -> None:
-    """Take back what --sort-into or --rename of 'moontide classify' did.
+def undo(folder: Annotated[Path, Parameter(help="The folder of --sort-into, or of the renamed images.")], /) -> None:
+    """Reverse --sort-into or --rename of 'moontide classify'.
 
     For example:
 

@@ -2,7 +2,7 @@
 
 In memory a task is one block, its assignments in the dtype of its features. In blocks (large tasks, shards) nothing is
 of size n x K but the assignments, two of them, in 16 bits for large tasks: in numpy multiples of 1 / 65535, exact to
-8e-6 of a probability (its half-precision numbers take fifty times as long to make), in torch float16, exact to 5e-4.
+8e-6 of a probability (its half-precision numbers take several times as long), in torch float16, exact to 5e-4.
 Everything is computed in float32 there, and summed over blocks and shards in float64. Memory is O(n (d + m + 2 K)).
 """
 
@@ -10,19 +10,17 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from functools import reduce
 from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from moontide.core.ann import nearest_cosines
 from moontide.core.arrays import Array, device, is_torch_array, like, namespace, to_numpy
 from moontide.core.graph import Affinity, Graph, nearest_neighbours, neighbour_votes
 from moontide.core.ple import zero_shot
 from moontide.core.progress import track
-from moontide.core.sums import TOGETHER, Counted, Doubles, Sums
+from moontide.core.sums import Counted, Sums
 from moontide.core.threads import in_threads, workers
 from moontide.errors import OptionError
 
@@ -31,7 +29,6 @@ LARGE = 2**27  # N x K above which a CPU works in blocks of rows, with assignmen
 BLOCK_ENTRIES = 2**22  # n x K entries worked on at once, 16 MB in float32
 PART_ENTRIES = 2**17  # those that a thread works on at once: 0.5 MB in float32 stay in a core's cache
 ONE = 65535  # a probability of 1 in 16 bits of fixed point
-SEED = 0
 
 
 def check_graph(graph: Graph | None, method: str, neighbours: int) -> None:
@@ -39,39 +36,6 @@ def check_graph(graph: Graph | None, method: str, neighbours: int) -> None:
     if graph is not None and neighbours != NEIGHBOURS:
         why = "has no effect on a task that brings its own graph; leave it out."
         raise OptionError(f"The 'neighbours' option of {method} {why}")
-
-
-@dataclass
-class Sample(Sums):
-    """Some rows of all shards; `key` (shard, row) sorts them, so that their order does not depend on the workers."""
-
-    key: NDArray[np.int64] = field(metadata=TOGETHER)  # (s, 2)
-    rows: NDArray[np.float32] = field(metadata=TOGETHER)  # (s, d)
-    weights: Doubles = field(metadata=TOGETHER)  # (s, m) of their neighbours in the graph
-
-    def sorted(self) -> Sample:
-        """Return the rows in the order of their keys."""
-        order = np.lexsort(self.key.T[::-1])
-        return Sample(self.key[order], self.rows[order], self.weights[order])
-
-
-@dataclass
-class Nearest(Sums):
-    """The largest cosines of some rows to all others."""
-
-    cosines: Doubles  # (s, m)
-
-    def __add__(self, other: Nearest) -> Nearest:
-        """Keep the m largest of both."""
-        both = np.concatenate([self.cosines, other.cosines], axis=1)
-        return Nearest(-np.sort(-both, axis=1)[:, : self.cosines.shape[1]])
-
-
-def draw(shard: int, n: int, share: float) -> NDArray[np.int64]:
-    """Draw a share of the n rows of a shard, at least one: the keys (shard, row), (s, 2)."""
-    rng = np.random.default_rng([SEED, shard])
-    at = np.sort(rng.choice(n, max(1, min(n, round(share * n))), replace=False))
-    return np.stack([np.full_like(at, shard), at], axis=1)
 
 
 class Rows:
@@ -101,8 +65,6 @@ class Rows:
         xp = namespace(features)
         self.method, self.f, self.text, self.logit_scale = method, features, like(text, features), logit_scale
         self.alone, self.keep = alone, keep
-        self.number = 0  # of the shard among all
-        self.kept = np.arange(len(features))  # the numbers of these rows in the file that they are from
         n, k = len(features), len(text)
         self.spare: list[Array] = []
         if alone and not is_torch_array(features):  # made at once, since a large allocation comes in large pages
@@ -160,18 +122,6 @@ class Rows:
                     stored.view(np.float16)[rows] = table[stored[rows]]
             self.z, self.y = self.z.view(np.float16), self.y.view(np.float16)
         return self.z, self.y
-
-    def sample(self, share: float) -> Sample:
-        """Draw a share of the rows, with the weights of their neighbours (none: -inf)."""
-        key = draw(self.number, len(self.f), share)
-        at = key[:, 1]
-        weights = np.full((len(at), getattr(self.method, "neighbours", 0)), -np.inf)
-        weights[:, : self.graph.m] = to_numpy(self.graph.weights[at])
-        return Sample(key, to_numpy(self.f[at]), weights)
-
-    def nearest(self, rows: NDArray[np.float32], count: int) -> Nearest:
-        """Return the `count` largest cosines of given rows to those of this shard."""
-        return Nearest(nearest_cosines(rows, self.f, count).astype(np.float64))
 
     def _zero_shot(self, rows: slice) -> tuple[Array, Array, Array]:
         """Make and keep y of some rows; return it with the cosines and the log of what y was divided by."""

@@ -1,4 +1,4 @@
-"""Images and class names to vectors of one space: encoders, found like methods by their file's name or entry point.
+"""Encoders map images and class names to vectors of one space. They are found by file name or entry point.
 
 >>> encoder_names()
 ('hf', 'onnx', 'openclip', 'tiny')
@@ -22,7 +22,7 @@ __all__ = ["DEFAULT", "Encoder", "encoder", "encoder_names", "encoder_type"]
 
 @cache
 def _builtin() -> dict[str, type[Encoder]]:
-    """Return the encoders among the files of this folder; what they run on is imported when one is made."""
+    """Return the encoders in this folder; their libraries are imported when one is created."""
     found = {}
     for info in pkgutil.iter_modules(__path__):
         module = importlib.import_module(f"{__name__}.{info.name}")
@@ -52,7 +52,7 @@ def encoder_type(name: str) -> type[Encoder]:
 
 
 def encoder(spec: str = DEFAULT, device: str = "cpu", precision: str = "auto", runtime: str = "auto") -> Encoder:
-    """Make the encoder that `spec` names: KIND, KIND:MODEL, or a hub id or folder, which is for the kind `hf`.
+    """Create the encoder named by `spec`: KIND, KIND:MODEL, or a hub id or folder for the kind `hf`.
 
     precision: that images are embedded in, "auto", "float32", "float16" or "bfloat16". "auto" is half precision on a
     GPU, and bfloat16 on a CPU that multiplies in it, where vectors of photographs have a cosine of 0.9999 or more to

@@ -1,4 +1,4 @@
-"""What an encoder is: images and prompts in, unit vectors of one space out, with the logit scale of the model.
+"""Base classes of encoders: images and prompts in, unit vectors of one space out, with the logit scale of the model.
 
 An encoder is a subclass of `Encoder` in a file of this folder (its name is the file's), or one that a package registers
 under the entry point group `moontide.encoders`; it is made from (model, device, precision), the model what follows the
@@ -10,8 +10,8 @@ cropped, or that they decoded for it to resize on its device. Any other has `pre
     image    8 bits (H, W, 3), as decoded
     others   what `prepare` of the encoder returned
 
-Methods that adapt the image tower (TENT) use a `TorchEncoder`: `prepare` and `tensors` make its input, and
-`image_features` runs `visual` on it, differentiably. They must leave the weights of `visual` as they found them.
+Methods that adapt the image tower (TENT) use a `TorchEncoder`: `prepare` and `tensors` create its input, and
+`image_features` runs `visual` on it, differentiably. Such methods must restore the weights of `visual`.
 """
 
 from __future__ import annotations
@@ -117,21 +117,21 @@ class Encoder(ABC):
 
     @property
     def batch_size(self) -> int:
-        """How many images go through the model together where the user does not say."""
+        """The default number of images per batch."""
         return BATCH
 
     @property
     def resizes(self) -> bool:
-        """Whether it takes images as they were decoded and resizes them on its device."""
+        """Whether it takes decoded images and resizes them on its device."""
         return False
 
     @property
     def decodes_jpeg(self) -> bool:
-        """Whether it takes JPEG files as they are and decodes them on its device."""
+        """Whether it decodes JPEG files on its device."""
         return False
 
     def decoded(self, batch: Sequence[Prepared]) -> list[Prepared | str]:
-        """Decode the JPEG files among prepared images on the device; of one that is damaged, return the reason."""
+        """Decode the JPEG files among prepared images on the device; return the reason for a damaged file."""
         return list(batch)
 
     def pinned(self, memory: npt.NDArray[np.uint8]) -> AbstractContextManager[Any]:
@@ -139,9 +139,9 @@ class Encoder(ABC):
         return nullcontext()
 
     def launch(self, batch: Sequence[Prepared], done: Done = _ignored) -> Callable[[], FloatArray]:
-        """Begin to embed prepared images; the function that it returns waits for their unit vectors, (n, d).
+        """Start embedding prepared images; the returned function waits for their unit vectors, (n, d).
 
-        `done` is told how many more images are embedded, whenever some are.
+        `done` is called with the number of newly embedded images.
         """
         parts = []
         for part in batches(batch, BATCH // 4 if self.device == "cpu" else BATCH):
@@ -151,22 +151,22 @@ class Encoder(ABC):
         return lambda: rows
 
     def use(self, runtime: str) -> None:
-        """Embed images by another runtime."""
+        """Embed images with another runtime."""
         if runtime not in RUNTIMES:
             raise OptionError(f"'runtime' must be one of {', '.join(RUNTIMES)}. Got {runtime!r} instead.")
         if runtime not in ("auto", self.runtime):
-            raise OptionError(f"'runtime' is no choice for the encoder {self.id}. Got {runtime!r}; leave it at 'auto'.")
+            raise OptionError(f"'runtime' cannot be chosen for the encoder {self.id}. Got {runtime!r}; use 'auto'.")
 
     def doubts(self, names: Sequence[str]) -> list[str]:
-        """Say in sentences which class names this encoder is not made for."""
+        """Return warnings about class names that this encoder is not suited for."""
         return []
 
     def _unit(self, parts: Sequence[npt.NDArray[Any]], what: str) -> FloatArray:
         rows = np.concatenate([np.zeros((0, self.dim), dtype=np.float32), *parts]).astype(np.float32)
         if not np.all(np.isfinite(rows)):
             raise InputError(
-                f"The encoder {self.id} gives numbers that are not finite for some {what}; "
-                "its weights are damaged, or its precision is too low (take float32)."
+                f"The encoder {self.id} gives non-finite numbers for some {what}; "
+                "its weights are damaged, or its precision is too low (use float32)."
             )
         unit: FloatArray = unit_rows(rows, what)
         return unit
@@ -269,17 +269,17 @@ class TorchEncoder(Encoder):
 
     @cached_property
     def precision(self) -> str:  # type: ignore[override]
-        """The precision that images are embedded in: of those that are fast here, the first close to float32."""
+        """The precision for images: the first fast one that is close to float32."""
         if self.asked != "auto":
             return self.asked
         return next((name for name in self.halves() if self.closeness(name) >= CLOSE), "float32")
 
     def halves(self) -> tuple[str, ...]:
-        """Return the half precisions that this device multiplies in, the best first."""
+        """Return the half precisions that this device supports, best first."""
         return ("float16", "bfloat16") if self.device != "cpu" else ("bfloat16",) if _fast_bfloat16() else ()
 
     def closeness(self, precision: str, runtime: str = "torch") -> float:
-        """Return the smallest cosine to float32 in torch over some photographs, or 0 where a vector is not finite."""
+        """Return the smallest cosine to float32 in torch over some photographs, or 0 if a vector is not finite."""
         rows = self._embedded(self._photographs, precision, runtime)
         cosines = (rows * self._exact).sum(axis=1) / np.linalg.norm(rows, axis=1) / np.linalg.norm(self._exact, axis=1)
         return float(np.nan_to_num(cosines, posinf=0.0).min())
@@ -387,7 +387,7 @@ class TorchEncoder(Encoder):
         return self._embedded(batch, self.precision, self.runtime)
 
     def launch(self, batch: Sequence[Prepared], done: Done = _ignored) -> Callable[[], FloatArray]:
-        """Begin to embed prepared images; on a GPU this returns before that is done."""
+        """Start embedding prepared images; on a GPU this returns before it is done."""
         import torch
 
         if self.device == "cpu":
@@ -405,7 +405,7 @@ class TorchEncoder(Encoder):
 
     @property
     def batch_size(self) -> int:
-        """How many images go through the model together: on a GPU by its memory."""
+        """The default number of images per batch, on a GPU according to its memory."""
         import torch
 
         if self.device == "cpu":
@@ -446,7 +446,7 @@ def batches(items: Sequence[Any], size: int = BATCH) -> Iterator[Sequence[Any]]:
 
 
 def check_precision(precision: str) -> str:
-    """Refuse a precision that there is not.
+    """Refuse an unknown precision.
 
     >>> check_precision("half")
     Traceback (most recent call last):
@@ -459,7 +459,7 @@ def check_precision(precision: str) -> str:
 
 
 def _fast_bfloat16() -> bool:
-    """Tell whether this CPU multiplies in bfloat16 by itself."""
+    """Tell whether this CPU has hardware support for bfloat16."""
     import torch
 
     checks = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")

@@ -1,4 +1,4 @@
-"""The image pass of `moontide encode` on Ray Data: the batches of one process, through many encoders, in their order.
+"""`moontide encode` on Ray Data: the batches of a single process, distributed over many encoders, in order.
 
 A row of the dataset is a piece of the list of images, a whole number of batches. Each worker, an actor, is one unit of
 an encoder, a GPU where there is one, and its share of the CPUs for the processes that decode images. It puts the
@@ -29,7 +29,7 @@ PIECES = 4  # of a worker, at least, where there are so many batches
 
 @dataclass(frozen=True)
 class EncoderSpec:
-    """What a worker makes its encoder of, and how it uses it."""
+    """The encoder of a worker and its settings."""
 
     name: str
     device: str
@@ -42,7 +42,7 @@ class EncoderSpec:
 
 
 class Piecewise:
-    """An encoder that takes pieces of a list of images: what an actor of Ray Data runs."""
+    """An encoder for pieces of a list of images, run by an actor of Ray Data."""
 
     def __init__(self, spec: EncoderSpec) -> None:
         if os.path.isdir(spec.folder):  # a machine of the cluster may not have it

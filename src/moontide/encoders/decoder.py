@@ -6,7 +6,7 @@
          [number, "pixels", [224, 224, 3], [read, decode, resize]]           in the slot, with the seconds it took
          [number, "image", [375, 500, 3], ...]                               the same, not resized
          [number, "jpeg", [69383], ...]                                      the file itself, for a device that decodes
-         [number, "skip", "it is no image of a known kind"]
+         [number, "skip", "it is not an image of a known format"]
 
 What does not fit into its slot is put into a file of the folder `spill`, and the kind ends in " file". A process that
 dies takes nothing with it but the image that it had in hand.
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Terms:
-    """What decoders are to do with images."""
+    """Instructions for decoders."""
 
     memory: int | str  # the file descriptor, or path, of the shared memory
     slot_bytes: int
@@ -56,7 +56,7 @@ class Terms:
 
 
 class Decoder:
-    """What a decoding process does with one request after the other."""
+    """Handles the requests of a decoding process one after another."""
 
     def __init__(self, terms: Terms, memory: Any) -> None:
         self.terms, self.memory = terms, memory

@@ -45,7 +45,7 @@ class HF(TwoTowers):
         if folder.is_dir():
             name = str(folder)
         elif name.count("/") > 1 or name.startswith((".", "/", "~")):
-            raise FileError(f"There is no folder {name}, and no model of the hub is called so.")
+            raise FileError(f"There is no folder {name}, and it is not a valid model id.")
         transformers = _import(name)
         with _quiet(transformers):
             parts = _load(transformers, name, folder.is_dir())
@@ -65,7 +65,7 @@ class HF(TwoTowers):
         self.dim = self._check()
 
     def prepare(self, image: Image) -> Prepared:
-        """Resize, crop and scale as the model's own files say."""
+        """Resize, crop and scale as in the model's files."""
         return self._library(image) if self.steps is None else super().prepare(image)
 
     def _library(self, image: Image) -> Prepared:
@@ -79,7 +79,7 @@ class HF(TwoTowers):
         found = self.tokenizer(list(prompts), padding=padding, truncation=True, max_length=length, return_tensors="pt")
         if int(found["input_ids"].max()) >= self.config.text_config.vocab_size:
             raise FileError(
-                f"The tokenizer of {self.id} knows words that its model does not; take both from one model."
+                f"The tokenizer of {self.id} has tokens that its model does not know; use both from the same model."
             )
         names = ("input_ids",) if self.config.model_type.startswith("siglip") else ("input_ids", "attention_mask")
         return {name: found[name].to(self.device) for name in names}  # SigLIP is trained without the mask
@@ -93,7 +93,7 @@ class HF(TwoTowers):
         return _pooled(self.model.get_text_features(**tokens))
 
     def _steps(self) -> Steps | None:
-        """Return the preprocessing as the steps that its configuration says, or None where it is more than that."""
+        """Return the preprocessing of its configuration as steps, or None if it is more than that."""
         found = self.processor.to_dict()
         size, crop = found.get("size") or {}, found.get("crop_size") if found.get("do_center_crop") else None
         if found.get("resample") not in FILTERS or not found.get("do_resize"):
@@ -105,7 +105,7 @@ class HF(TwoTowers):
         return None
 
     def fast_tokenizer(self) -> Any:
-        """Return the tokenizer as one of the tokenizers library, or None where it is none."""
+        """Return the tokenizer as a tokenizers-library object, or None."""
         from tokenizers import Tokenizer
 
         if not self.tokenizer.is_fast:
@@ -115,10 +115,10 @@ class HF(TwoTowers):
         return Tokenizer.from_str(self.tokenizer.backend_tokenizer.to_str())
 
     def _check(self) -> int:
-        """Run one image and one prompt; what does not fit together shows here, and so does the dimension."""
+        """Run one image and one prompt to find mismatched parts and the dimension."""
         from PIL import Image
 
-        with saying(f"The preprocessing or the tokenizer of {self.id} does not fit its model; take all from one"):
+        with saying(f"The preprocessing or the tokenizer of {self.id} does not match its model; use one model"):
             images = self._images([self.prepare(Image.new("RGB", (64, 48)))])
             text = self._text(["a"])
         if images.shape != text.shape:
@@ -149,8 +149,8 @@ def _import(name: str) -> Any:
         while root.__cause__ is not None:
             root = root.__cause__
         raise MissingExtraError(
-            f"The package 'transformers' is installed and cannot be imported ({root}); where that names torchvision, "
-            "it does not fit the installed torch: remove it, or install the one that does."
+            f"The package 'transformers' is installed but cannot be imported ({root}); if that names torchvision, "
+            "it does not match the installed torch: remove it, or install the one that does."
         ) from error
     return transformers
 
@@ -195,7 +195,7 @@ def _parts(transformers: Any, name: str, local: bool) -> tuple[Any, Any, Any, An
 
 @contextmanager
 def _quiet(transformers: Any) -> Iterator[None]:
-    """Keep the library's notes and bars off the user's terminal while files are loaded."""
+    """Hide the library's messages and progress bars while files are loaded."""
     logs = transformers.utils.logging
     level, bar = logs.get_verbosity(), logs.is_progress_bar_enabled()
     logs.set_verbosity(logs.CRITICAL)

@@ -9,8 +9,8 @@
 
 A JPEG that is much larger than what a model wants of it is decoded at a half, a quarter or an eighth of its size.
 
-Only the decoders in `FORMATS` are tried, never those that run other programs. Anything that cannot be decoded is an
-`ImageError` that says why: no image, damaged, cut short, too large, too elongated.
+Only the decoders in `FORMATS` are tried, never those that run other programs. Anything that cannot be decoded raises
+an `ImageError` with the reason: not an image, damaged, truncated, too large, too elongated.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def decode(file: BinaryIO | Path | bytes, steps: Steps | None = None) -> Image:
     >>> decode(io.BytesIO(b"not an image"))
     Traceback (most recent call last):
         ...
-    moontide.errors.ImageError: it is no image of a known kind
+    moontide.errors.ImageError: it is not an image of a known format
     """
     try:
         from PIL import Image, UnidentifiedImageError
@@ -60,7 +60,7 @@ def decode(file: BinaryIO | Path | bytes, steps: Steps | None = None) -> Image:
     except ImageError:
         raise
     except UnidentifiedImageError:
-        raise ImageError("it is no image of a known kind") from None
+        raise ImageError("it is not an image of a known format") from None
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
         raise ImageError(f"it has more than the {MAX_PIXELS / 1e6:.0f} million pixels that are allowed") from None
     except MemoryError:
@@ -68,7 +68,7 @@ def decode(file: BinaryIO | Path | bytes, steps: Steps | None = None) -> Image:
     except Exception as error:  # the decoders raise whatever they stumble over in a broken file
         why = re.sub(r"\s*<[^>]* at 0x[^>]*>", "", str(error)).strip().partition("\n")[0].rstrip(".")
         why = why or type(error).__name__
-        raise ImageError(f"it is damaged or cut short ({why})") from error
+        raise ImageError(f"it is damaged or truncated ({why})") from error
 
 
 @cache

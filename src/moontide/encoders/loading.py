@@ -1,4 +1,4 @@
-"""What can go wrong when a model is loaded, in sentences."""
+"""Error messages for loading models."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TINY = "it is not CLIP but an ImageNet classifier with a name matcher"
 
 @contextmanager
 def saying(what: str) -> Iterator[None]:
-    """Turn whatever goes wrong with the user's files into a sentence.
+    """Convert errors in the user's files to a sentence.
 
     >>> with saying("The weights are damaged"):
     ...     raise ValueError("too short. More text.")
@@ -54,7 +54,7 @@ def onnx_runtime() -> Any:
 
 
 def ask_hub(name: str) -> None:
-    """Say in one sentence why a model that is not on this machine cannot be had, if so; without long retries."""
+    """Explain in one sentence why a model cannot be downloaded, without long retries."""
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError
 
@@ -64,6 +64,6 @@ def ask_hub(name: str) -> None:
         unknown = isinstance(error, RepositoryNotFoundError | HFValidationError)
         why = "the hub does not show a model of that name" if unknown else "the hub cannot be reached"
         raise FileError(
-            f"The model {name} is not on this machine, and {why}: point --encoder at a local folder that holds such a "
-            f"model, or use --encoder tiny for a try-out, which needs no hub ({TINY})."
+            f"The model {name} is not on this machine, and {why}: point --encoder at a local folder with such a "
+            f"model, or try things out with --encoder tiny, which needs no hub ({TINY})."
         ) from error

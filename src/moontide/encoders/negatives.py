@@ -1,4 +1,4 @@
-"""Negative names: words that none of the images should be, embedded in the prompts of the classes.
+"""Negatives: names of other things, embedded with the prompts of the classes.
 
 A store keeps those that were embedded last, in `negatives.safetensors` beside its text features, with a hash of the
 words, the templates and the encoder: the same words are not embedded again.
@@ -18,7 +18,7 @@ from moontide.store.features import FeatureStore
 
 
 def drop_classes(words: Sequence[str], class_names: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the words that are no class, each once, and those that are one, whatever their capital letters.
+    """Split words into those that are not classes and those that are, ignoring case and duplicates.
 
     >>> drop_classes(["pole", "Cat", "pole"], ["cat", "dog"])
     (['pole'], ['Cat'])
@@ -27,12 +27,12 @@ def drop_classes(words: Sequence[str], class_names: Sequence[str]) -> tuple[list
     words = list(dict.fromkeys(words))
     kept = [word for word in words if word.casefold() not in classes]
     if not kept:
-        raise InputError("'negatives' must have at least one name that is no class. Got none; leave them out.")
+        raise InputError("'negatives' must have at least one name that is not a class. Got none; leave them out.")
     return kept, [word for word in words if word.casefold() in classes]
 
 
 def embed_negatives(encoder: Encoder, words: Sequence[str], templates: Sequence[str]) -> FloatArray:
-    """Embed words as class names are embedded, (M, d); without templates in the encoder's own."""
+    """Embed words like class names, (M, d); the default templates are the encoder's."""
     return embed_classes(encoder, words, templates).text
 
 

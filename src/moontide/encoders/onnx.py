@@ -6,7 +6,7 @@
     text.onnx       input_ids (n, length), and attention_mask where the model has one -> (n, d)
     tokenizer.json  of the tokenizers library
 
-An export is checked before it gets its name: preprocessing, tokens and vectors must be those of the model it came from.
+An export is checked before it gets its final name: preprocessing, tokens and vectors must match the original model.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class ONNX(Encoder):
         with saying(f"{model} is not the folder of an export: {MANIFEST} is missing or damaged"):
             held = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
             if held["format"] != FORMAT:
-                raise FileError(f"{folder} has the format {held['format']}, and this Moontide reads {FORMAT}.")
+                raise FileError(f"{folder} has the format {held['format']}, but this Moontide reads {FORMAT}.")
             self.id, self.dim, self.preprocessing = str(held["id"]), int(held["dim"]), str(held["preprocessing"])
             self.logit_scale, self.logit_bias = float(held["logit_scale"]), float(held["logit_bias"])
             self.steps = Steps.parse(held["steps"])
@@ -80,7 +80,7 @@ class ONNX(Encoder):
         where = {"device_id": device.partition(":")[2] or "0"} if device != "cpu" else {}
         for name, known in files.items():
             if not (folder / name).is_file() or digest(folder / name) != known:
-                raise FileError(f"{folder / name} is missing or not what was exported (by its SHA-256); export again.")
+                raise FileError(f"{folder / name} is missing or has changed since the export; export again.")
         with saying(f"The towers or the tokenizer of {model} cannot be loaded; export again"):
             options = onnxruntime.SessionOptions()
             options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # leave the cores to the decoders
@@ -91,7 +91,7 @@ class ONNX(Encoder):
             wanted = tuple(self.image.get_inputs()[0].shape[2:])
         if wanted != self.steps.crop:
             raise FileError(
-                f"The preprocessing of {model} makes images of {self.steps.crop}, and its tower takes {wanted}."
+                f"The preprocessing of {model} makes images of {self.steps.crop}, but its tower takes {wanted}."
             )
 
     def _images(self, batch: Sequence[Prepared]) -> npt.NDArray[Any]:
@@ -112,7 +112,7 @@ class ONNX(Encoder):
 
 
 class Exported(NamedTuple):
-    """An export, and what was measured of it on this machine, on photographs."""
+    """An export, and measurements on photographs on this machine."""
 
     encoder: ONNX
     cosine: float  # the smallest one of its vectors to those of the model in float32
@@ -120,25 +120,25 @@ class Exported(NamedTuple):
     torch_images_per_second: float  # of the model that was exported
 
     def __str__(self) -> str:
-        """Say it in a sentence."""
+        """Describe it in a sentence."""
         speed, other = self.images_per_second, self.torch_images_per_second
         faster = "onnxruntime" if speed >= other else "torch"
         return (
             f"{self.encoder.id}, {self.encoder.dim} dimensions; cosine {self.cosine:.5f} or more to the model; "
-            f"{speed:.1f} images/s, and {other:.1f} in torch, so {faster} is the faster one here"
+            f"{speed:.1f} images/s, and {other:.1f} in torch, so {faster} is faster here"
         )
 
 
 def export(encoder: Encoder, folder: str | Path, int8: bool = False) -> Exported:
-    """Write the towers of an encoder of the kind hf or openclip to a new folder, and return the encoder made of it.
+    """Write the towers of an hf or openclip encoder to a new folder, and return the exported encoder.
 
     int8: multiply in 8 bits in the image tower; the loss is part of what is returned, and of `moontide.json`.
     """
     folder = Path(folder)
     if not isinstance(encoder, TwoTowers) or encoder.device != "cpu":
-        raise InputError(f"Only hf and openclip encoders on the CPU are exported. Got {encoder.id}.")
+        raise InputError(f"Only hf and openclip encoders on the CPU can be exported. Got {encoder.id}.")
     if folder.exists():
-        raise FileError(f"{folder} is there already; give the export a new folder.")
+        raise FileError(f"{folder} exists already; choose a new folder for the export.")
     steps, tokenizer = _steps(encoder), _tokenizer(encoder)
     temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
     try:
@@ -238,16 +238,14 @@ def export_tower(model: Any, function: Any, inputs: Mapping[str, Any], path: Pat
 
 def _steps(encoder: TwoTowers) -> Steps:
     if encoder.steps is None:
-        raise InputError(f"The preprocessing of {encoder.id} is more than resize, crop and scale; it is not exported.")
+        raise InputError(f"The preprocessing of {encoder.id} is more than resize, crop and scale: not exportable.")
     return encoder.steps
 
 
 def _tokenizer(encoder: TwoTowers) -> Any:
     tokenizer = encoder.fast_tokenizer()
     if tokenizer is None:
-        raise InputError(
-            f"The tokenizer of {encoder.id} has no form that works without its library; it is not exported."
-        )
+        raise InputError(f"The tokenizer of {encoder.id} does not work without its library; it cannot be exported.")
     _compare([one.ids for one in tokenizer.encode_batch(list(PROBES))], encoder.tokens(PROBES)["input_ids"], "tokens")
     return tokenizer
 

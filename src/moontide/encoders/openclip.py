@@ -64,11 +64,11 @@ class OpenCLIP(TwoTowers):
         plain = self._steps()
         if plain is not None and plain.equals(self._library, TOLERANCE):
             self.steps = plain
-        with saying(f"The tokenizer of openclip:{model} does not fit its model"):
+        with saying(f"The tokenizer of openclip:{model} does not match its model"):
             self.dim = int(self._text(["a"]).shape[1])
 
     def prepare(self, image: Image) -> Prepared:
-        """Resize, crop and scale as the model's configuration says."""
+        """Resize, crop and scale as in the model's configuration."""
         return {"pixel_values": self._library(image)} if self.steps is None else super().prepare(image)
 
     def _library(self, image: Image) -> FloatArray:
@@ -90,7 +90,7 @@ class OpenCLIP(TwoTowers):
         return features
 
     def _steps(self) -> Steps | None:
-        """Return the preprocessing as the steps that its configuration says, or None where it is more than that."""
+        """Return the preprocessing of its configuration as steps, or None if it is more than that."""
         from PIL.Image import Resampling
 
         size = self.config["size"]
@@ -102,7 +102,7 @@ class OpenCLIP(TwoTowers):
         return Steps(how, size, int(resample), tuple(self.config["mean"]), tuple(self.config["std"]), round_even=True)
 
     def fast_tokenizer(self) -> Any:
-        """Return the tokenizer as one of the tokenizers library, or None where it is none."""
+        """Return the tokenizer as a tokenizers-library object, or None."""
         from tokenizers import Tokenizer
 
         length = self.tokenizer.context_length
@@ -124,8 +124,8 @@ def _import() -> Any:
         raise
     except RuntimeError as error:
         raise MissingExtraError(
-            f"The package 'open_clip' is installed and cannot be imported ({error}); where that names torchvision, "
-            "it does not fit the installed torch: install the one that does."
+            f"The package 'open_clip' is installed but cannot be imported ({error}); if that names torchvision, "
+            "it does not match the installed torch: install the one that does."
         ) from error
     return open_clip
 
@@ -156,7 +156,7 @@ def _find(open_clip: Any, model: str) -> tuple[str, str | None, str]:
 
 
 def _find_hub(hub: str) -> None:
-    """Refuse a model of the hub that is neither in the cache nor to be had."""
+    """Refuse a model of the hub that is neither cached nor available."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 

@@ -1,4 +1,4 @@
-"""Many images through an encoder: decoded in other processes, encoded in batches, kept in a store that can go on.
+"""Encode many images: decoded in other processes, encoded in batches, written to a resumable store.
 
 A store is written shard by shard; whoever runs the same command again goes on after the last whole shard. A shard is a
 whole number of batches, and a batch is made of images that could be decoded, so that the vectors of a store do not
@@ -31,7 +31,7 @@ NICE = 5  # how far decoders stand back where the encoder runs on the same cores
 
 
 class Count:
-    """Adds up how many images are through, and tells it with the number of all.
+    """Counts finished images, and reports the count with the total.
 
     >>> count = Count(3, print)
     >>> count(2)
@@ -57,7 +57,7 @@ class Encoded(NamedTuple):
 
 @dataclass
 class Seconds:
-    """Where the time of a pass goes; reading, decoding and resizing are summed over all decoding processes."""
+    """How the time of a pass is spent; reading, decoding and resizing are summed over all decoding processes."""
 
     read: float = 0.0
     decode: float = 0.0
@@ -69,7 +69,7 @@ class Seconds:
 
 
 def default_workers(device: str) -> int:
-    """Return how many processes decode: one a core beside a GPU, half of that beside a model on the same cores.
+    """Return the number of decoding processes: one per core with a GPU, half of that with a model on the CPU.
 
     >>> default_workers("cpu") >= 1
     True
@@ -87,7 +87,7 @@ def encode_files(
     seconds: Seconds | None = None,
     done: Done = lambda count: None,
 ) -> Iterator[Encoded]:
-    """Encode images batch by batch, in their order; `workers` processes decode them.
+    """Encode images batch by batch, in order; `workers` processes decode them.
 
     batch_size, workers: None is what suits the device. fast: let a GPU decode JPEG files, with small differences.
     seconds: is told where the time goes. done: is told how many more images are through, whenever some are.
@@ -238,7 +238,7 @@ def encode_to_store(
 def origin_of(
     encoder: Encoder, classes: EmbeddedClasses | None = None, dataset: str | None = None, fast: bool = False
 ) -> Origin:
-    """Return what a store says of the encoder that makes it."""
+    """Return the record of an encoder for a store."""
     return Origin(
         encoder.id, encoder.preprocessing, () if classes is None else classes.templates, encoder.logit_scale, dataset,
         spec=encoder.spec, typed=encoder.typed, precision=encoder.precision, decoding="fast" if fast else "exact",

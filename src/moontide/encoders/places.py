@@ -1,4 +1,4 @@
-"""Where an image lies: a file, a member of an archive, a row of a table, a frame of a video, a URL, or this program.
+"""Locations of images: a file, a member of an archive, a row of a table, a frame of a video, a URL, or memory.
 
 An image is described to other processes as a JSON object (`describe`, `image_from`). What they cannot reach, or what is
 read best in its order, goes along as bytes (`inline`).
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Skip(NamedTuple):
-    """An image that was left out, and why."""
+    """A skipped image, with the reason."""
 
     id: str
     reason: str
@@ -51,7 +51,7 @@ class ImageFile:
         try:
             status = os.stat(self.path)
             if not stat.S_ISREG(status.st_mode):
-                raise ImageError("it is no regular file")
+                raise ImageError("it is not a regular file")
             check_size(status.st_size if self.offset is None else self.size)
             with open(self.path, "rb") as handle:
                 if self.offset is None:
@@ -64,12 +64,12 @@ class ImageFile:
             raise ImageError(f"it cannot be read ({error.strerror})") from error
 
     def describe(self) -> dict[str, Any]:
-        """Return what another process on this machine finds it by."""
+        """Return a description by which another process on this machine finds it."""
         where = {} if self.offset is None else {"offset": self.offset, "length": self.size}
         return {"kind": "file", "id": self.id, "path": os.path.abspath(self.path), **where}
 
     def inline(self) -> bytes | None:
-        """Return what goes along with the description, or None."""
+        """Return data that accompanies the description, or None."""
         return None
 
 
@@ -90,7 +90,7 @@ class RowImage(ImageFile):
         return read_row(self.path, self.column, self.offset or 0)
 
     def describe(self) -> dict[str, Any]:
-        """Return what another process on this machine finds it by."""
+        """Return a description by which another process on this machine finds it."""
         where = {"path": os.path.abspath(self.path), "row": self.offset, "column": self.column}
         return {"kind": "row", "id": self.id, **where}
 
@@ -127,7 +127,7 @@ class FrameImage(ImageFile):
         return read_frame(self.path, self.offset or 0)
 
     def describe(self) -> dict[str, Any]:
-        """Return what another process on this machine finds it by."""
+        """Return a description by which another process on this machine finds it."""
         return {"kind": "frame", "id": self.id, "path": os.path.abspath(self.path), "frame": self.offset}
 
 

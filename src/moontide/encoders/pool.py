@@ -1,8 +1,8 @@
 """Processes that decode images for an encoder, in their order, through one piece of shared memory.
 
-The memory is a ring of slots, one an image. As many images are in work as there are slots; who takes them out of the
-ring says when their slots are free again (`release`). A process that dies, or that takes longer than `PATIENCE` over
-one image, is replaced and costs that image. None outlives this process: they end when their input does.
+The memory is a ring with one slot per image. As many images are in progress as there are slots; the consumer frees them
+with `release`. A process that dies, or takes longer than `PATIENCE` on one image, is replaced, and only that image is
+lost. No process outlives this one: they end when their input does.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ main()
 
 
 class Found(NamedTuple):
-    """What became of an image."""
+    """The outcome of decoding an image."""
 
     image: ImageFile
     kind: str  # pixels, image, jpeg or skip
@@ -57,7 +57,7 @@ class Found(NamedTuple):
 
 
 class _Process:
-    """A decoding process, and the images it has."""
+    """A decoding process and its pending images."""
 
     def __init__(self, terms: Terms) -> None:
         self.errors = tempfile.TemporaryFile()  # noqa: SIM115  (closed by `end`)
@@ -81,7 +81,7 @@ class _Process:
             self.stdin.flush()
 
     def lines(self) -> list[list[Any]] | None:
-        """Return what it answered, or None when it has ended."""
+        """Return its answer, or None when it has ended."""
         data = os.read(self.stdout.fileno(), 2**16)
         if not data:
             return None
@@ -89,7 +89,7 @@ class _Process:
         return [json.loads(line) for line in whole]
 
     def why(self) -> str:
-        """Return the last line of what it printed."""
+        """Return the last line it printed."""
         self.errors.seek(0)
         lines = self.errors.read().decode(errors="replace").strip().splitlines()
         return lines[-1] if lines else f"status {self.process.returncode}"
@@ -158,13 +158,13 @@ class Decoders:
         shutil.rmtree(self.spill, ignore_errors=True)
 
     def decode(self, images: Iterable[ImageFile]) -> Generator[Found, None, None]:
-        """Yield what becomes of images, in their order."""
+        """Yield the outcomes for images, in order."""
         with self.decoding(images) as found:
             yield from found
 
     @contextmanager
     def decoding(self, images: Iterable[ImageFile]) -> Iterator[Iterator[Found]]:
-        """Begin to decode images, and yield what becomes of them, in their order; at the end all processes end."""
+        """Start decoding images, and yield the outcomes in order; at the end all processes stop."""
         run = _Run(self, iter(images))
         self._current = run
         thread = threading.Thread(target=run.feed, name="decode", daemon=True)
@@ -177,12 +177,12 @@ class Decoders:
             run.close()
 
     def release(self, count: int) -> None:
-        """Say that the slots of the next `count` images that were taken out are free."""
+        """Free the slots of the next `count` images that were taken out."""
         self._current.release(count)
 
 
 class _Run:
-    """One list of images through the processes of a pool: `feed` runs in a thread of its own."""
+    """One list of images that passes through a pool; `feed` runs in its own thread."""
 
     def __init__(self, pool: Decoders, images: Iterator[ImageFile]) -> None:
         self.pool, self.images = pool, images
@@ -235,7 +235,7 @@ class _Run:
                 os.write(self.wake_out, b"x")
 
     def feed(self) -> None:
-        """Hand out images and take in answers until all is done."""
+        """Send images and receive answers until everything is done."""
         with selectors.DefaultSelector() as selector:
             selector.register(self.wake_in, selectors.EVENT_READ)
             try:
@@ -286,7 +286,7 @@ class _Run:
             self._send(min(free, key=lambda process: len(process.waiting)), number, request)
 
     def _inline(self, slot: int, image: ImageFile) -> dict[str, Any]:
-        """Describe an image; what only this process has is put into the slot."""
+        """Describe an image; data that only this process has goes into the slot."""
         request = image.describe()
         data = image.inline()
         if data is None:
@@ -348,7 +348,7 @@ class _Run:
             self.change.notify_all()
 
     def _replace(self, process: _Process, selector: selectors.BaseSelector, why: str) -> None:
-        """End a process, leave out the image it had in hand, and give the others to a new one."""
+        """End a process, skip the image it was working on, and give the others to a new process."""
         selector.unregister(process.stdout)
         self.processes.remove(process)
         process.process.kill()

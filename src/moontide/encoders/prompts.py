@@ -1,4 +1,4 @@
-"""Class names to class vectors: templates, ensembles, descriptions, and what is doubtful about the names.
+"""Class names to class vectors: templates, ensembles, descriptions, and warnings about doubtful names.
 
 A class vector is the mean of the unit vectors of its prompts, scaled to length 1 again. The prompts are the class name
 in each template, or the sentences that a file gives for the class, or both.
@@ -48,7 +48,7 @@ def embed_classes(
     templates: Sequence[str] = (),
     descriptions: Mapping[str, Sequence[str]] | None = None,
 ) -> EmbeddedClasses:
-    """Embed class names; where neither templates nor descriptions are given, in the encoder's own templates.
+    """Embed class names; without templates or descriptions, with the encoder's templates.
 
     Synonyms and descriptions that a list of classes has are prompts besides the name.
 
@@ -64,7 +64,7 @@ def embed_classes(
     (3, 26)
     >>> for report in classes.reports:
     ...     print(report)
-    class names have underscores, which the encoder sees as they are: big_ben, ben_big; write spaces
+    class names have underscores, which the encoder does not read as spaces: big_ben, ben_big; write spaces
     class names are almost the same to the encoder (cosine above 0.98): big_ben and ben_big; keep one, or say more
     """
     classes = names if isinstance(names, ClassList) else ClassList(tuple(names))
@@ -74,7 +74,7 @@ def embed_classes(
     templates = tuple(templates) or (() if descriptions else encoder.templates)
     bare = [template for template in templates if "{}" not in template]
     if bare:
-        raise OptionError(f"A template must have {{}} where the class name goes. Got {bare[0]!r} instead.")
+        raise OptionError(f"A template must contain {{}} in place of the class name. Got {bare[0]!r} instead.")
     sentences = {} if descriptions is None else descriptions
     absent = [name for name in names if descriptions is not None and not sentences.get(name)]
     if absent:
@@ -92,7 +92,7 @@ def embed_classes(
 
 
 def find_templates(given: Sequence[str]) -> tuple[str, ...]:
-    """Read templates as the command line takes them: with {} for the name, a dataset of the paper, or "ensemble".
+    """Read templates in the form of the command line: with {} for the name, a dataset of the paper, or "ensemble".
 
     >>> find_templates(["a sketch of a {}", "pets"])
     ('a sketch of a {}', 'a photo of a {}, a type of pet.')
@@ -106,7 +106,7 @@ def find_templates(given: Sequence[str]) -> tuple[str, ...]:
         elif template == "ensemble":
             found.extend(ENSEMBLE)
         elif " " in template:
-            raise OptionError(f"'--template' must have {{}} where the class name goes. Got {template!r} instead.")
+            raise OptionError(f"'--template' must contain {{}} in place of the class name. Got {template!r} instead.")
         else:
             try:
                 found.append(dataset(template).template)
@@ -131,7 +131,7 @@ def read_descriptions(path: str | Path) -> dict[str, list[str]]:
         raise FileError(f"{path} must be a JSON object of class names. Got a {type(held).__name__} instead.")
     for name, sentences in held.items():
         if not isinstance(sentences, list) or not all(isinstance(one, str) and one.strip() for one in sentences):
-            raise FileError(f"{path} must have a list of sentences for each class. That of {name!r} is none.")
+            raise FileError(f"{path} must have a list of sentences for each class; {name!r} has none.")
     return held
 
 
@@ -147,7 +147,7 @@ def _doubts(names: Sequence[str], text: FloatArray) -> list[str]:
         ]
         alike += [f"{a} and {b}" for a, b in pairs if a != b]
     reports = {
-        "class names have underscores, which the encoder sees as they are": (underscored, "write spaces"),
+        "class names have underscores, which the encoder does not read as spaces": (underscored, "write spaces"),
         "class names appear more than once": (double, "keep one of each: equal classes share their images"),
         f"class names are almost the same to the encoder (cosine above {ALIKE})": (alike, "keep one, or say more"),
     }

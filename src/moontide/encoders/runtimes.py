@@ -1,4 +1,4 @@
-"""What embeds images fastest on this CPU: torch or onnxruntime, in which precision, measured once for each model.
+"""The fastest runtime and precision for images on this CPU, measured once per model.
 
     torch          the model as it is
     channels-last  by torch, the channels of a pixel side by side in memory: for towers of convolutions
@@ -47,7 +47,7 @@ _FOLDERS: WeakKeyDictionary[TorchEncoder, Path] = WeakKeyDictionary()  # hashing
 
 @dataclass(frozen=True)
 class Way:
-    """One way to embed images, and what was measured of it."""
+    """A runtime and precision, with their measurements."""
 
     runtime: str
     precision: str
@@ -60,7 +60,7 @@ class Way:
 
 
 def settle(encoder: Encoder, images: int | None = None) -> str:
-    """Let an encoder embed images in the fastest way, if that is left open; return what was measured, in a sentence.
+    """Choose the fastest runtime for an encoder, unless the user chose one; return the measurements as a sentence.
 
     images: how many are to be embedded. Few are not worth measuring, and go the way that was measured before, or by
     torch; None measures in any case.
@@ -86,13 +86,13 @@ def settle(encoder: Encoder, images: int | None = None) -> str:
         return ""
     encoder.precision = best.precision
     others = f" ({', '.join(map(str, ways[1:]))})" if ways[1:] else ""
-    sentence = f"images are embedded by {best}, the fastest way for {encoder.id} here{others}"
+    sentence = f"images are embedded with {best}, the fastest for {encoder.id} here{others}"
     log.info("%s", sentence)
     return "" if before and images is not None else sentence
 
 
 def follow(encoder: Encoder, runtime: str, precision: str) -> None:
-    """Let an encoder go on in the way that a store was begun in, if that is left open."""
+    """Use the runtime and precision that a store was begun with, unless the user chose others."""
     if _open(encoder) and runtime:
         encoder.use(runtime)
         if encoder.asked == "auto":
@@ -100,7 +100,7 @@ def follow(encoder: Encoder, runtime: str, precision: str) -> None:
 
 
 def _open(encoder: Encoder) -> TypeGuard[TorchEncoder]:
-    """Tell whether there are several ways for an encoder, and none is settled."""
+    """Tell whether an encoder has several runtimes and none is chosen yet."""
     return isinstance(encoder, TorchEncoder) and encoder.device == "cpu" and not encoder.settled
 
 
@@ -216,7 +216,7 @@ def _folder(encoder: TorchEncoder) -> Path:
 
 
 def _processor() -> str:
-    """Return what the CPU calls itself."""
+    """Return the name of the CPU."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
         return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
@@ -225,7 +225,7 @@ def _processor() -> str:
 
 
 def _held(folder: Path, precision: str) -> list[Way]:
-    """Return what was measured before for users who want this precision, or nothing."""
+    """Return earlier measurements for this precision, or None."""
     try:
         return [Way(**one) for one in json.loads((folder / _name(precision)).read_text(encoding="utf-8"))]
     except (OSError, ValueError, TypeError):  # not there, or damaged
@@ -233,7 +233,7 @@ def _held(folder: Path, precision: str) -> list[Way]:
 
 
 def _keep(folder: Path, precision: str, ways: list[Way]) -> None:
-    """Write down what was measured; an export that never won is removed."""
+    """Save the measurements; an export that was never fastest is removed."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with replacing(folder / _name(precision)) as handle:

@@ -1,9 +1,9 @@
-"""Which images there are: folders, patterns, files, lists, archives, tables, videos, and what a program has in memory.
+"""Sources of images: folders, patterns, files, lists, archives, tables, videos, and images in memory.
 
     folder          all images in it and below, sorted. Hidden files and folders, and files that are not named like an
                     image, are left out. A link to a file is followed if it stays in the folder, one to a folder never
     pattern         "photos/**/*.jpg": every match, a folder as above
-    .txt            one path a line; empty lines and lines that start with # are left out
+    .txt            one path per line; empty lines and lines that start with # are left out
     .csv, .parquet  the column `path`
     .parquet, .arrow  with a column of images (`moontide.encoders.tables`), and folders that `datasets` saved
     .mp4, .mov, ...  frames, `frame_step` seconds apart
@@ -45,7 +45,7 @@ NAMED_LIKE_IMAGES = (*READABLE, ".heic", ".heif", ".jxl", ".psd", ".svg", ".eps"
 
 
 class Listing(NamedTuple):
-    """The images that were found, and what is known to be no use before it is decoded."""
+    """The images that were found, and files that are unusable for sure."""
 
     images: list[ImageFile]
     skipped: list[Skip]
@@ -58,7 +58,7 @@ def list_images(
     allow_urls: bool = False,
     frame_step: float = 1.0,
 ) -> Listing:
-    """Find all images that the user's paths name; `root` is the folder that paths in lists start from and stay in.
+    """Find all images named by the user's paths; `root` is the folder that paths in lists start from and stay in.
 
     allow_urls: whether addresses in lists are downloaded. frame_step: seconds between the frames of a video.
 
@@ -182,7 +182,7 @@ def _listed(file: Path, lines: Iterable[str], root: Path, urls: bool) -> Iterato
         if web.is_url(line):
             yield UrlImage(line, Path()) if urls else Skip(line, "it is an address; add --allow-urls to download it")
         elif "\0" in line:
-            yield Skip(repr(line), f"it is no path (in {file})")
+            yield Skip(repr(line), f"it is not a path (in {file})")
         elif _inside(path, root):
             yield ImageFile(path_id(path), path)
         else:
@@ -201,15 +201,15 @@ def _archive(file: Path) -> Iterator[ImageFile | Skip]:
                 if name.is_absolute() or ".." in name.parts:
                     yield Skip(f"{path_id(file)}: {member.name}", "its path leaves the archive")
                 elif not member.isreg() or member.issparse():
-                    yield Skip(where, "it is no regular file of the archive")
+                    yield Skip(where, "it is not a regular file of the archive")
                 else:
                     yield ImageFile(where, file, member.offset_data, member.size)
     except (tarfile.TarError, OSError, ValueError) as error:
-        raise FileError(f"{file} cannot be read; it is damaged, cut short or no plain .tar ({error}).") from error
+        raise FileError(f"{file} cannot be read; it is damaged, truncated or not a plain .tar ({error}).") from error
 
 
 def column_of(paths: Iterable[str | Path], column: str, root: str | Path | None = None) -> dict[str, str]:
-    """Return what a column of the user's lists (.csv, .parquet) says of each image, by its id.
+    """Return the values of a column of the user's lists (.csv, .parquet), by image id.
 
     >>> column_of(["photos"], "camera")
     Traceback (most recent call last):

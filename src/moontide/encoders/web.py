@@ -36,7 +36,7 @@ def fetch(url: str) -> bytes:
     >>> fetch("http://127.0.0.1/a.jpg")
     Traceback (most recent call last):
         ...
-    moontide.errors.ImageError: its address 127.0.0.1 is not a public one
+    moontide.errors.ImageError: its address 127.0.0.1 is not public
     """
     end = time.monotonic() + SECONDS
     for _ in range(REDIRECTIONS):
@@ -60,14 +60,14 @@ def public_address(host: str, port: int) -> str:
     >>> public_address("10.0.0.1", 80)
     Traceback (most recent call last):
         ...
-    moontide.errors.ImageError: its address 10.0.0.1 is not a public one
+    moontide.errors.ImageError: its address 10.0.0.1 is not public
     """
     found = {entry[4][0] for entry in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)}
     for one in sorted(map(str, found)):
         address = ipaddress.ip_address(one.partition("%")[0])
         mapped = getattr(address, "ipv4_mapped", None) or address
         if not mapped.is_global or mapped.is_multicast:
-            raise ImageError(f"its address {one} is not a public one")
+            raise ImageError(f"its address {one} is not public")
     return str(sorted(map(str, found))[0])
 
 
@@ -75,7 +75,7 @@ def _get(url: str, end: float) -> bytes | str:
     """Return what is at an address, or where it leads to."""
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.username or parts.password:
-        raise ImageError("it is no plain http or https address")
+        raise ImageError("it is not a plain http or https address")
     port = parts.port or (443 if parts.scheme == "https" else 80)
     address = public_address(parts.hostname, port)
     raw = socket.create_connection((address, port), timeout=max(0.1, end - time.monotonic()))

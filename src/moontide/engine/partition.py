@@ -26,7 +26,7 @@ Ints = NDArray[np.int64]
 def quantiser(run: Callable[..., Any], n: int, groups: int) -> tuple[Floats, Ints]:
     """Return the centres (C, d) and the group of each (C,), from a sample of the n rows that `run` reaches."""
     lists = max(groups, min(LISTS * groups, MOST_LISTS, n // FEW_ROWS))
-    sample = run("sketch", min(1.0, TRAIN * lists / n)).sorted().rows
+    sample = run("sample", min(1.0, TRAIN * lists / n), 0).sorted().rows
     lists = min(lists, len(sample))
     centres = coarse_centres(sample, lists, np.random.default_rng(0))
     sizes = np.bincount(nearest_lists(sample, centres, 1)[:, 0], minlength=lists)
@@ -54,12 +54,11 @@ def balanced_groups(centres: Floats, sizes: Ints, groups: int) -> Ints:
     return out
 
 
-def recall(run: Callable[..., Any], n: int) -> float | None:
-    """Return the share of the true neighbours among all n rows that the shards' graphs have; None without a graph."""
-    sample = run("sample", min(1.0, SAMPLE / n)).sorted()
-    m = sample.weights.shape[1]
+def recall(run: Callable[..., Any], n: int, m: int) -> float | None:
+    """Return the share of the m true neighbours among all n rows that the shards' graphs have; None without a graph."""
     if m == 0:
         return None
+    sample = run("sample", min(1.0, SAMPLE / n), m).sorted()
     best = run("nearest", sample.rows, m + 1).cosines[:, 1:]  # the row itself is the nearest
     true = np.isfinite(best)  # fewer than m others: all of them
     found = sample.weights >= np.where(true, best, np.inf).min(axis=1, keepdims=True) - 1e-5

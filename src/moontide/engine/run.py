@@ -159,7 +159,7 @@ def adapt_shards(
     job, given = _job(task, method, out.rstrip("/"), workers.device)
     _check_checkpoint(job, graph, given, report)
     journal = Journal(job, report, progress)
-    journal.calls = plan.calls + AROUND + 3 * (graph == "global")  # and sketch, scatter, gather
+    journal.calls = plan.calls + AROUND + 3 * (graph == "global")  # and sample, scatter, gather
     journal.expected_steps = plan.steps
     with _engines(workers, journal) as use:
         use(job, [source.rows for source in job.sources])
@@ -174,7 +174,8 @@ def adapt_shards(
             sizes = journal("scatter", *quantiser(journal, checked.rows, len(job.sources))).counts.astype(int)
             groups = tuple(np.flatnonzero(sizes).tolist())
             use(replace(job, groups=groups), sizes[sizes > 0].tolist())
-        found = recall(journal, checked.rows)
+        neighbours = getattr(method, "neighbours", 0) if getattr(method, "laplacian_weight", 1.0) else 0
+        found = recall(journal, checked.rows, neighbours)
         if found is not None:
             report(f"graph: {graph}, {100 * found:.1f} % of the true nearest neighbours among all rows (on a sample)")
         converged = bool(solve(method.mixture(job.text, job.logit_scale, **given), journal).converged)

@@ -21,11 +21,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from moontide.core.ann import nearest_lists
+from moontide.core.ann import nearest_cosines, nearest_lists
 from moontide.core.arrays import to_numpy, unit_rows
 from moontide.core.devices import to_device
 from moontide.core.graph import Graph
-from moontide.core.rows import BLOCK_ENTRIES, Rows, Sample, draw
+from moontide.core.rows import BLOCK_ENTRIES, Rows
 from moontide.core.sums import TOGETHER, Doubles, Sums, unpack
 from moontide.errors import InputError, MoontideError
 from moontide.protocols import Method
@@ -35,8 +35,15 @@ from moontide.store.predictions import rounded
 from moontide.store.shards import Source, read_ids, read_shard, usable_rows
 from moontide.store.tensors import read_tensors, write_tensors
 
-SHOWN = 8
-OWN = ("check", "sketch", "scatter", "write", "gather")  # calls that a worker answers; the others are its shards'
+SHOWN, SEED = 8, 0
+OWN = (
+    "check",
+    "sample",
+    "nearest",
+    "scatter",
+    "write",
+    "gather",
+)  # calls that a worker answers; the others are its shards'
 PROCESS = 2**27  # bytes of an interpreter with numpy, scipy and pyarrow
 
 
@@ -102,6 +109,32 @@ class Written(Sums):
     counts: Doubles  # (K,) labels of each class
 
 
+@dataclass
+class Sample(Sums):
+    """Some rows of all shards; `key` (shard, row) sorts them, so that their order does not depend on the workers."""
+
+    key: NDArray[np.int64] = field(metadata=TOGETHER)  # (s, 2)
+    rows: NDArray[np.float32] = field(metadata=TOGETHER)  # (s, d)
+    weights: Doubles = field(metadata=TOGETHER)  # (s, m) of their neighbours in the graph
+
+    def sorted(self) -> Sample:
+        """Return the rows in the order of their keys."""
+        order = np.lexsort(self.key.T[::-1])
+        return Sample(self.key[order], self.rows[order], self.weights[order])
+
+
+@dataclass
+class Nearest(Sums):
+    """The largest cosines of some rows to all others."""
+
+    cosines: Doubles  # (s, m)
+
+    def __add__(self, other: Nearest) -> Nearest:
+        """Keep the m largest of both."""
+        both = np.concatenate([self.cosines, other.cosines], axis=1)
+        return Nearest(-np.sort(-both, axis=1)[:, : self.cosines.shape[1]])
+
+
 class Worker:
     """Some of the shards of a job, or all of them: then it is the engine of one process. `tick`: a shard is done."""
 
@@ -157,11 +190,20 @@ class Worker:
         text = np.frombuffer(f"{problem}\n".encode() if problem else b"", np.uint8)
         return Checked(rows, 0 if problem else source.rows - rows, text)
 
-    def sketch(self, i: int, share: float) -> Sample:
-        """Draw a share of the rows of a source."""
-        features = self._read(i)[0]
-        key = draw(i, len(features), share)
-        return Sample(key, features[key[:, 1]], np.empty((len(key), 0)))
+    def sample(self, i: int, share: float, m: int) -> Sample:
+        """Draw a share of the rows of a shard, at least one, with the weights of their m neighbours (none: -inf)."""
+        features, rng = self._read(i)[0], np.random.default_rng([SEED, i])
+        n = len(features)
+        at = np.sort(rng.choice(n, max(1, min(n, round(share * n))), replace=False))  # (s,)
+        weights = np.full((len(at), m), -np.inf)
+        if m:
+            graph = self._shard(i)[0].graph
+            weights[:, : graph.m] = to_numpy(graph.weights[at])
+        return Sample(np.stack([np.full_like(at, i), at], axis=1), features[at], weights)
+
+    def nearest(self, i: int, rows: NDArray[np.float32], count: int) -> Nearest:
+        """Return the `count` largest cosines of given rows to those of a shard."""
+        return Nearest(nearest_cosines(rows, self._shard(i)[0].f, count).astype(np.float64))
 
     def scatter(self, i: int, centres: NDArray[np.float32], group: NDArray[np.int64]) -> Written:
         """Put the rows of a source into groups by their nearest centre."""
@@ -184,7 +226,7 @@ class Worker:
             parts = {f"{name}-{s}": x for name in columns for s, x in enumerate(np.split(columns[name], cuts))}
             write_tensors(self._path("result", i), parts)
         else:
-            self._write_output(i, shard.kept, columns)
+            self._write_output(i, self._read(i)[1], columns)
         counts = np.bincount(labels, minlength=len(self.job.text)).astype(np.float64)
         return Written(len(labels), int((labels != before).sum()), counts)
 
@@ -225,12 +267,11 @@ class Worker:
         """Return a shard as it was after its last change."""
         if i in self.shards:
             return self.shards[i]
-        job, (rows, kept), path, graph = self.job, self._read(i), self._path("graph", i), None
-        features = to_device(rows, None, job.device)
+        job, path, graph, last, sums = self.job, self._path("graph", i), None, -1, None
+        features = to_device(self._read(i)[0], None, job.device)
         if exists(path):
             graph = Graph(**{name: to_device(x, None, job.device) for name, x in read_tensors(path).items()})
         shard = job.rows_type(job.method, features, job.text, job.logit_scale, graph, half=job.half, keep=False)
-        shard.number, shard.kept, last, sums = i, kept, -1, None
         if graph is None:
             write_tensors(path, {name: to_numpy(getattr(shard.graph, name)) for name in ("neighbours", "weights")})
         if exists(self._path("shard", i)):

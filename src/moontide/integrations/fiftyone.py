@@ -64,7 +64,7 @@ def write_fiftyone(labels: Labels, folder: str | Path, field: str = FIELD) -> No
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise FileError(f"The folder {folder} cannot be made: {error.strerror}.") from error
+        raise FileError(f"The folder {folder} cannot be created: {error.strerror}.") from error
     info = {"classes": list(labels.class_names)}
     write_json(folder / "metadata.json", {"media_type": "image", "info": info})
     write_json(folder / "samples.json", {"samples": samples(labels, field)})

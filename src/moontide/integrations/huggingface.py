@@ -49,13 +49,13 @@ def add_labels(dataset: Any, result: Result, class_names: Sequence[str], prefix:
     """
     features = _datasets().features
     if len(dataset) != result.probs.shape[0]:
-        raise InputError(f"The dataset must have {result.probs.shape[0]} rows, as the result. It has {len(dataset)}.")
+        raise InputError(f"The dataset must have {result.probs.shape[0]} rows, like the result. It has {len(dataset)}.")
     made = {"label": to_numpy(result.labels).tolist(), "confidence": rounded(to_numpy(result.confidence)).tolist()}
     if result.unknown is not None:
         made["unknown"] = rounded(to_numpy(result.unknown)).tolist()
     taken = [prefix + name for name in made if prefix + name in dataset.column_names]
     if taken:
-        raise InputError(f"The dataset has columns {', '.join(taken)} already; give 'prefix', such as 'tide_'.")
+        raise InputError(f"The dataset has columns {', '.join(taken)} already; pass a 'prefix', such as 'tide_'.")
     kinds = {"label": features.ClassLabel(names=list(class_names))}
     for name, values in made.items():
         dataset = dataset.add_column(prefix + name, values, feature=kinds.get(name, features.Value("float64")))

@@ -80,7 +80,5 @@ def read_annotations(path: str | Path) -> dict[str, str]:
                 if chosen and chosen[-1] and not annotation.get("was_cancelled"):
                     known[str(task["data"]["id"])] = str(chosen[-1][0])
     except (TypeError, AttributeError, KeyError, IndexError):
-        raise FileError(
-            f"{path} must be an export of Label Studio as JSON, of tasks that 'write_tasks' made."
-        ) from None
+        raise FileError(f"{path} must be a JSON export of Label Studio, with tasks made by 'write_tasks'.") from None
     return known

@@ -16,10 +16,10 @@ def write_vectors(labels: Labels, path: str | Path) -> None:
     >>> write_vectors(Labels(["a.jpg"], ["dog"], [0.75], [[("dog", 0.75)]], ["dog"]), "a.parquet")
     Traceback (most recent call last):
         ...
-    moontide.errors.InputError: A table of vectors needs the vectors; give embeddings, or a store by '--features'.
+    moontide.errors.InputError: A table of vectors needs embeddings; pass them, or a store with '--features'.
     """
     if labels.vectors is None:
-        raise InputError("A table of vectors needs the vectors; give embeddings, or a store by '--features'.")
+        raise InputError("A table of vectors needs embeddings; pass them, or a store with '--features'.")
     columns = {
         "id": list(labels.ids), "path": list(labels.files), "label": list(labels.labels),
         "confidence": list(labels.confidence),

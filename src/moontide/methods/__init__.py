@@ -1,1 +1,1 @@
-"""One method a file; the file's name is the method's name."""
+"""One method per file; the name of the file is the name of the method."""

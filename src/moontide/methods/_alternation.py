@@ -35,7 +35,7 @@ class Smoothed(Method):
     iterations: int = option(10, "T, M-steps; an E-step is before each and after the last", low=1)
 
     def inert(self) -> Iterator[tuple[tuple[str, ...], str]]:
-        """Name the options that the others switch off."""
+        """Yield the options that have no effect given the others."""
         if self.laplacian_weight == 0:
             names = ("neighbours", "inner_iterations")
             yield tuple(name for name in names if name in self.specs()), "with laplacian_weight=0"

@@ -39,7 +39,7 @@ class BCAState(State):
 
 @dataclass(frozen=True)
 class BCA(OnlineMethod):
-    """Likelihoods from moving class centres times what class each centre has turned out to be.
+    """Likelihoods from moving class centres, weighted by the class distribution of each centre.
 
     >>> import numpy as np
     >>> BCA().fit_predict(np.eye(3), np.eye(3)).labels
@@ -50,12 +50,14 @@ class BCA(OnlineMethod):
     state_type: ClassVar[type[State]] = BCAState
 
     centre_threshold: float = option(0.05, "t1, probability above which a sample moves the centre of its class", low=0)
-    centre_count: float = option(20000.0, "n1, samples that the text counts for in a centre", above=0)
-    belief_threshold: float = option(0.65, "t2, probability above which a sample changes what its centre is", low=0)
-    belief_count: float = option(1.0, "n2, samples that the identity counts for in it", above=0)
+    centre_count: float = option(20000.0, "n1, weight of the text in a centre, in samples", above=0)
+    belief_threshold: float = option(
+        0.65, "t2, probability above which a sample updates the beliefs of its centre", low=0
+    )
+    belief_count: float = option(1.0, "n2, weight of the identity in the class distributions, in samples", above=0)
 
     def peak_bytes(self, n: int, k: int, d: int, itemsize: int) -> int:
-        """Add R and its copies to the usual estimate."""
+        """Estimate the memory: the default, plus R and its copies."""
         return super().peak_bytes(n, k, d, itemsize) + itemsize * 3 * k * k
 
     def start(self, task: Task) -> BCAState:

@@ -1,6 +1,6 @@
 """DMN: dual memory networks, in their training-free zero-shot form: a static memory (the text) and a dynamic one.
 
-Y. Zhang et al., "Dual Memory Networks: A Versatile Adaptation Approach for Vision-Language Models", CVPR 2024.
+DMN, CVPR 2024, after what its program (YBZh/DMN) computes.
 
 Symbols:  f -> x   1 / tau -> logit_scale   p_text -> probs   H = -sum p ln(p + 1e-8) -> entropy
           slots m_j of class k -> keys[k]   M -> capacity   beta of the read-out -> sharpness   c_k -> `read`
@@ -41,7 +41,7 @@ class DMNState(State):
 
 @dataclass(frozen=True)
 class DMN(OnlineMethod):
-    """Text logits joined with those of class prototypes that each sample gathers from the memory by its own weights.
+    """Text logits combined with those of class prototypes that each sample reads from the memory with its own weights.
 
     >>> import numpy as np
     >>> rng = np.random.default_rng(0)
@@ -49,7 +49,7 @@ class DMN(OnlineMethod):
     (8, 3)
     """
 
-    citation: ClassVar[str] = "Zhang et al., CVPR 2024"
+    citation: ClassVar[str] = "DMN, CVPR 2024"
     state_type: ClassVar[type[State]] = DMNState
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "tables": {},
@@ -60,12 +60,12 @@ class DMN(OnlineMethod):
                          choices=("batch", "sample"))  # fmt: skip
     fusion: str = option("logits", "p_dyn is added to the text logits or to the text probabilities",
                          choices=("logits", "probabilities"))  # fmt: skip
-    capacity: int = option(10, "M, slots of a class", low=1)
+    capacity: int = option(10, "M, slots per class", low=1)
     sharpness: float = option(5.5, "beta, how fast the weight of a slot falls with distance", low=0)
     dynamic_weight: float = option(10.0, "weight of p_dyn in the scores", above=0)
 
     def peak_bytes(self, n: int, k: int, d: int, itemsize: int) -> int:
-        """Add the memory and its copy to the usual estimate."""
+        """Estimate the memory: the default, plus the memory and its copy."""
         return super().peak_bytes(n, k, d, itemsize) + itemsize * 2 * self.capacity * k * d
 
     def start(self, task: Task) -> DMNState:

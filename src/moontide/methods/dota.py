@@ -50,7 +50,7 @@ class DOTAState(State):
 
 @dataclass(frozen=True)
 class DOTA(OnlineMethod):
-    """Zero-shot logits joined with those of class Gaussians that zero-shot probabilities have taught.
+    """Zero-shot logits combined with those of class Gaussians learned from zero-shot probabilities.
 
     >>> import numpy as np
     >>> DOTA().fit_predict(np.eye(3), np.eye(3)).labels
@@ -62,13 +62,13 @@ class DOTA(OnlineMethod):
 
     ridge: float = option(1e-4, "eps, weight of the identity in the shared covariance", above=0, high=1)
     variance: float = option(0.002, "sigma, variance of each class before its first sample", above=0)
-    weight: float = option(0.02, "rho, weight of the Gaussians for each sample that a class has met on average", low=0)
+    weight: float = option(0.02, "rho, weight of the Gaussians per sample that a class has seen on average", low=0)
     weight_cap: float = option(0.3, "eta, largest weight of the Gaussians", low=0)
-    means: str = option("constant", "where class means begin: at the vector of 0.001s, as published, or at the text",
+    means: str = option("constant", "initial class means: the vector of 0.001s, as published, or the text",
                         choices=("constant", "text"))  # fmt: skip
 
     def peak_bytes(self, n: int, k: int, d: int, itemsize: int) -> int:
-        """Add the covariances and their copy to the usual estimate."""
+        """Estimate the memory: the default, plus the covariances and their copy."""
         return super().peak_bytes(n, k, d, itemsize) + itemsize * (2 * k + 8) * d * d
 
     def start(self, task: Task) -> DOTAState:

@@ -59,23 +59,23 @@ class DPE(OnlineMethod):
     citation: ClassVar[str] = "DPE, NeurIPS 2024"
     state_type: ClassVar[type[State]] = DPEState
 
-    capacity: int = option(3, "slots of a class in the cache", low=1)
+    capacity: int = option(3, "slots per class in the cache", low=1)
     cache_weight: float = option(6.0, "a, weight of the image prototypes", low=0)
-    sharpness: float = option(5.0, "b, how fast their affinity falls with distance", low=0)
-    text_step: float = option(6e-4, "lr of the text prototypes", low=0)
-    image_step: float = option(6e-4, "lr of the image prototypes", low=0)
-    alignment: float = option(0.5, "weight of NCE beside the entropy", low=0)
+    sharpness: float = option(5.0, "b, how fast the affinity to image prototypes falls with distance", low=0)
+    text_step: float = option(6e-4, "learning rate of the text prototypes", low=0)
+    image_step: float = option(6e-4, "learning rate of the image prototypes", low=0)
+    alignment: float = option(0.5, "weight of NCE relative to the entropy", low=0)
     alignment_tau: float = option(0.01, "temperature in NCE", above=0)
-    damping: float = option(1e-3, "what is added to |g| where a gradient is divided by it", above=0)
-    threshold: float = option(0.1, "normalised entropy below which a sample moves the text prototypes for good", low=0)
+    damping: float = option(1e-3, "added to |g| before dividing a gradient by it", above=0)
+    threshold: float = option(0.1, "normalised entropy below which a sample updates the text prototypes", low=0)
 
     def inert(self) -> Iterator[tuple[tuple[str, ...], str]]:
-        """Name the options that the others switch off."""
+        """Yield the options that have no effect given the others."""
         if self.alignment == 0:
             yield ("alignment_tau",), "with alignment=0"
 
     def peak_bytes(self, n: int, k: int, d: int, itemsize: int) -> int:
-        """Add the float64 cache, its copy, gradients, and the cosines of all prototypes to the usual estimate."""
+        """Estimate the memory: the default, plus float64 cache, copy, gradients and cosines of prototypes."""
         return super().peak_bytes(n, k, d, itemsize) + 8 * ((2 * self.capacity + 12) * k * d + 4 * k * k)
 
     def start(self, task: Task) -> DPEState:

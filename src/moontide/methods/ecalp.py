@@ -61,20 +61,20 @@ class ECALP(OnlineMethod):
     state_type: ClassVar[type[State]] = ECALPState
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"stable": {"ties": "list"}}
 
-    neighbours: int = option(8, "k_image, nearest images of an image, itself among them", low=1)
+    neighbours: int = option(8, "k_image, nearest images of an image, including itself", low=1)
     text_neighbours: int = option(3, "k_text, nearest texts of an image", low=1)
-    gamma: float = option(10.0, "power of the size of the similarities, of images and of texts", above=0)
-    alpha: float = option(1.0, "weight of the neighbours; 1 - alpha is that of the labels so far", above=0, high=1)
-    iterations: int = option(3, "rounds of propagation for each image", low=1)
+    gamma: float = option(10.0, "power of the absolute similarities", above=0)
+    alpha: float = option(1.0, "weight of the neighbours; the labels so far have 1 - alpha", above=0, high=1)
+    iterations: int = option(3, "rounds of propagation per image", low=1)
     carry: float = option(
-        0.2, "share of its label's score that an image starts the next propagation with", low=0, high=1
+        0.2, "share of the score of its label with which an image starts the next propagation", low=0, high=1
     )
-    ties: str = option("copy", "of the newest image and its copy, which comes first in a list of neighbours",
+    ties: str = option("copy", "whether the newest image or its copy comes first in a list of neighbours",
                        choices=("copy", "list"))  # fmt: skip
-    memory: int = option(2048, "images that a stream keeps, the latest; a batch keeps its own", low=1, high=LARGEST)
+    memory: int = option(2048, "latest images that a stream keeps; a batch keeps its own", low=1, high=LARGEST)
 
     def peak_bytes(self, n: int, k: int, d: int, itemsize: int) -> int:
-        """Add the graph's images, their labels and lists, with copies, to the usual estimate."""
+        """Estimate the memory: the default, plus the graph's images, their labels and lists, with copies,."""
         row = itemsize * (4 * d + 6 * k) + 8 * 12 * (self.neighbours + SPARE)
         return super().peak_bytes(n, k, d, itemsize) + row * max(self.memory, n)
 

@@ -1,6 +1,6 @@
-"""EM-Dirichlet: clusters of zero-shot probabilities on the simplex, each class a Dirichlet law.
+"""EM-Dirichlet: clusters of zero-shot probabilities on the simplex, each class a Dirichlet distribution.
 
-S. Martin et al., "Transductive Zero-Shot and Few-Shot CLIP", CVPR 2024.
+S. Martin et al., CVPR 2024, after what their program (SegoleneMartin/transductive-CLIP) computes.
 
 Symbols:  p_i = softmax(T cos(f_i, t_k)) -> p[i]   ln(p_i + eps) -> log_p[i]   u_ik -> u[i, k]   a_k -> a[k]
           s_k, ybar_k, v_k -> s[k], y[k], v[k]   lambda / N -> complexity   T -> relative_temperature * task.logit_scale
@@ -46,7 +46,7 @@ REST = 1e-24  # squared relative change of one class at which it is left alone
 
 @dataclass(frozen=True)
 class EMDirichlet(Method):
-    """Mixture of Dirichlet laws over the zero-shot probabilities, with a bonus for large clusters.
+    """Mixture of Dirichlet distributions over the zero-shot probabilities, with a bonus for large clusters.
 
     >>> import numpy as np
     >>> text = np.eye(4)
@@ -68,7 +68,7 @@ class EMDirichlet(Method):
     complexity: str | float = option("original", "weight of the logarithm of the class shares: a number, or the "
                                      "original's integer part of K / 5", choices=("original",), low=0)  # fmt: skip
     broadcast_start: bool = option(False, "start the first estimate from the normaliser of one class, not of K")
-    match: bool = option(False, "assign clusters to classes again by their mean probabilities")
+    match: bool = option(False, "re-assign clusters to classes by their mean probabilities")
 
     def peak_bytes(self, n: int, k: int, d: int, itemsize: int) -> int:
         """Count float64 arrays: some N x K, and a dozen K x K of the inner solver."""

@@ -57,11 +57,11 @@ class Frolic(Method):
         "debias": {"part": "debias"},
     }
 
-    part: str = option("stack", "all of it, the Gaussian logits alone, or the bias correction of zero-shot alone",
+    part: str = option("stack", "the whole method, only the Gaussian logits, or only the bias correction of zero-shot",
                        choices=("stack", "gaussian", "debias"))  # fmt: skip
     shrinkage: float = option(0.9, "lambda, weight of the identity in the covariance", above=0, high=1)
     rounds: int = option(11, "rounds of bias correction", low=0)
-    prior_floor: float = option(1e-12, "what is added to the prior: a class without rows gains up to -ln of it a round",
+    prior_floor: float = option(1e-12, "added to the prior: a class without samples gains up to -ln of it per round",
                                 low=1e-30, high=1)  # fmt: skip
     threshold: float = option(0.6, "probability above which a pseudo-label becomes one-hot", low=0)
     tau: float = option(0.04, "temperature of the similarities to the proxies", above=0)
@@ -80,7 +80,7 @@ class Frolic(Method):
             yield ("prior_floor",), "with rounds=0"
 
     def peak_bytes(self, n: int, k: int, d: int, itemsize: int) -> int:
-        """Add the float64 features, logits, proxies and A to the usual estimate."""
+        """Estimate the memory: the default, plus the float64 features, logits, proxies and A."""
         return super().peak_bytes(n, k, d, itemsize) + 8 * (6 * n * k + 2 * n * d + 6 * k * d + 2 * k * k)
 
     def _fit(self, task: Task) -> Result:

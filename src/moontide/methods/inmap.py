@@ -52,20 +52,20 @@ class InMaP(Method):
         "no_sinkhorn": {"sinkhorn_iterations": 0},
     }
 
-    gamma: float = option(0.0, "power of the classes' zero-shot shares that is their target; 0: equal shares", low=0)
-    sinkhorn_iterations: int = option(20, "rounds of balancing the pseudo-labels; 0: they are not balanced", low=0)
+    gamma: float = option(0.0, "the target shares are the zero-shot shares to this power; 0: equal shares", low=0)
+    sinkhorn_iterations: int = option(20, "rounds of balancing the pseudo-labels; 0: no balancing", low=0)
     threshold: float = option(0.6, "alpha, probability above which a pseudo-label becomes one-hot", low=0)
     tau: float = option(0.04, "tau_i, temperature of the similarities to the proxies", above=0)
     step_size: float = option(10.0, "eta, length of the first gradient steps", above=0)
     iterations: int = option(2000, "gradient steps", low=1, high=10_000)
 
     def inert(self) -> Iterator[tuple[tuple[str, ...], str]]:
-        """Name the options that the others switch off."""
+        """Yield the options that have no effect given the others."""
         if self.sinkhorn_iterations == 0:
             yield ("gamma",), "with sinkhorn_iterations=0"
 
     def peak_bytes(self, n: int, k: int, d: int, itemsize: int) -> int:
-        """Add the float64 features, probabilities and proxies to the usual estimate."""
+        """Estimate the memory: the default, plus the float64 features, probabilities and proxies."""
         return super().peak_bytes(n, k, d, itemsize) + 8 * (4 * n * k + n * d + 5 * k * d)
 
     def _fit(self, task: Task) -> Result:

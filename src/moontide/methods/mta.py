@@ -1,7 +1,6 @@
 """MTA: robust mean shift over augmented views of each image.
 
-M. Zanella and I. Ben Ayed, "On the Test-Time Zero-Shot Generalization of Vision-Language Models: Do We Really Need
-Prompt Learning?", CVPR 2024.
+M. Zanella et al., CVPR 2024, after what their program (MaxZanella/MTA) computes.
 
 Symbols:  x_p -> views[:, p]   h_p^2 -> bandwidth   K_p -> kernel   w_pq -> affinity   y_p -> inlierness   m -> mode
           lambda -> affinity_weight   lambda_y -> entropy_weight
@@ -29,6 +28,7 @@ from moontide.errors import InputError, OptionError
 from moontide.options import option
 from moontide.protocols import Method
 from moontide.types import Result, Task
+from moontide.views import make_views
 
 BLOCK_ENTRIES = 2**22  # entries of views, of their predictions and of their affinities held at once
 FLOOR = 1e-6  # smallest bandwidth h_p^2: equal views have none of their own
@@ -45,17 +45,17 @@ class MTA(Method):
     (4, 3)
     """
 
-    citation: ClassVar[str] = "Zanella and Ben Ayed, CVPR 2024"
+    citation: ClassVar[str] = "Zanella et al., CVPR 2024"
     needs: ClassVar[frozenset[str]] = frozenset({"views"})
 
-    views: int = option(64, "views made of each image, where images and an encoder are given in place of views", low=2)
-    seed: int = option(0, "of the random crops of those views", low=0, high=2**32 - 1)
+    views: int = option(64, "views to create per image, from images and an encoder instead of views", low=2)
+    seed: int = option(0, "seed of the random crops", low=0, high=2**32 - 1)
     nearest: float = option(0.3, "share of the other views that sets the bandwidth of a view", above=0, high=1)
-    affinity_weight: float = option(4.0, "lambda, weight of views with alike predictions", low=0)
+    affinity_weight: float = option(4.0, "lambda, weight of views with similar predictions", low=0)
     entropy_weight: float = option(0.2, "lambda_y, how evenly views count", above=0)
     iterations: int = option(5, "rounds of both updates", low=1)
-    inner_iterations: int = option(5, "most steps of each update in a round", low=1)
-    tolerance: float = option(1e-6, "length of a step at which an update has converged", low=0)
+    inner_iterations: int = option(5, "the most steps of each update per round", low=1)
+    tolerance: float = option(1e-6, "step length at which an update has converged", low=0)
 
     def _fit(self, task: Task) -> Result:
         xp = namespace(task.features)
@@ -83,8 +83,6 @@ class MTA(Method):
         """Return the views as unit rows, or say why they cannot be used."""
         given = task.extras.get("views")
         if given is None:
-            from moontide.encoders.views import make_views
-
             given = make_views(task.extras["encoder"], task.extras["images"], self.views, self.seed)
         views = like(unit_rows(as_matrix(given, "views", 3), "views"), task.features)
         if views.shape[2] != task.d:

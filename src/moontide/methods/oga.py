@@ -1,7 +1,6 @@
 """OGA: online Gaussian adaptation, class Gaussians with one precision, estimated from a small memory of each class.
 
-C. Fuchs, M. Zanella and C. De Vleeschouwer, "Online Gaussian Test-Time Adaptation of Vision-Language Models", CVPR
-Workshops 2025.
+C. Fuchs et al., CVPR Workshops 2025, after what their program (cfuchs2023/OGA) computes.
 
 Symbols:  f -> x   yhat -> y   mu_k -> mu   Sigma^-1 = P -> precision   C -> capacity   tau -> tau
           stored features of a class -> keys[k]   H = -sum y ln(y + 1e-9) -> entropy
@@ -66,11 +65,11 @@ class OGA(OnlineMethod):
     access: str = option("batch", "all samples of a step enter the memory before any is predicted, or one at a time",
                          choices=("batch", "sample"))  # fmt: skip
     tau: float = option(0.01, "temper of the likelihood", above=0)
-    capacity: int = option(8, "C, slots of a class", low=2)
+    capacity: int = option(8, "C, slots per class", low=2)
     faithful: bool = option(True, "means divided by C instead of the filled slots, memory and means in half precision")
 
     def peak_bytes(self, n: int, k: int, d: int, itemsize: int) -> int:
-        """Add the memory, its copy and the residuals, and the d x d precision to the usual estimate."""
+        """Estimate the memory: the default, plus the memory, its copy and the residuals, and the d x d precision."""
         return super().peak_bytes(n, k, d, itemsize) + itemsize * (4 * self.capacity * k * d + 4 * d * d)
 
     def start(self, task: Task) -> OGAState:

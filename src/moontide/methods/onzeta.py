@@ -50,7 +50,7 @@ class OnZetaState(State):
 
 @dataclass(frozen=True)
 class OnZeta(OnlineMethod):
-    """Balanced text labels mixed with those of proxies that learn from them, one sample at a time.
+    """Balanced text labels combined with those of proxies that learn from them, one sample at a time.
 
     >>> import numpy as np
     >>> OnZeta().fit_predict(np.eye(3), np.eye(3)).labels
@@ -66,15 +66,15 @@ class OnZeta(OnlineMethod):
 
     answer: str = option("mixed", "the text labels and those of the proxies, or the balanced text labels alone",
                          choices=("mixed", "label"))  # fmt: skip
-    horizon: int = option(0, "n, length of the stream; 0: of a batch its own, of a stream not known", low=0, high=10**9)
+    horizon: int = option(0, "n, length of the stream; 0: unknown (for a batch, its own length)", low=0, high=10**9)
     tau: float = option(0.04, "tau_i, temperature of the similarities to the proxies", above=0)
     proxy_step: float = option(0.5, "c_w, length of the steps of the proxies", low=0)
     dual_step: float = option(20.0, "c_r, length of the steps of the dual variable", low=0)
-    balance: float = option(1.0, "alpha, share that every class is lifted to, times K; 0: none is", low=0)
+    balance: float = option(1.0, "alpha, minimum share of every class, times K; 0: none", low=0)
     proxy_weight: float = option(0.8, "beta, weight of the proxies at the end of the stream", low=0, high=1)
 
     def inert(self) -> Iterator[tuple[tuple[str, ...], str]]:
-        """Name the options that the others switch off."""
+        """Yield the options that have no effect given the others."""
         if self.answer == "label":
             yield ("horizon", "tau", "proxy_step", "proxy_weight"), "with answer='label'"
         if self.proxy_weight == 0:

@@ -35,7 +35,7 @@ DIGITS = 9  # to which shares of an image are rounded, so that equal ones are eq
 
 @dataclass(frozen=True)
 class OTTER(Method):
-    """The cheapest assignment of the images to the classes that has the given class balance.
+    """The optimal assignment of images to classes with a given class balance.
 
     >>> import numpy as np
     >>> features = np.asarray([[1.0, 0.1], [0.8, 0.6], [0.75, 0.66], [0.1, 1.0]])
@@ -48,10 +48,10 @@ class OTTER(Method):
     citation: ClassVar[str] = "OTTER, NeurIPS 2024"
     accepts: ClassVar[frozenset[str]] = frozenset({"class_prior"})
 
-    floor: float = option(1e-9, "what is added to probabilities before their logarithm is the cost", low=0)
+    floor: float = option(1e-9, "added to probabilities before taking their logarithm as the cost", low=0)
 
     def peak_bytes(self, n: int, k: int, d: int, itemsize: int) -> int:
-        """Add the float64 costs and prices to the usual estimate."""
+        """Estimate the memory: the default, plus the float64 costs and prices."""
         return super().peak_bytes(n, k, d, itemsize) + 8 * 5 * n * k
 
     def _fit(self, task: Task) -> Result:

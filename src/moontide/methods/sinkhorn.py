@@ -40,11 +40,11 @@ class Sinkhorn(Method):
 
     citation: ClassVar[str] = "InMaP, NeurIPS 2023"
 
-    gamma: float = option(0.0, "power of the classes' zero-shot shares that is their target; 0: equal shares", low=0)
+    gamma: float = option(0.0, "the target shares are the zero-shot shares to this power; 0: equal shares", low=0)
     iterations: int = option(20, "rounds of scaling the columns and then the rows", low=1)
 
     def peak_bytes(self, n: int, k: int, d: int, itemsize: int) -> int:
-        """Add the float64 features and the arrays of the scaling to the usual estimate."""
+        """Estimate the memory: the default, plus the float64 features and the arrays of the scaling."""
         return super().peak_bytes(n, k, d, itemsize) + 8 * (4 * n * k + n * d)
 
     def _fit(self, task: Task) -> Result:

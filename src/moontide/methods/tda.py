@@ -1,6 +1,6 @@
 """TDA: a training-free dynamic adapter, two key-value caches of confident and of uncertain samples.
 
-A. Karmanov et al., "Efficient Test-Time Adaptation of Vision-Language Models", CVPR 2024.
+TDA, CVPR 2024, after what its program (kdiAAA/TDA) computes.
 
 Symbols:  f -> x   c = f.t / tau -> logits   p -> probs   H(p) -> h   H / log2 K -> normalised
           keys k_j and entropies of the positive cache -> positive_keys, positive_entropy, (K, 3, d) and (K, 3)
@@ -56,7 +56,7 @@ class TDA(OnlineMethod):
     (8, 3)
     """
 
-    citation: ClassVar[str] = "Karmanov et al., CVPR 2024"
+    citation: ClassVar[str] = "TDA, CVPR 2024"
     state_type: ClassVar[type[State]] = TDAState
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "tables": {},
@@ -65,18 +65,18 @@ class TDA(OnlineMethod):
 
     access: str = option("batch", "all samples of a step enter the caches before any is predicted, or one at a time",
                          choices=("batch", "sample"))  # fmt: skip
-    scores: str = option("softmax", "what the scores are: softmax of the adapted logits, or these",
+    scores: str = option("softmax", "form of the scores: the softmax of the adapted logits, or the logits",
                          choices=("softmax", "logits"))  # fmt: skip
-    positive_capacity: int = option(3, "slots of a class in the positive cache", low=1)
-    negative_capacity: int = option(2, "slots of a class in the negative cache", low=1)
+    positive_capacity: int = option(3, "slots per class in the positive cache", low=1)
+    negative_capacity: int = option(2, "slots per class in the negative cache", low=1)
     positive_weight: float = option(2.0, "alpha_pos, weight of the positive cache", low=0)
-    positive_sharpness: float = option(5.0, "beta_pos, how fast its affinity falls with distance", low=0)
+    positive_sharpness: float = option(5.0, "beta_pos, how fast the affinity of positives falls with distance", low=0)
     negative_weight: float = option(0.117, "alpha_neg, weight of the negative cache", low=0)
-    negative_sharpness: float = option(1.0, "beta_neg, how fast its affinity falls with distance", low=0)
+    negative_sharpness: float = option(1.0, "beta_neg, how fast the affinity of negatives falls with distance", low=0)
     entropy_low: float = option(0.2, "normalised entropy above which a sample enters the negative cache", low=0)
-    entropy_high: float = option(0.5, "normalised entropy below which it does", low=0)
+    entropy_high: float = option(0.5, "normalised entropy below which a sample enters the negative cache", low=0)
     mask_low: float = option(0.03, "probability above which a class is lowered by a negative sample", above=0, high=1)
-    mask_high: float = option(1.0, "probability below which it is", above=0)
+    mask_high: float = option(1.0, "probability below which a class is lowered by a negative sample", above=0)
 
     def inert(self) -> Iterator[tuple[tuple[str, ...], str]]:
         """Name the options of a cache that is switched off."""
@@ -87,7 +87,7 @@ class TDA(OnlineMethod):
             yield names, "with negative_weight=0"
 
     def peak_bytes(self, n: int, k: int, d: int, itemsize: int) -> int:
-        """Add the caches and their copies to the usual estimate."""
+        """Estimate the memory: the default, plus the caches and their copies."""
         slots = self.positive_capacity + self.negative_capacity
         return super().peak_bytes(n, k, d, itemsize) + itemsize * 2 * slots * k * d
 

@@ -1,6 +1,6 @@
 """TENT: fewer bits of entropy by gradient steps on the normalisation layers of the image tower.
 
-D. Wang et al., "Tent: Fully Test-Time Adaptation by Entropy Minimization", ICLR 2021.
+D. Wang et al., ICLR 2021, after what their program (DequanWang/tent) computes.
 
 Symbols:  gamma, beta of the normalisation layers -> weights (one flat array)   momentum buffer -> momentum
           H(softmax(s f(x) . t)) averaged over the batch -> loss
@@ -53,9 +53,9 @@ class TENT(OnlineMethod):
     needs: ClassVar[frozenset[str]] = frozenset({"encoder", "images"})
     state_type: ClassVar[type[State]] = TentState
 
-    learning_rate: float = option(1e-3, "of SGD", above=0)
+    learning_rate: float = option(1e-3, "learning rate of SGD", above=0)
     momentum: float = option(0.9, "Nesterov momentum of SGD", low=0, high=1)
-    steps: int = option(1, "updates a batch", low=1)
+    steps: int = option(1, "updates per batch", low=1)
     faithful: bool = option(False, "leave the adapted weights in the encoder, as the original programs do")
 
     def start(self, task: Task) -> TentState:

@@ -1,7 +1,6 @@
 """ZLaP: label propagation from class names over a graph of texts and images.
 
-V. Stojnic, Y. Kalantidis and G. Tolias, "Label Propagation for Zero-shot Classification with Vision-Language Models",
-CVPR 2024.
+V. Stojnic et al., CVPR 2024, after what their program (vladan-stojnic/ZLaP) computes.
 
 Symbols:  k -> neighbours   gamma -> gamma   alpha -> alpha   W -> edges   D -> degree   L = I - alpha D^-1/2 W D^-1/2
           e_c -> the columns of `seeds`   x_c -> the columns of `x`
@@ -37,7 +36,7 @@ BLOCK_ENTRIES = 2**22  # of the solution, made at once: 32 MB in float64
 
 @dataclass(frozen=True)
 class ZLaP(Method):
-    """Class names spread their labels to the images near them, and those to theirs.
+    """Label propagation from class names to nearby images, and from these to their neighbours.
 
     >>> import numpy as np
     >>> ZLaP().fit_predict(np.asarray([[1.0, 0.1], [0.9, 0.2], [0.1, 1.0]]), np.eye(2)).labels
@@ -46,14 +45,14 @@ class ZLaP(Method):
 
     citation: ClassVar[str] = "Stojnic et al., CVPR 2024"
 
-    neighbours: int = option(5, "k, nearest texts of an image, and nearest images counting the image itself", low=1)
+    neighbours: int = option(5, "k, nearest texts of an image, and nearest images including the image itself", low=1)
     gamma: float = option(5.0, "power of the image-text similarities", above=0)
-    alpha: float = option(0.3, "how far labels spread: weight of the neighbours", above=0, high=0.99)
+    alpha: float = option(0.3, "weight of the neighbours: how far labels spread", above=0, high=0.99)
     scale_similarities: bool = option(False, "stretch the image-text similarities of all edges to [0, 1] first")
     inductive: bool = option(False, "score an image by its neighbours, as if it were not in the graph")
 
     def peak_bytes(self, n: int, k: int, d: int, itemsize: int) -> int:
-        """Add the edges and the blocks of the solver, which are float64, to the usual estimate."""
+        """Estimate the memory: the default, plus the edges and the blocks of the solver, which are float64,."""
         edges = 2 * 24 * (n + k) * (2 * self.neighbours - 1)
         return super().peak_bytes(n, k, d, itemsize) + edges + 8 * 8 * max(n + k, min(BLOCK_ENTRIES, (n + k) * k))
 

@@ -40,11 +40,13 @@ function tally(classes) {
 }
 const countsNow = tally(label), countsBefore = tally(before);
 const scored = (i) => !D.known || !D.known[i];  // a label that the method was given is no proof of it
+const isClass = (i) => label[i] < D.k;  // not none of these, nor an upper level of a tree
 let changedCount = 0, scoredCount = 0, rightNow = 0, rightBefore = 0;
 for (let i = 0; i < N; i++) {
   changedCount += label[i] !== before[i];
-  scoredCount += scored(i);
-  if (truth && scored(i)) { rightNow += label[i] === truth[i]; rightBefore += before[i] === truth[i]; }
+  if (!scored(i) || !isClass(i)) continue;
+  scoredCount++;
+  if (truth) { rightNow += label[i] === truth[i]; rightBefore += before[i] === truth[i]; }
 }
 const bySize = [...Array(K).keys()].sort((a, b) => countsNow[b] - countsNow[a] || countsBefore[b] - countsBefore[a] || a - b);
 const rank = new Uint32Array(K);
@@ -52,17 +54,18 @@ bySize.forEach((k, r) => { rank[k] = r; });
 
 // ---- header
 function head() {
-  const seen = bySize.filter((k) => countsNow[k]).length;
-  $("title").textContent = `${plural(N, "image")}, ${plural(D.choices, "class", "classes")}`;
+  const seen = bySize.filter((k) => countsNow[k] && k < D.k).length, others = label.filter((k) => k >= D.k).length;
+  $("title").textContent = `${plural(N, "image")}, ${plural(D.k, "class", "classes")}`;
   document.title = `${$("title").textContent} – Moontide`;
   $("about").textContent = Object.entries(D.about).map(([key, value]) => `${key} ${value}`).join(" · ");
   const fact = (title, value, more) => make("div", {}, make("dt", { textContent: title }), make("dd", {}, `${value} `, make("small", { textContent: more })));
   $("facts").append(
     fact("Changed from zero-shot", number(changedCount), `of ${number(N)} (${share(changedCount / N)})`),
-    fact("Classes that appear", number(seen), `of ${number(K)}`));
+    fact("Classes that appear", number(seen), `of ${number(D.k)}`));
+  if (others) $("facts").append(fact(D.choices > D.k ? "None of these" : "At an upper level", number(others), D.choices > D.k && K > D.choices ? "or at an upper level" : `of ${number(N)}`));
   if (truth && scoredCount) {
     const gain = 100 * (rightNow - rightBefore) / scoredCount;
-    $("facts").append(fact("Accuracy", share(rightNow / scoredCount), `zero-shot ${share(rightBefore / scoredCount)} (${gain < 0 ? "−" : "+"}${Math.abs(gain).toFixed(1)})`));
+    $("facts").append(fact("Accuracy", share(rightNow / scoredCount), `zero-shot ${share(rightBefore / scoredCount)} (${gain < 0 ? "−" : "+"}${Math.abs(gain).toFixed(1)})${others ? `, of ${number(scoredCount)} with a class` : ""}`));
   }
   if (D.skipped_count) $("facts").append(fact("Skipped files", number(D.skipped_count), "listed below"));
   for (const link of document.querySelectorAll("nav [data-for]")) link.hidden = link.dataset.for === "confusion" ? !truth : !D.skipped_count;
@@ -295,8 +298,8 @@ function changes() {
   $("moves-box").hidden = !found.length;
   document.querySelector(".columns").classList.toggle("single", !found.length);
   listPairs($("moves"), found, (a, b) => ({ before: a, label: b }));
-  $("beta-note").textContent = D.beta ? "Upper bar zero-shot, lower bar after. β is the share of the images in the mean of a class: 0 leaves it at its name, 1 forgets the name."
-    : "Upper bar zero-shot, lower bar after. There is one β a class only where one run of a method with β labels all images together.";
+  $("beta-note").textContent = D.beta ? "Upper bar zero-shot, lower bar after. β is the weight of the images in a class vector: at 0 it stays at its name, at 1 the name no longer counts."
+    : "Upper bar zero-shot, lower bar after. β per class is shown only if one run of a method with β labels all images together.";
   showShares();
 }
 

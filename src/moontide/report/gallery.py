@@ -121,6 +121,7 @@ def gallery_data(
     prefix = shared[: shared.rfind("/") + 1]
     return {
         "n": task.n,
+        "k": task.k,  # of the classes are those of the task; then none of these, then levels of a tree
         "classes": answers.names,
         "choices": answers.choices,  # the classes that a person can set; those behind are levels of a tree
         "prefix": prefix,

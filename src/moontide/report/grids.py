@@ -106,7 +106,7 @@ def of_backbone(table: Table) -> str:
     >>> of_backbone(example()[0])
     ', clip_vit_b16'
     """
-    return f", {table.backbone or 'a backbone of no known name'}"
+    return f", {table.backbone or 'an unknown backbone'}"
 
 
 def table_name(table: Table, *what: str, sizes: bool = True) -> str:

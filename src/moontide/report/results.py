@@ -214,7 +214,7 @@ def collect(folder: str | Path) -> Results:
     found = {key(record): record for record in read_records(folder)}.values()
     records = sorted(found, key=lambda r: (r["scenario"].get("place", 0), r.get("place", 0)))  # as the suites have them
     if not records:
-        raise FileError(f"There are no results in {folder}; make some with 'moontide bench run'.")
+        raise FileError(f"There are no results in {folder}; create some with 'moontide bench run'.")
     newest = {r["suite"]: r["version"] for r in sorted(records, key=lambda r: r["version"])}  # the last one stays
     shown = [record for record in records if record["version"] == newest[record["suite"]]]
     notes = []
@@ -223,7 +223,7 @@ def collect(folder: str | Path) -> Results:
     tables = _tables(shown)
     made = Counter(_maker(record) for record in shown)
     if len(made) > 1:
-        notes.append("The records were made by several versions or machines, listed at the end.")
+        notes.append("The records come from several versions or machines, listed at the end.")
     return Results(tables, made, [*notes, *_size_notes(shown), *_run_notes(tables)])
 
 
@@ -303,7 +303,7 @@ def _size_notes(records: Iterable[Record]) -> Iterable[str]:
         if (samples, classes) != (known.samples, known.classes)
     ]
     if other:
-        yield f"Not the paper's test sets, so not to be held against its numbers closely: {', '.join(other)}."
+        yield f"These are not the paper's test sets, so compare with its numbers only roughly: {', '.join(other)}."
 
 
 def _run_notes(tables: Iterable[Table]) -> Iterable[str]:

@@ -84,7 +84,7 @@ class StreamSampler:
         if self.drop_last and len(order) < self.batch_size:
             raise InputError(
                 f"'batch_size' is {self.batch_size} but the stream has {len(order)} samples, so no batch is full. "
-                f"Take a smaller 'batch_size', or drop_last=False to keep the incomplete batch."
+                f"Use a smaller 'batch_size', or drop_last=False to keep the incomplete batch."
             )
         stop = len(order) - len(order) % self.batch_size if self.drop_last else len(order)
         return [order[start : start + self.batch_size] for start in range(0, stop, self.batch_size)]

@@ -1,8 +1,8 @@
-"""The application: the routes behind their guard, the pages, and how errors are said.
+"""The application: the guarded routes, the pages, and error responses.
 
-An error is a JSON object with one sentence, `detail`. Statuses: 400 unreadable, 401 and 403 not let in, 404 not there,
-408 too slow, 409 taken, 413 too large, 415 of another kind, 422 readable but wrong, 429 too busy, 503 not now (the last
-two with Retry-After).
+An error is a JSON object with one sentence, `detail`. Statuses: 400 malformed, 401 and 403 not authorised, 404 not
+found, 408 too slow, 409 conflict, 413 too large, 415 wrong content type, 422 invalid values, 429 too busy, 503
+unavailable (the last two with Retry-After).
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ KINDS = {"html": "text/html", "js": "text/javascript", "css": "text/css", "svg":
 
 
 def create_app(service: Service) -> FastAPI:
-    """Make the application of a service, which it opens at its start and closes at its end."""
+    """Create the application of a service; it opens the service at startup and closes it at shutdown."""
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -122,7 +122,7 @@ async def _error_response(_: Request, error: Exception) -> JSONResponse:
 
 
 async def _say_methods(request: Request, _: Exception) -> JSONResponse:
-    """Name all methods of a path, which several routes may have."""
+    """List all methods of a path, which may have several routes."""
     path = request.url.path
     found = {verb for route in router.routes if route.path_regex.match(path) for verb in route.methods}  # type: ignore[attr-defined]
     allowed = ", ".join(sorted(found or {"GET"}))
@@ -130,7 +130,7 @@ async def _say_methods(request: Request, _: Exception) -> JSONResponse:
 
 
 async def _say_invalid(_: Request, error: Exception) -> JSONResponse:
-    """Name the first things that are wrong, without repeating what was sent."""
+    """Describe the first errors, without repeating the contents of the request."""
     found = error.errors() if isinstance(error, RequestValidationError) else []
     if any(each["type"] == "json_invalid" for each in found):
         return JSONResponse({"detail": "The body is not JSON."}, 400)
@@ -138,4 +138,4 @@ async def _say_invalid(_: Request, error: Exception) -> JSONResponse:
 
 
 async def _say_bug(_: Request, error: Exception) -> JSONResponse:
-    return JSONResponse({"detail": "The server made a mistake, which is in its log; the state is as before."}, 500)
+    return JSONResponse({"detail": "Internal error; see the server's log. The state is unchanged."}, 500)

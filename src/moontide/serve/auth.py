@@ -1,9 +1,9 @@
-"""Who may ask, and how much: bearer tokens, and limits that hold while a request is still coming in.
+"""Access and limits: bearer tokens, and limits that apply while a request is still arriving.
 
-A token is 256 random bits; the store has only its SHA-256, with what it opens: reading, pushing or all, of one stream
-or of every one, until some time. Without tokens the server answers only on a loopback address, and there only to pages
-of its own: a request whose `Host` or `Origin` is another name, or that a browser calls cross-site, is refused, so that
-no site in the user's browser can reach it. A server that has had tokens stays closed when the last one is revoked.
+A token is 256 random bits. The store keeps only its SHA-256 and what it allows: a scope, optionally one stream, and an
+optional expiry. Without tokens the server answers only on a loopback address, and only to its own pages: a request with
+another `Host` or `Origin`, or one that a browser marks as cross-site, is refused, so that no other site in the user's
+browser can reach it. A server that has had tokens stays closed when the last one is revoked.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SCOPES = ("read", "push", "admin")  # each opens what the ones before it do, and
 PUSHES = frozenset({"embeddings", "images", "known"})  # what else than GET does not need the scope "admin"
 LARGE = re.compile(r"/streams(/[^/]+/(embeddings|images))?")  # requests that may be larger than `SMALL_BODY`
 SMALL_BODY = 2**18
-WRONG_SECONDS, LOG_SECONDS = 0.2, 10.0  # that a wrong token costs; between two lines in the log about them
+WRONG_SECONDS, LOG_SECONDS = 0.2, 10.0  # cost of a wrong token, and interval between log lines about them
 METHODS = frozenset({"GET", "POST", "DELETE", "HEAD", "OPTIONS", "PUT", "PATCH"})
 HEADERS = [
     (b"content-security-policy", b"default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
@@ -50,7 +50,7 @@ log = logging.getLogger("moontide.serve")
 
 
 class Token(NamedTuple):
-    """What is kept of a token.
+    """The stored form of a token.
 
     >>> Token.read(Token("ab", "push", "camera").write())
     Token(digest='ab', scope='push', stream='camera', expires=None)
@@ -71,7 +71,7 @@ class Token(NamedTuple):
         return cls(**json.loads(data))
 
     def opens(self, verb: str, path: str) -> bool:
-        """Tell whether it is good for a request.
+        """Tell whether the token allows a request.
 
         >>> Token("", "push", "a").opens("POST", "/streams/a/known"), Token("", "push", "a").opens("GET", "/streams/b")
         (True, False)
@@ -88,7 +88,7 @@ class Token(NamedTuple):
 
 
 def new_token(scope: str = "admin", stream: str | None = None, expires: float | None = None) -> tuple[str, Token]:
-    """Draw a token; returns it and what is kept of it.
+    """Create a random token; return it and its stored form.
 
     >>> token, kept = new_token()
     >>> digest_of(token) == kept.digest
@@ -111,7 +111,7 @@ def seconds_of(duration: str) -> float:
 
 
 def digest_of(token: str) -> str:
-    """Return what is kept of a token; it is random enough to need no salt.
+    """Return the digest of a token; tokens are random enough to need no salt.
 
     >>> digest_of("a")[:8]
     'ca978112'
@@ -120,7 +120,7 @@ def digest_of(token: str) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Tell whether a host name or address is this machine's own.
+    """Tell whether a host name or address is a loopback one.
 
     >>> [is_loopback(host) for host in ("localhost", "127.0.0.1", "::1", "0.0.0.0", "example.org")]
     [True, True, True, False, False]
@@ -134,7 +134,7 @@ def is_loopback(host: str) -> bool:
 
 
 def name_of(host: str) -> str:
-    """Return the name or address in a `Host` header, or nothing where it is not of the form of one.
+    """Return the name or address in a `Host` header, or an empty string if it is malformed.
 
     >>> name_of("LocalHost:8000"), name_of("[::1]:8000"), name_of("["), name_of("evil@localhost"), name_of("a#b")
     ('localhost', '::1', '', '', '')
@@ -144,20 +144,20 @@ def name_of(host: str) -> str:
 
 
 def check_exposure(host: str, tokens: Mapping[str, Token]) -> None:
-    """Refuse to listen to the network without tokens.
+    """Refuse to listen on the network without tokens.
 
     >>> check_exposure("127.0.0.1", {})
     """
     if not tokens and not is_loopback(host):
         raise OptionError(
-            f"'--host' {host} can be reached from other machines, and there is no token; "
-            "make one with 'moontide serve --new-token NAME', or leave '--host' at 127.0.0.1."
+            f"'--host' {host} is reachable from other machines, and there is no token; "
+            "create one with 'moontide serve --new-token NAME', or leave '--host' at 127.0.0.1."
         )
 
 
 @dataclass
 class Gate:
-    """What is let in: `tokens` by name; a gate that never had one lets in everybody on this machine."""
+    """Decides which requests are allowed: `tokens` by name; without any token ever, all local requests are allowed."""
 
     tokens: Mapping[str, Token] = field(default_factory=dict)
     max_body: int = 2**25  # bytes of a request
@@ -168,23 +168,23 @@ class Gate:
     closing: bool = False  # whether the server is going down
 
     def __post_init__(self) -> None:
-        """Note whether there are tokens."""
+        """Record whether there are tokens."""
         self._coming: set[_Body] = set()
         self._logged, self._unlogged = -LOG_SECONDS, 0
         self.set_tokens(self.tokens)
 
     def set_tokens(self, tokens: Mapping[str, Token]) -> None:
-        """Take the tokens as they are now; a gate that had some stays closed without."""
+        """Replace the tokens; a gate that had tokens stays closed without them."""
         self.tokens, self.closed = tokens, self.closed or bool(tokens)
 
     def close(self) -> None:
-        """Give up on requests that are still coming in: the server is going down."""
+        """Abort requests that are still arriving, because the server is shutting down."""
         self.closing = True
         for body in list(self._coming):
             body.give_up()
 
     def refusal(self, scope: Scope) -> tuple[int, str] | None:
-        """Return the status and the sentence for a request that is not let in, or None."""
+        """Return the status and message for a request that is refused, or None."""
         headers, path = Headers(scope=scope), scope["path"]
         if self.closed:
             if path in PUBLIC:
@@ -199,17 +199,17 @@ class Gate:
             return None
         host = headers.get("host", "")
         if not is_loopback(name_of(host)):
-            return 403, f"Without tokens this server answers to loopback names only. Got the host {host[:100]!r}."
+            return 403, f"Without tokens this server only accepts loopback host names. Got the host {host[:100]!r}."
         origin = headers.get("origin")
         if origin is not None and origin.lower() not in (f"http://{host.lower()}", f"https://{host.lower()}"):
-            return 403, "Without tokens this server answers to its own pages only. Got another origin."
+            return 403, "Without tokens this server only accepts its own pages. Got another origin."
         site = headers.get("sec-fetch-site", "none")
         if site not in ("none", "same-origin") and not (path in PAGES and scope["method"] in ("GET", "HEAD")):
-            return 403, f"Without tokens this server answers to its own pages only. Got a {site[:20]!r} request."
+            return 403, f"Without tokens this server only accepts its own pages. Got a {site[:20]!r} request."
         return None
 
     def find(self, authorization: str) -> Token | None:
-        """Return the token in a header, where it is known and good; takes the same time whichever it is."""
+        """Return the token in a header if it is valid, in constant time."""
         kind, _, token = authorization.partition(" ")
         digest = digest_of(token.strip())
         found = [known for known in self.tokens.values() if hmac.compare_digest(digest, known.digest)]
@@ -218,7 +218,7 @@ class Gate:
         return found[0] if found[0].expires is None or found[0].expires > time.time() else None
 
     def note_refused(self, client: str) -> None:
-        """Write a line about refused tokens into the log, now and then."""
+        """Log refused tokens, at most once in a while."""
         now = time.monotonic()
         if now < self._logged + LOG_SECONDS:
             self._unlogged += 1
@@ -229,7 +229,7 @@ class Gate:
 
 
 class Guard:
-    """The outermost layer of the application: lets in, limits, counts, and sets the security headers."""
+    """The outermost layer of the application: access, limits, counters and security headers."""
 
     def __init__(self, app: ASGIApp, gate: Gate, metrics: Metrics) -> None:
         """Wrap an application."""
@@ -267,7 +267,7 @@ class Guard:
 
 
 class _Body:
-    """The body of a request: counted as it comes in, against its own limit and that of all, and against the clock."""
+    """The body of a request, limited in size (itself and all together) and time while it arrives."""
 
     def __init__(self, gate: Gate, receive: Receive) -> None:
         self.gate, self.next = gate, receive
@@ -291,9 +291,9 @@ class _Body:
 
     def too_large(self, size: int) -> tuple[int, str] | None:
         if size > self.most:
-            return 413, f"A request may have {self.most} bytes. Got {size} or more; send less at once."
+            return 413, f"A request may have at most {self.most} bytes. Got {size} or more; send less at once."
         if self.gate.bodies + size - self.size > self.gate.max_bodies:
-            return 429, "The server is busy with other requests; come again."
+            return 429, "The server is busy with other requests; try again."
         return None
 
     async def receive(self) -> Message:
@@ -308,7 +308,7 @@ class _Body:
         return message
 
     async def in_time(self) -> Message:
-        """Return what comes next, or give up; a timer and not `wait_for`, which would start a task for each part."""
+        """Return the next part, or give up; uses a timer, since `wait_for` would start a task for each part."""
         self.task = asyncio.current_task()
         loop = asyncio.get_running_loop()
         timer = loop.call_soon(self.give_up) if self.gate.closing else loop.call_at(self.deadline, self.give_up)
@@ -321,8 +321,8 @@ class _Body:
             if self.task is not None and hasattr(self.task, "uncancel"):  # from Python 3.11 on
                 self.task.uncancel()
             if self.gate.closing:
-                raise HTTPException(503, "The server is going down; come again.", {"retry-after": "5"}) from None
-            raise HTTPException(408, f"A request must come in within {self.gate.body_seconds:g} s.") from None
+                raise HTTPException(503, "The server is shutting down; try again.", {"retry-after": "5"}) from None
+            raise HTTPException(408, f"A request must arrive within {self.gate.body_seconds:g} s.") from None
         finally:
             timer.cancel()
             self.gate._coming.discard(self)

@@ -1,4 +1,4 @@
-"""Copies of a folder of data, and a look for damage. For PostgreSQL its own tools do the first."""
+"""Backup, restore and verification of a data folder. For PostgreSQL use its own tools for backups."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ FILES = (FILE, f"{FILE}-wal", LOG, "mark")
 
 
 def backup(data: str, destination: Path) -> None:
-    """Write a consistent copy of a folder of data into a new folder, also while a server is at work on it."""
+    """Write a consistent copy of a data folder into a new folder, even while a server is running."""
     _need_folder(data, "--backup")
     with closing(SQLite(data, "always", lock=False)) as store, _new_folder(destination, "--backup") as made:
         _copy(store, made)
 
 
 def restore(source: Path, data: str) -> None:
-    """Make a folder of data from a backup, or from what can be read of a damaged one."""
+    """Create a data folder from a backup, or from the readable part of a damaged folder."""
     if is_postgres(data):
         raise OptionError("'--restore' is for folders; restore a PostgreSQL database with its own tools.")
     _need_folder(str(source), "--restore")
@@ -39,7 +39,7 @@ def restore(source: Path, data: str) -> None:
 
 
 def verify(data: str) -> tuple[list[str], int]:
-    """Look at everything that is kept; return what is damaged, in sentences, and the number of streams."""
+    """Check all stored data; return descriptions of the damage and the number of streams."""
     if is_postgres(data):
         with closing(open_store(data)) as store:
             return _damage(store)
@@ -97,7 +97,7 @@ def _need_folder(data: str, option: str) -> None:
     if is_postgres(data):
         raise OptionError(f"'{option}' is for folders; use the tools of PostgreSQL, such as pg_dump.")
     if not Path(data, FILE).is_file():
-        raise FileError(f"There are no data in {data!r}: it has no file {FILE}.")
+        raise FileError(f"There is no data in {data!r}: the file {FILE} is missing.")
 
 
 def _copy(store: SQLite, folder: Path) -> None:
@@ -109,9 +109,9 @@ def _copy(store: SQLite, folder: Path) -> None:
 
 @contextmanager
 def _new_folder(path: Path, option: str) -> Iterator[Path]:
-    """Yield a folder that gets its name when all is in it."""
+    """Yield a folder that gets its final name when it is complete."""
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
-        raise OptionError(f"'{option}' must be a folder that is not there or is empty. Got {str(path)!r}.")
+        raise OptionError(f"'{option}' must be a new or empty folder. Got {str(path)!r}.")
     path.absolute().parent.mkdir(parents=True, exist_ok=True)
     made = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.absolute().parent))
     try:
@@ -126,7 +126,7 @@ def _new_folder(path: Path, option: str) -> Iterator[Path]:
 
 @contextmanager
 def _aside(folder: Path) -> Iterator[Path]:
-    """Yield a copy of a folder, since SQLite changes what it opens."""
+    """Yield a copy of a folder, because SQLite modifies the files it opens."""
     with tempfile.TemporaryDirectory(prefix="moontide") as made:
         for name in FILES:
             if (folder / name).is_file():

@@ -1,4 +1,4 @@
-"""The queue of pushes in front of a stream: in order, gathered into micro-batches, and never longer than allowed.
+"""The queue of pushes of a stream: ordered, gathered into micro-batches, and limited in length.
 
 A push that finds the queue empty goes at once. Pushes that come while a micro-batch is under way make the next one: as
 many whole pushes as fit into `GROWTH` times `max_batch` samples, or one push that is larger. While a micro-batch is
@@ -42,16 +42,16 @@ log = logging.getLogger("moontide.serve")
 
 
 class BusyError(MoontideError):
-    """There is too much to do already; `retry_after` is when to come again, in seconds."""
+    """The stream or server is too busy; `retry_after` is the time to wait, in seconds."""
 
     def __init__(self, sentence: str, retry_after: int = 1) -> None:
-        """Keep the time to wait beside the sentence."""
+        """Store the time to wait with the message."""
         super().__init__(sentence)
         self.retry_after = retry_after
 
 
 class Listener(asyncio.Queue[bytes | None]):
-    """Events that one listener has not got yet; None is the end."""
+    """Events that a listener has not received yet; None marks the end."""
 
     behind = 0  # bytes
 
@@ -88,7 +88,7 @@ class PushQueue:
         thread: ThreadPoolExecutor | None = None,
         failed: Callable[[StoreError], None] | None = None,
     ) -> None:
-        """Start to work; `max_waiting`: samples that may wait; `failed` is told of every failure of the store."""
+        """Start the queue. `max_waiting`: the most waiting samples; `failed` is called with store failures."""
         self.stream, self.metrics, self.max_waiting, self.failed = stream, metrics, max_waiting, failed
         self.thread = thread or ThreadPoolExecutor(2, f"stream {stream.name}")
         self.waiting: deque[_Waiting] = deque()
@@ -110,31 +110,31 @@ class PushQueue:
         return self._enqueue(item)
 
     def admit(self, samples: int) -> None:
-        """Refuse a push of so many samples where the queue is full or the stream busy."""
+        """Refuse a push of this many samples if the queue is full or the stream is busy."""
         if self.busy is not None:
             raise self._busy()
         if self.samples and self.samples + samples > self.max_waiting:
             raise BusyError(
-                f"{self.samples} samples wait for the stream already, of {self.max_waiting} that may; come again.",
+                f"{self.samples} samples are waiting for the stream already, of at most {self.max_waiting}; try again.",
                 min(60, max(1, math.ceil(self.samples / self.rate))),
             )
 
     async def correct(self, correction: Correction) -> Corrected:
-        """Put a correction in the queue, and tell the listeners of it."""
+        """Put a correction in the queue, and notify the listeners."""
         done = await self.call(lambda: self.stream.correct(correction))
         if not done.repeated:
             await self.tell("known", {"samples": done.samples.tolist(), "known": known_of(done.labels)})
         return done
 
     async def call(self, function: Callable[[], T]) -> T:
-        """Call a function when all that came before is done, and before all that comes after."""
+        """Call a function after everything that came before it, and before everything after it."""
         if self.busy is not None:
             raise self._busy()
         result: T = await self._enqueue(function)
         return result
 
     async def end(self, function: Callable[[], None], *, now: bool = False) -> None:
-        """Call a function as the last thing, after all that waits, or `now`, and what waits is told that it is gone."""
+        """Call a function as the last step: after everything that waits, or `now`, refusing what waits."""
         if self.busy is not None:
             raise self._busy()
         await self._enqueue(function, last=True, now=now)
@@ -142,7 +142,7 @@ class PushQueue:
         self.thread.shutdown(wait=False)
 
     async def moment(self) -> Moment:
-        """Return where the stream is, once it is read from the store."""
+        """Return the current moment of the stream, once it is loaded from the store."""
         return await self.call(self.stream.load) if self.stream.moment is None else self.stream.moment
 
     def _enqueue(self, work: Item | Callable[[], Any], last: bool = False, now: bool = False) -> asyncio.Future[Any]:
@@ -161,12 +161,12 @@ class PushQueue:
         return waiting.done
 
     def _gone(self) -> GoneError:
-        return GoneError(f"There is no stream {self.stream.name!r} any more.")
+        return GoneError(f"The stream {self.stream.name!r} no longer exists.")
 
     def _busy(self) -> BusyError:
         return BusyError(
             f"The stream {self.stream.name!r} is busy with work that takes longer than {STEP_SECONDS:g} s; "
-            "come again, with the same Idempotency-Key.",
+            "try again with the same Idempotency-Key.",
             10,
         )
 
@@ -181,7 +181,7 @@ class PushQueue:
         return work.result()
 
     def _too_long(self, batch: list[_Waiting]) -> None:
-        """Send away who waits: the stream is busy, and the server is not."""
+        """Refuse waiting requests: the stream is busy, but the server is not."""
         self.busy = time.monotonic()
         log.warning("stream %s: work takes longer than %g s", self.stream.name, STEP_SECONDS)
         staying = [waiting for waiting in self.waiting if waiting.last]
@@ -219,7 +219,7 @@ class PushQueue:
             waiting.answer(error)
 
     async def _next(self) -> list[_Waiting]:
-        """Wait for the next call, or for pushes that make a micro-batch."""
+        """Wait for the next call, or for the pushes of a micro-batch."""
         while not self.waiting:
             await self._more(None)
         first = self.waiting[0]
@@ -303,15 +303,15 @@ class PushQueue:
                 log.error("stream %s: %s", self.stream.name, error)
 
     def listen(self) -> Listener:
-        """Return a queue of what happens from now on; None ends it, where all ends or it is not emptied fast enough."""
+        """Return a queue of events from now on; None marks its end, at shutdown or if the listener is too slow."""
         if len(self.listeners) >= MAX_LISTENERS:
-            raise BusyError(f"{MAX_LISTENERS} listen to the stream already; come again.", 10)
+            raise BusyError(f"The stream already has {MAX_LISTENERS} listeners; try again.", 10)
         listener = Listener()
         self.listeners.add(listener)
         return listener
 
     async def tell(self, kind: str, data: dict[str, Any], number: int | None = None) -> None:
-        """Give an event to all who listen, the same bytes to each."""
+        """Send an event to all listeners, the same bytes to each."""
         if not self.listeners:
             return
         name = b"" if number is None else b"id: %d\n" % number
@@ -362,7 +362,7 @@ def compiling() -> bool:
 
 
 def known_of(labels: Any) -> list[int | None]:
-    """Return known labels with None for those that are not known.
+    """Return known labels, with None for unknown ones.
 
     >>> known_of(np.asarray([2, -1]))
     [2, None]

@@ -1,7 +1,7 @@
 """The two kinds of store: a folder with an SQLite database, and PostgreSQL.
 
-`fsync` says when a transaction is on the disk: "always" before it is answered, "interval" within a second or so,
-"never" when the system likes. A killed process loses nothing under any of them; a power cut may lose the last pushes
+`fsync` sets when a transaction is on disk: "always" before it is answered, "interval" within about a second, "never"
+when the system decides. A killed process loses nothing under any of them; a power cut may lose the last pushes
 under the other two.
 
 In a folder, pushes go to the file `pushes.log` first (see `push_log`), and into the tables with the next transaction.
@@ -37,7 +37,7 @@ FILE, LOG = "moontide.sqlite3", "pushes.log"
 
 
 class Marked(NamedTuple):
-    """What a mark says."""
+    """The contents of a mark."""
 
     last: int  # transactions and pushes so far
     synced: int  # those that are on the disk for sure
@@ -67,7 +67,7 @@ class Mark:
         self.boot = boot_id()
 
     def read(self) -> Marked | None:
-        """Return what it says, or None where it says nothing that can be read."""
+        """Return its contents, or None if they cannot be read."""
         found = []
         for offset in (0, self.slot):
             data = os.pread(self.file, self.form.size + 4, offset)
@@ -79,7 +79,7 @@ class Mark:
         return Marked(*last)
 
     def write(self, count: int, synced: int) -> None:
-        """Set the numbers; a write that is torn leaves the other slot."""
+        """Set the numbers; a torn write leaves the other slot intact."""
         self.turn += 1
         data = self.form.pack(self.turn, count, synced, self.boot)
         os.pwrite(self.file, data + zlib.crc32(data).to_bytes(4, "little"), self.slot * (self.turn % 2))
@@ -101,7 +101,7 @@ def boot_id() -> bytes:
 
 
 class SQLite(StreamStore):
-    """A folder with one database in it, which this process alone writes."""
+    """A folder with one database, which only this process writes."""
 
     failures = sqlite3.Error
     rows = "WITHOUT ROWID"  # the key and the row are one tree, so that a push changes fewer pages
@@ -150,7 +150,7 @@ class SQLite(StreamStore):
         tables = {name for (name,) in self._run("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()}
         if "keys" in tables:
             raise FileError(
-                f"The data in {self.data} are of an earlier version of Moontide; "
+                f"The data in {self.data} are from an earlier version of Moontide; "
                 "download the states with that version, and start with a new folder."
             )
         self._mark = Mark(Path(self.data, "mark"))
@@ -197,7 +197,7 @@ class SQLite(StreamStore):
             self.fold()
 
     def fold(self) -> None:
-        """Bring all pushes into the tables."""
+        """Move all pushes into the tables."""
         with self._transaction(pushes=True):
             pass
 
@@ -231,7 +231,7 @@ class SQLite(StreamStore):
             self._note(synced=self.fsync == "always" or (self._folding and self.fsync == "interval"))
 
     def _note(self, synced: bool) -> None:
-        """Write the count into the mark, and whether all of it is on the disk."""
+        """Write the count to the mark, and whether all of it is on disk."""
         count = (self._count + self._pushed) % WRAP
         if synced:
             self._synced = count
@@ -262,12 +262,12 @@ class SQLite(StreamStore):
             return int((count + pushed) % WRAP)
 
     def damage(self) -> list[str]:
-        """Return what SQLite itself finds wrong with its file."""
+        """Return the result of SQLite's own integrity check."""
         with self._mutex, self._failing():
             return [str(row[0]) for row in self._run("PRAGMA integrity_check").fetchall() if row[0] != "ok"]
 
     def close(self) -> None:
-        """Bring pushes into the tables and close the database, then let go of the lock."""
+        """Move pushes into the tables, close the database, and release the lock."""
         if self._connection is not None and self._log is not None:
             with suppress(StoreError):
                 self.fold()
@@ -342,7 +342,7 @@ class Postgres(StreamStore):
 
 
 def open_store(data: str, fsync: str = "always", lock: bool = True) -> StreamStore:
-    """Open the SQLite store in a folder, or a PostgreSQL database by its URL; `lock`: as its only server.
+    """Open the SQLite store in a folder, or a PostgreSQL database by URL; `lock`: as its only server.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:

@@ -1,4 +1,4 @@
-"""JSON of what the server tells, made in pieces: lists of all classes are long, and nobody should wait for them."""
+"""Incremental JSON encoding: lists over all classes are long, and must not block the event loop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Images that strangers send: known by their bytes and not by their names, limited before they are decoded."""
+"""Untrusted images: identified by their contents, not their names, and limited before they are decoded."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ MAX_BYTES, MAX_PIXELS = 2**24, 50_000_000  # of an image
 
 
 class TooLargeError(InputError):
-    """More than is taken at once."""
+    """More than the server accepts at once."""
 
 
 class KindError(InputError):
-    """Not of a kind that is taken."""
+    """Not of an accepted type."""
 
 
 def sniff(data: bytes) -> str | None:
-    """Tell the kind of an image from its first bytes, or None.
+    """Return the type of an image from its first bytes, or None.
 
     >>> sniff(b"\\x89PNG\\r\\n\\x1a\\n..."), sniff(b"<svg>")
     ('PNG', None)
@@ -45,7 +45,7 @@ def embed(files: Sequence[bytes], encoder: Encoder) -> FloatArray:
     moontide.serve.images.KindError: Image 0 must be a JPEG, PNG or WebP by its contents.
     """
     if len(files) > MAX_IMAGES:
-        raise TooLargeError(f"A push may have {MAX_IMAGES} images. Got {len(files)} instead.")
+        raise TooLargeError(f"A push may have at most {MAX_IMAGES} images. Got {len(files)} instead.")
     prepared = [prepare(data, number, encoder) for number, data in enumerate(files)]
     return encoder.encode_prepared(prepared)
 
@@ -55,7 +55,7 @@ def prepare(data: bytes, number: int, encoder: Encoder) -> Prepared:
     from PIL import Image, UnidentifiedImageError
 
     if len(data) > MAX_BYTES:
-        raise TooLargeError(f"Image {number} may have {MAX_BYTES} bytes. Got {len(data)} instead.")
+        raise TooLargeError(f"Image {number} may have at most {MAX_BYTES} bytes. Got {len(data)} instead.")
     if (kind := sniff(data)) is None:
         raise KindError(f"Image {number} must be a JPEG, PNG or WebP by its contents.")
     try:
@@ -65,15 +65,15 @@ def prepare(data: bytes, number: int, encoder: Encoder) -> Prepared:
                 raise Image.DecompressionBombError
         return encoder.prepare(decode(io.BytesIO(data)))
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
-        raise TooLargeError(f"Image {number} may have {MAX_PIXELS} pixels, and has more.") from None
+        raise TooLargeError(f"Image {number} has more than {MAX_PIXELS} pixels, which is the limit.") from None
     except UnidentifiedImageError:
-        raise InputError(f"Image {number} cannot be decoded: it is damaged or cut short.") from None
+        raise InputError(f"Image {number} cannot be decoded: it is damaged or truncated.") from None
     except (ImageError, OSError, SyntaxError, ValueError) as error:
         raise InputError(f"Image {number} cannot be decoded: {error}.") from error
 
 
 def list_images(folder: Path) -> list[Path]:
-    """List the images of a folder that the operator offers for a try-out."""
+    """List the images of a folder that the operator offers as samples."""
     paths = sorted(path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file())
     if not paths:
         raise FileError(f"The folder {folder} of '--samples' has no {', '.join(SUFFIXES)} images.")

@@ -1,4 +1,4 @@
-"""What requests and answers look like; the OpenAPI document is made from these."""
+"""Models of requests and answers, from which the OpenAPI document is generated."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ Whole = Annotated[int, BeforeValidator(whole)]
 
 
 def with_name(template: str) -> str:
-    """Refuse a template that says nothing of the class.
+    """Refuse a template without a placeholder for the class.
 
     >>> with_name("a photo of a {}.")
     'a photo of a {}.'
     """
     if "{}" not in template:
-        raise ValueError("it must have {} where the class name goes")
+        raise ValueError("it must contain {} in place of the class name")
     return template
 
 
@@ -43,11 +43,11 @@ Template = Annotated[str, AfterValidator(with_name), WithJsonSchema({"type": "st
 
 
 class NewStream(BaseModel):
-    """A stream to make: from `prototypes`, from `classes` that the server's encoder embeds, or from a sample set."""
+    """A stream to create: from `prototypes`, from `classes` that the server's encoder embeds, or from a sample set."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    name: str | None = Field(None, pattern=r"^[a-z0-9][a-z0-9_-]{0,63}$", description="Else a random one.")
+    name: str | None = Field(None, pattern=r"^[a-z0-9][a-z0-9_-]{0,63}$", description="Default: a random name.")
     classes: list[str] | None = Field(None, min_length=1, max_length=MAX_CLASSES, description="Class names.")
     synonyms: dict[str, Annotated[list[str], Field(max_length=MAX_PROMPTS)]] | None = Field(
         None,
@@ -57,15 +57,17 @@ class NewStream(BaseModel):
     prototypes: list[list[float]] | None = Field(None, description="Class embeddings, K rows of d numbers.")
     sample: Literal["simulated"] | None = Field(None, description="The classes of the simulated sample set.")
     template: Template | None = Field(
-        None, max_length=200, description="What the encoder reads, {} the class; else its own."
+        None, max_length=200, description="A prompt with {} for the class; default: the encoder's."
     )
     method: str = Field(DEFAULT_METHOD, max_length=100, description="A method of GET /server.")
     preset: str | None = Field(None, max_length=100)
     options: dict[str, Value] = Field({}, description="Options of the method; 'inf' for infinity.")
-    logit_scale: float | None = Field(None, ge=1e-6, le=1e6, description="1 / temperature; else the encoder's, or 100.")
-    max_batch: Whole = Field(64, ge=1, le=MAX_PUSH, description="Samples that make a micro-batch at once.")
+    logit_scale: float | None = Field(
+        None, ge=1e-6, le=1e6, description="1 / temperature; default: the encoder's, or 100."
+    )
+    max_batch: Whole = Field(64, ge=1, le=MAX_PUSH, description="Samples that start a micro-batch at once.")
     max_wait_ms: float = Field(
-        10.0, ge=0, le=10_000, description="How long a push waits for others, where several came together before."
+        10.0, ge=0, le=10_000, description="How long a push waits for others, after a micro-batch of several pushes."
     )
     window: Whole = Field(512, ge=1, le=MAX_PUSH, description="Last samples that can be predicted again.")
 
@@ -79,7 +81,7 @@ class Summary(BaseModel):
     classes: int
     dim: int
     created: float
-    seen: int | None = Field(description="Samples in the state; null while it is being read.")
+    seen: int | None = Field(description="Samples in the state; null while it is being loaded.")
 
 
 class Description(BaseModel):
@@ -104,7 +106,7 @@ class Description(BaseModel):
     changed: int = Field(description="Predictions that differ from zero-shot.")
     counts: list[int] = Field(description="Predictions of each class.")
     zero_shot_counts: list[int]
-    beta: list[float] | None = Field(description="How far MOON took each class from its text in the last micro-batch.")
+    beta: list[float] | None = Field(description="How far each class moved from its text in the last micro-batch.")
 
 
 class Predictions(BaseModel):
@@ -118,11 +120,11 @@ class Predictions(BaseModel):
     zero_shot_labels: list[int]
     zero_shot_class_names: list[str]
     zero_shot_confidence: list[float]
-    known: list[int | None] = Field(description="True classes that were told, null where none was.")
+    known: list[int | None] = Field(description="Known true classes, or null.")
 
 
 class Corrections(BaseModel):
-    """What is known now of samples; lists are by sample, null where a label was taken back."""
+    """Known labels of samples; lists have one entry per sample, null for a withdrawn label."""
 
     samples: list[int]
     known: list[int | None]
@@ -152,7 +154,7 @@ class SnapshotInfo(BaseModel):
 
 
 class Restore(BaseModel):
-    """What to go back to."""
+    """The snapshot to restore."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -160,7 +162,7 @@ class Restore(BaseModel):
 
 
 class ServerInfo(BaseModel):
-    """What this server can do."""
+    """The capabilities of this server."""
 
     version: str
     encoder: str | None
@@ -185,7 +187,7 @@ def status_words(*statuses: int) -> dict[int | str, dict[str, Any]]:
 
 
 def in_words(found: Sequence[Any]) -> str:
-    """Name the first things that are wrong in a request, without repeating what was sent.
+    """Describe the first errors in a request, without repeating its contents.
 
     >>> in_words([{"loc": ("window",), "msg": "Input should be greater than 0"}])
     "'window': Input should be greater than 0."

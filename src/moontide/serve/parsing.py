@@ -1,4 +1,4 @@
-"""Bodies of requests in JSON: small ones are read here, large ones by a process of their own.
+"""JSON request bodies: small ones are parsed here, large ones in a separate process.
 
 The JSON reader holds the interpreter until it is done, so that no thread helps: 30 MiB would keep every other client
 waiting for seconds. A body above `INLINE` bytes with more rows or words than any request may have is refused unread.
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import struct
 import subprocess
 import sys
@@ -21,8 +22,9 @@ from moontide.core.arrays import as_real, unit_rows
 from moontide.errors import InputError, MoontideError, ResourceError
 
 INLINE = 2**18  # bytes that are read in a few milliseconds
-PARSE_SECONDS, PARSE_BYTES, NICE = 10, 2**31, 10  # of the other process
-OTHER_BYTES = 2**22  # of what is not numbers
+PARSE_SECONDS, PARSE_BYTES, NICE = 10, 2**31, 10  # of the other process; by its own clock
+PATIENCE = 3  # times as long by the clock on the wall, where the machine is busy
+OTHER_BYTES, OTHER_LISTS = 2**22, 10_000  # of what is not numbers, which is read again here
 MAX_CLASSES = 100_000  # of a stream
 MOST = {b"[": 2 * MAX_CLASSES, b'"': 8 * MAX_CLASSES}  # rows and words: names, synonyms and their quotes
 PIECE = 2**20  # bytes that are searched at once
@@ -48,11 +50,14 @@ def parse(body: bytes, field: str, others: tuple[str, ...]) -> Parsed:
             )
     command = [sys.executable, "-m", "moontide.serve.parsing", field, *others]
     try:
-        done = subprocess.run(command, input=body, capture_output=True, timeout=PARSE_SECONDS, check=False)
+        wait = PATIENCE * PARSE_SECONDS
+        done = subprocess.run(command, input=body, capture_output=True, timeout=wait, check=False)
     except subprocess.TimeoutExpired:
-        raise ResourceError(f"The body takes over {PARSE_SECONDS} s to read; send less, or raw float32.") from None
+        raise ResourceError(f"The body takes over {PARSE_SECONDS} s to parse; send less, or raw float32.") from None
+    if done.returncode == -getattr(signal, "SIGXCPU", 0):
+        raise ResourceError(f"The body takes over {PARSE_SECONDS} s to parse; send less, or raw float32.")
     if len(done.stdout) < 12:
-        raise ResourceError("The body takes too much memory to read; send less, or raw float32.")
+        raise ResourceError("The body takes too much memory to parse; send less, or raw float32.")
     size, n, d = struct.unpack("<III", done.stdout[:12])
     head = json.loads(done.stdout[12 : 12 + size])
     if "error" in head:
@@ -87,7 +92,7 @@ def parse_here(body: bytes, field: str, others: tuple[str, ...]) -> Parsed:
 
 
 def check_rows(values: Any, name: str) -> Any:
-    """Check embeddings (n, d) and bring them to float32.
+    """Validate embeddings (n, d) and convert them to float32.
 
     >>> check_rows([[1, 2], [3, float("nan")]], "embeddings")
     Traceback (most recent call last):
@@ -111,6 +116,8 @@ def main(field: str, *others: str) -> None:
         import resource
 
         resource.setrlimit(resource.RLIMIT_AS, (PARSE_BYTES, PARSE_BYTES))
+        resource.setrlimit(resource.RLIMIT_CPU, (PARSE_SECONDS, 2 * PARSE_SECONDS))
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     except (ImportError, OSError, ValueError):  # a system without such limits
         pass
     shape, numbers = (0, 0), b""
@@ -119,8 +126,11 @@ def main(field: str, *others: str) -> None:
         head: dict[str, Any] = {"others": found}
         if x is not None:
             shape, numbers = x.shape, x.astype("<f4").tobytes()
-        if len(json.dumps(found)) > OTHER_BYTES:
+        words = json.dumps(found)
+        if len(words) > OTHER_BYTES:
             raise InputError(f"What is not {field} may have {OTHER_BYTES} bytes, and has more.")
+        if words.count("[") > OTHER_LISTS:
+            raise InputError(f"What is not {field} may have {OTHER_LISTS} lists, such as synonyms, and has more.")
     except (JSONError, InputError) as error:
         shape, numbers = (0, 0), b""
         head = {"error": str(error), "kind": "json" if isinstance(error, JSONError) else "input"}

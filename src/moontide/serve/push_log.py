@@ -1,7 +1,7 @@
-"""Pushes on their way into an SQLite database: a file to which each micro-batch is appended by one write and one sync.
+"""A log in front of the SQLite database: each micro-batch is appended with one write and one sync.
 
-SQLite writes every page that a row touches, several for a push of one sample, and writes it twice: into its own log and
-then into its file. So pushes go to this file first, and into the tables together with the next transaction, but for
+SQLite writes every page that a row touches (several for a push of one sample), and writes it twice: into its own log
+and then into its file. So pushes go to this file first, and into the tables with the next transaction, except for
 embeddings that this transaction would drop. Entries are numbered without a gap; the database has the number of the last
 one that is in its tables, so entries up to that number are old, and what follows is to be read:
 
@@ -40,7 +40,7 @@ class Entry(NamedTuple):
 
 
 class PushLog:
-    """The file, as the one process has it that writes it.
+    """The log file, opened by the one process that writes it.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -63,7 +63,7 @@ class PushLog:
             os.close(folder)
 
     def append(self, entry: Entry, sync: bool) -> None:
-        """Add an entry; where this fails, the next one takes its place."""
+        """Add an entry; if this fails, the next entry overwrites it."""
         number, stream, record, answered = entry
         sizes = [(row.first, row.size, len(row.data)) for row in answered]
         head = json.dumps([stream, record.seq, record.first, record.size, len(record.data), sizes]).encode()
@@ -98,7 +98,7 @@ class PushLog:
 
 
 def entries(path: Path, after: int | None = None, stop: int | None = None) -> Iterator[Entry]:
-    """Read the entries that follow a number, or all, up to a place; a server may write to the file meanwhile."""
+    """Read the entries after a number (or all) up to an offset; a server may be writing to the file."""
     try:
         file = path.open("rb")
     except FileNotFoundError:

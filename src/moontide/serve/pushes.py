@@ -1,9 +1,10 @@
-"""What comes in: pushes of embeddings and images, and true labels; and what all requests share."""
+"""Routes for pushes of embeddings and images and for true labels, and helpers for all requests."""
 
 from __future__ import annotations
 
 import asyncio
 import re
+import time
 from collections.abc import Callable
 from typing import Annotated, Any
 
@@ -24,7 +25,7 @@ from moontide.serve.records import Answer, Labels, columns
 from moontide.serve.service import Service, class_numbers
 from moontide.serve.state import GoneError
 
-HOLD_SECONDS = 4.0  # that a push to a full queue is held back before it is refused, so that refusing costs little
+HOLD_SECONDS, LOOK_SECONDS = 4.0, 0.5  # that a push to a full queue is held before it is refused; between two looks
 KEY, SHAPE = r"^[!-~]{1,128}$", r"^\d{1,6},\d{1,6}$"  # forms of headers
 
 router = APIRouter(responses=status_words(400, 401, 403, 408, 413, 422, 429, 503))
@@ -49,7 +50,7 @@ Key = Annotated[
     Header(
         alias="Idempotency-Key",
         pattern=KEY,
-        description="A push that was answered under the same key is not counted again: its first answer is returned.",
+        description="A repeated push with the same key is not counted again: its first answer is returned.",
     ),
 ]
 Shape = Annotated[
@@ -63,12 +64,12 @@ Shape = Annotated[
 
 
 def reply(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    """Return a JSON response of plain values, without a pass through the models that document it."""
+    """Return a JSON response of plain values, bypassing the models that document it."""
     return Response(encode(value).encode(), status, headers, "application/json")
 
 
 class PushRoute:
-    """The way of a push of embeddings, past FastAPI's routing and sorting of parameters, which cost more than all else.
+    """A fast path for pushes of embeddings that bypasses FastAPI's routing, which costs more than everything else.
 
     FastAPI's own route of that path is what documents it.
     """
@@ -95,7 +96,7 @@ class PushRoute:
 
 
 def header(request: Request, name: str, pattern: str, words: str) -> str | None:
-    """Return a header, or None where it is not there."""
+    """Return a header, or None if it is missing."""
     value = request.headers.get(name)
     if value is not None and re.fullmatch(pattern, value) is None:
         raise InputError(f"'{name}' must be {words}. Got {value[:50]!r} instead.")
@@ -103,7 +104,7 @@ def header(request: Request, name: str, pattern: str, words: str) -> str | None:
 
 
 async def push_embeddings(request: Request, stream: Name, key: Key = None, shape: Shape = None) -> Response:
-    """Push embeddings as JSON or as raw float32, and get their predictions when they are safe in the journal."""
+    """Push embeddings as JSON or raw float32; the answer comes once they are in the journal."""
     return await push(request.app.state.service, request, stream)
 
 
@@ -142,16 +143,16 @@ async def parsed(service: Service, body: bytes, field: str, others: tuple[str, .
 
 
 async def admit(request: Request, queue: PushQueue, samples: int) -> None:
-    """Hold back a push that the queue has no room for; refuse it where there is none after that either."""
-    try:
-        queue.admit(samples)
-    except BusyError as busy:
-        await asyncio.sleep(min(HOLD_SECONDS, busy.retry_after))
+    """Hold back a push if the queue is full; refuse it if the queue is still full after that."""
+    deadline = time.monotonic() + HOLD_SECONDS
+    while True:
         try:
-            queue.admit(samples)
+            return queue.admit(samples)
         except BusyError:
-            request.scope["moontide.unread"] = True  # the rest is dropped as it comes, at hardly any cost
-            raise
+            if time.monotonic() >= deadline:
+                request.scope["moontide.unread"] = True  # the rest is dropped as it comes, at hardly any cost
+                raise
+        await asyncio.sleep(min(LOOK_SECONDS, HOLD_SECONDS))
 
 
 def check_known(known: Any, queue: PushQueue) -> Labels:
@@ -161,7 +162,7 @@ def check_known(known: Any, queue: PushQueue) -> Labels:
         label is None or isinstance(label, str) or type(label) is int for label in known
     )
     if not good:
-        raise InputError("'known' must be a list of class names, class numbers, or null where a label is not known.")
+        raise InputError("'known' must be a list of class names, class numbers, or null for unknown labels.")
     return class_numbers(known, queue.stream.config.class_names, "known")
 
 
@@ -169,7 +170,7 @@ def check_known(known: Any, queue: PushQueue) -> Labels:
     "/streams/{stream}/known", response_model=Corrections, responses=status_words(404, 415), openapi_extra=KNOWN
 )
 async def correct(request: Request, service: TheService, queue: TheQueue, key: Key = None) -> Response:
-    """Tell the true labels of samples that were answered before; the next micro-batch makes use of them.
+    """Set the true labels of samples that were answered before; the next micro-batch uses them.
 
     Samples are numbered along the stream, and must be in the window; a label is a class name or number, or null to
     take one back. The method must be one that can use known labels.
@@ -182,7 +183,7 @@ async def correct(request: Request, service: TheService, queue: TheQueue, key: K
     if not samples or not all(type(n) is int and n >= 0 for n in samples) or not isinstance(labels, list):
         raise InputError("The body must have 'samples', a list of sample numbers, and 'labels', one for each.")
     if max(samples) >= 2**53:
-        raise GoneError("The stream has no sample of such a number.")
+        raise GoneError("The stream has no sample with such a number.")
     labels = [whole(label) for label in labels]
     check_known(labels, queue)
     done = await service.correct(queue, samples, labels, key)
@@ -196,7 +197,7 @@ async def correct(request: Request, service: TheService, queue: TheQueue, key: K
     "/streams/{stream}/images", response_model=Predictions, responses=status_words(404, 415), openapi_extra=IMAGES
 )
 async def push_images(request: Request, service: TheService, queue: TheQueue, key: Key = None) -> Response:
-    """Push JPEG, PNG or WebP images as the parts `images` of a form, where the server has an encoder."""
+    """Push JPEG, PNG or WebP images as form parts named `images`, if the server has an encoder."""
     if media_type(request) != "multipart/form-data":
         raise KindError("Images must be sent as multipart/form-data.")
     await admit(request, queue, 1)
@@ -225,7 +226,7 @@ def answered(queue: PushQueue, answer: Answer) -> Response:
 
 
 def from_raw(body: bytes, shape: str | None) -> Any:
-    """Read little-endian float32 of a shape that is said.
+    """Read little-endian float32 of a given shape.
 
     >>> from_raw(bytes(4) + b"\\0\\0\\x80?", "1,2")
     array([[0., 1.]], dtype=float32)

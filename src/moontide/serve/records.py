@@ -1,4 +1,4 @@
-"""The values that streams are made of: configurations, pushes, answers, counts, and their forms in the store."""
+"""The data types of streams (configurations, pushes, answers, counts) and how they are stored."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ DENSE = 512  # rows or columns up to which the map is made from all axes
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """What a stream was made with.
+    """The configuration of a stream.
 
     >>> Config.read(Config("moon", {}, ("cat", "dog"), 512, 100.0).write()).class_names
     ('cat', 'dog')
@@ -65,7 +65,7 @@ class Config:
 
 
 class Item(NamedTuple):
-    """A push on its way: checked embeddings, labels that are known, and its idempotency key with a digest of it all."""
+    """A push in progress: validated embeddings, known labels, and the idempotency key with a digest of the contents."""
 
     x: Floats  # (n, d)
     key: str | None = None
@@ -77,21 +77,21 @@ class Correction(NamedTuple):
     """True labels of samples that were answered before."""
 
     samples: Labels  # (m,) their numbers
-    labels: Labels  # (m,), -1 takes back what was known
+    labels: Labels  # (m,), -1 withdraws a known label
     key: str | None = None
     digest: bytes = b""
 
 
 class Answer(NamedTuple):
-    """What a push is answered with: the number of its first sample, and a prediction for each."""
+    """The answer to a push: the number of its first sample, and one prediction per sample."""
 
     first: int
     rows: Answers  # (n,)
-    repeated: bool = False  # the push was answered before, and this is that answer
+    repeated: bool = False  # whether this repeats an earlier answer
 
 
 class Corrected(NamedTuple):
-    """What a correction is answered with."""
+    """The answer to a correction."""
 
     samples: Labels
     labels: Labels
@@ -134,14 +134,14 @@ class Tally(NamedTuple):
 
 
 def answers_of(result: Result) -> Answers:
-    """Return the predictions of a result as one record a sample.
+    """Return the predictions of a result as one record per sample.
 
     >>> answers_of(Result(probs=np.asarray([[0.25, 0.75]]), zero_shot=np.asarray([[0.5, 0.5]]))).tolist()
     [(1, 0.75, 0, 0.5, -1)]
     >>> answers_of(Result(probs=np.asarray([[0.25, np.nan]]), zero_shot=np.asarray([[0.5, 0.5]])))
     Traceback (most recent call last):
         ...
-    moontide.errors.InputError: The method has no finite answer for these samples; make a stream with other options.
+    moontide.errors.InputError: The method has no finite answer for these samples; create a stream with other options.
     """
     rows = np.empty(len(result.labels), ANSWER)
     before = to_numpy(result.zero_shot)
@@ -150,12 +150,12 @@ def answers_of(result: Result) -> Answers:
     rows["known"] = -1
     finite = math.isfinite(float(rows["confidence"].sum()) + float(rows["zero_shot_confidence"].sum()))
     if not finite or not (result.beta is None or np.isfinite(to_numpy(result.beta)).all()):
-        raise InputError("The method has no finite answer for these samples; make a stream with other options.")
+        raise InputError("The method has no finite answer for these samples; create a stream with other options.")
     return rows
 
 
 def digest_of(*parts: object) -> bytes:
-    """Return a digest of arrays and words, by which a repeated push is known to be the same.
+    """Return a digest of arrays and words, which identifies a repeated push.
 
     >>> len(digest_of(np.zeros(2), "a", None))
     32
@@ -169,7 +169,7 @@ def digest_of(*parts: object) -> bytes:
 
 
 def key_of(key: str) -> bytes:
-    """Return what is kept of an idempotency key.
+    """Return the stored form of an idempotency key.
 
     >>> len(key_of("frame-1"))
     16
@@ -178,7 +178,7 @@ def key_of(key: str) -> bytes:
 
 
 def columns(first: int, rows: Answers, names: Sequence[str]) -> dict[str, Any]:
-    """Return predictions as lists by sample.
+    """Return predictions as lists with one entry per sample.
 
     >>> columns(7, np.asarray([(1, 0.75, 0, 0.5, -1)], ANSWER), ("cat", "dog"))["class_names"]
     ['dog']
@@ -194,7 +194,7 @@ def columns(first: int, rows: Answers, names: Sequence[str]) -> dict[str, Any]:
 
 
 def numbers(values: Any) -> list[float] | None:
-    """Return an array as a list, or None where there is none.
+    """Return an array as a list, or None if there is no array.
 
     >>> numbers(np.asarray([0.5], np.float32))
     [0.5]

@@ -1,11 +1,11 @@
-"""What is asked for by which path, beside `pushes`. `/docs` on a server shows it, `docs/serve.md` explains it."""
+"""The HTTP routes other than `pushes`. `/docs` on a server lists them, and `docs/serve.md` explains them."""
 
 from __future__ import annotations
 
 import asyncio
 import math
 from collections.abc import AsyncIterator
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import Path, Query, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
@@ -19,6 +19,7 @@ from moontide.serve.encoding import encode_in_pieces
 from moontide.serve.images import MAX_IMAGES, KindError, sniff
 from moontide.serve.models import (
     DEFAULT_METHOD,
+    MAX_PROMPTS,
     MAX_PUSH,
     NEW_STREAM,
     Description,
@@ -53,7 +54,7 @@ async def predictions(
     first: Annotated[int, Query(ge=0, le=2**53, description="The number of the first sample.")] = 0,
     size: Annotated[int, Query(ge=1, le=MAX_PREDICTIONS)] = 1000,
 ) -> Response:
-    """Return what was answered for samples by their numbers; those that are no longer kept are left out."""
+    """Return earlier answers by sample number, without those that are no longer kept."""
 
     def answer() -> Response:
         return reply(columns(*queue.stream.predictions(first, size), queue.stream.config.class_names))
@@ -63,7 +64,7 @@ async def predictions(
 
 @router.post("/streams/{stream}/revise", response_model=Revision, responses=status_words(404, 409))
 async def revise(service: TheService, queue: TheQueue) -> Response:
-    """Predict the window's samples again with the state as it is now; nothing is counted again, nothing changes."""
+    """Predict the samples of the window again with the current state; nothing is counted again and nothing changes."""
     moment = await queue.moment()
     first, rows, beta = await service.aside(lambda: queue.stream.revise(moment))
     fields = columns(first, rows, queue.stream.config.class_names)
@@ -83,7 +84,7 @@ async def events(queue: TheQueue) -> StreamingResponse:
     """Follow a stream by server-sent events, as JSON: `batch` with the predictions of each micro-batch, and `known`
     with the labels of each correction.
 
-    A listener that falls too far behind is cut off; it gets what it missed from `predictions`, by numbers.
+    A listener that falls too far behind is disconnected; it can get what it missed from `predictions`.
     """
     return StreamingResponse(_events(queue, queue.listen()), media_type="text/event-stream")
 
@@ -109,7 +110,7 @@ async def _events(queue: PushQueue, listener: Listener) -> AsyncIterator[bytes]:
 
 @router.get("/server")
 async def server(service: TheService) -> ServerInfo:
-    """Say what this server can do."""
+    """Describe the capabilities of this server."""
     return ServerInfo(
         version=moontide.__version__,
         encoder=None if service.encoder is None else service.encoder.id,
@@ -150,7 +151,7 @@ async def sample_image(service: TheService, number: Number) -> Response:
 
 @router.get("/streams")
 async def streams(request: Request, service: TheService) -> list[Summary]:
-    """List the streams; a token of one stream sees that."""
+    """List the streams; a token for one stream sees only that stream."""
     only = request.scope.get("moontide.stream")
     return [
         Summary(
@@ -176,6 +177,8 @@ async def create(request: Request, service: TheService) -> Response:
         raise InputError("'options' may have 100 entries, and has more.")
     if isinstance(asked.get("classes"), list) and not all(isinstance(name, str) for name in asked["classes"]):
         raise InputError("'classes' must be a list of names.")
+    if not (asked.get("synonyms") is None or are_prompts(asked["synonyms"])):
+        raise InputError(f"'synonyms' must have a list of at most {MAX_PROMPTS} texts for each class name.")
     try:
         new = NewStream.model_validate(asked)
     except ValidationError as error:
@@ -185,14 +188,26 @@ async def create(request: Request, service: TheService) -> Response:
     return await description(queue, 201)
 
 
+def are_prompts(value: Any) -> bool:
+    """Tell whether a value is lists of texts by name; a model would name every one that is not.
+
+    >>> are_prompts({"cat": ["a cat"]}), are_prompts({"cat": [1]})
+    (True, False)
+    """
+    return isinstance(value, dict) and all(
+        isinstance(texts, list) and len(texts) <= MAX_PROMPTS and all(isinstance(text, str) for text in texts)
+        for texts in value.values()
+    )
+
+
 @router.get("/streams/{stream}", response_model=Description, responses=MISSING)
 async def describe(queue: TheQueue) -> Response:
-    """Describe a stream: what it was made with, and its statistics."""
+    """Describe a stream: its configuration and statistics."""
     return await description(queue)
 
 
 async def description(queue: PushQueue, status: int = 200) -> Response:
-    """Return what is told of a stream."""
+    """Return the description of a stream."""
     config, moment = queue.stream.config, await queue.moment()
     shown = ("method", "source", "dim", "logit_scale", "max_batch", "max_wait_ms", "window", "created")
     counts = moment.tally.counts.tolist()
@@ -209,7 +224,7 @@ async def description(queue: PushQueue, status: int = 200) -> Response:
 
 @router.delete("/streams/{stream}", status_code=204, responses=MISSING)
 async def delete(service: TheService, stream: str) -> None:
-    """Delete a stream with all that belongs to it."""
+    """Delete a stream and its data."""
     await service.delete(stream)
 
 
@@ -220,9 +235,11 @@ async def delete(service: TheService, stream: str) -> None:
 async def state(
     service: TheService,
     queue: TheQueue,
-    snapshot: Annotated[int | None, Query(ge=0, le=2**53, description="A snapshot; else the state now.")] = None,
+    snapshot: Annotated[
+        int | None, Query(ge=0, le=2**53, description="A snapshot (default: the current state).")
+    ] = None,
 ) -> Response:
-    """Download a state as a .safetensors file that `moontide stream --resume` goes on from."""
+    """Download a state as a .safetensors file for `moontide stream --resume`."""
     stream, moment = queue.stream, await queue.moment()
     saved = await service.aside(lambda: stream.saved(moment) if snapshot is None else stream.snapshot(snapshot))
     headers = {"content-disposition": f'attachment; filename="{stream.name}.safetensors"'}
@@ -238,7 +255,7 @@ async def snapshots(service: TheService, queue: TheQueue) -> list[SnapshotInfo]:
 
 @router.post("/streams/{stream}/snapshots", status_code=201, responses=MISSING)
 async def take_snapshot(service: TheService, queue: TheQueue) -> SnapshotInfo:
-    """Keep the state after all pushes that came before."""
+    """Save the state after all earlier pushes."""
     return SnapshotInfo(**(await service.snapshot(queue))._asdict())
 
 
@@ -267,13 +284,13 @@ async def reset(queue: TheQueue) -> Response:
 
 @router.get("/healthz")
 async def healthy() -> dict[str, str]:
-    """Say that the process is alive."""
+    """Confirm that the process is alive."""
     return {"status": "ok"}
 
 
-@router.get("/readyz", responses={503: {"description": "Not yet, no longer, or not now"}})
+@router.get("/readyz", responses={503: {"description": "Not ready"}})
 async def ready(service: TheService) -> JSONResponse:
-    """Say whether pushes are taken, and why not: `status` is ready, loading, closing or failing.
+    """Report whether the server accepts pushes: `status` is ready, loading, closing or failing.
 
     `failed` names streams that cannot be read, `problems` what else is wrong; a busy stream does not stop the others.
     """

@@ -1,4 +1,4 @@
-"""Listening: one process, one event loop, bounds on what a connection may hold, and an end without loss."""
+"""The listener: one process, one event loop, limits per connection, and a shutdown without loss."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SWITCH_SECONDS = 0.0005  # so that a step does not keep the event loop waiting f
 
 
 class Protocol(HttpToolsProtocol):
-    """HTTP/1.1 by uvicorn, with limits on the time and the size that a connection takes.
+    """HTTP/1.1 by uvicorn, with limits on the time and size of each connection.
 
     uvicorn has no such limits of its own, so this builds on how its protocol works inside (`cycle`, `flow`): versions
     that are known to work that way are named in pyproject.toml, and tests/serve/test_attacks.py and test_security.py
@@ -62,7 +62,7 @@ class Protocol(HttpToolsProtocol):
             if stuck or idle:
                 min(stuck or idle, key=lambda each: each.since).drop()
             else:
-                self.refuse(503, f"The server has {MAX_CONNECTIONS} connections, as many as may be; come again.")
+                self.refuse(503, f"The server has {MAX_CONNECTIONS} connections, which is the limit; try again.")
 
     def data_received(self, data: bytes) -> None:
         """Start the clock for a further request, and stop it when the headers are in."""
@@ -81,7 +81,7 @@ class Protocol(HttpToolsProtocol):
                 if self.timer is None:  # an answer is under way
                     self.drop()
                 else:
-                    self.refuse(431, f"The headers of a request may have {MAX_HEADER_BYTES} bytes.")
+                    self.refuse(431, f"The headers of a request may have at most {MAX_HEADER_BYTES} bytes.")
 
     def on_headers_complete(self) -> None:
         """Begin with a request; one that does not wait for the answer to the one before it is not read."""
@@ -144,10 +144,10 @@ class Protocol(HttpToolsProtocol):
 
     def too_slow(self) -> None:
         """End a connection whose headers do not come in."""
-        self.refuse(408, f"The headers of a request must come in within {HEADER_SECONDS:g} s.")
+        self.refuse(408, f"The headers of a request must arrive within {HEADER_SECONDS:g} s.")
 
     def refuse(self, status: int, sentence: str) -> None:
-        """Say why, and close the connection."""
+        """Send the reason, and close the connection."""
         body = problem(sentence)
         head = f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\ncontent-type: application/json\r\n"
         head += "retry-after: 1\r\n" if status == 503 else ""
@@ -207,7 +207,7 @@ class JSONLines(logging.Formatter):
 
 
 def run(service: Service, host: str = "127.0.0.1", port: int = 8000, log_format: str = "text") -> None:
-    """Serve until a signal comes; then answer what is open, make checkpoints and end."""
+    """Serve until a signal arrives; then answer open requests, write checkpoints and exit."""
     check_port(port)
     check_exposure(host, service.gate.tokens)
     handler = logging.StreamHandler()
@@ -227,7 +227,7 @@ def run(service: Service, host: str = "127.0.0.1", port: int = 8000, log_format:
 
 
 def check_port(port: int) -> None:
-    """Refuse a number that is no port.
+    """Refuse an invalid port number.
 
     >>> check_port(70000)
     Traceback (most recent call last):
@@ -239,7 +239,7 @@ def check_port(port: int) -> None:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Open the socket to listen on; port 0 takes a free one.
+    """Open the socket to listen on; port 0 picks a free one.
 
     >>> with listen("127.0.0.1", 0) as listening:
     ...     listening.getsockname()[0]

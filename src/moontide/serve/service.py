@@ -1,4 +1,4 @@
-"""The server without HTTP: the streams of a store, each behind its queue, and what requests ask of them."""
+"""The server without HTTP: the streams of a store, each with its queue, and the operations that requests need."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ log = logging.getLogger("moontide.serve")
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """How much the server holds."""
+    """Limits of the server."""
 
     max_streams: int = 64
     max_waiting: int = 16384  # samples that wait for a stream
@@ -55,7 +55,7 @@ class Limits:
 
 
 class StreamClasses(NamedTuple):
-    """What a stream tells apart."""
+    """The classes of a stream."""
 
     text: Floats  # (K, d)
     names: tuple[str, ...]
@@ -70,7 +70,7 @@ def sample_set() -> Simulated:
 
 
 def usable_methods() -> list[str]:
-    """Name the methods that need nothing but embeddings.
+    """List the methods that need only embeddings.
 
     >>> "moon" in usable_methods(), "mta" in usable_methods()
     (True, False)
@@ -92,7 +92,7 @@ class Service:
         samples: Sequence[Path] = (),
         device: str = "cpu",
     ) -> None:
-        """Name the parts; `open` starts them. `classes` are those of the stream "default", made where it is missing."""
+        """Set up the service; `open` starts it. `classes`: those of the stream "default", created if missing."""
         self.store, self.encoder, self.samples, self.device = store, encoder, samples, device
         self.classes = check_classes(classes)
         self.gate, self.limits, self.metrics = gate or Gate(), limits or Limits(), Metrics()
@@ -146,7 +146,7 @@ class Service:
             await self._try("tokens", self._read_tokens)
 
     async def _try(self, what: str, work: Callable[[], Awaitable[None]]) -> None:
-        """Do something that must not stop being done, whatever happens."""
+        """Repeat a task forever, whatever fails."""
         try:
             await work()
         except StoreError as error:
@@ -172,7 +172,7 @@ class Service:
         self.trouble = str(error)
 
     def problems(self) -> dict[str, str]:
-        """Return what is wrong with the server, or with a stream, in words."""
+        """Describe what is wrong with the server, or with a stream."""
         found = {} if self.trouble is None else {"store": self.trouble}
         for name, queue in self.queues.items():
             if queue.busy is not None:
@@ -186,14 +186,14 @@ class Service:
         task.add_done_callback(self._tasks.discard)
 
     def hush(self) -> None:
-        """End the event streams and requests that are still coming in, which would hold up the end of the server."""
+        """End event streams and unfinished requests, which would delay the shutdown."""
         self.closing = True
         self.gate.close()
         for queue in self.queues.values():
             queue.tell_end()
 
     async def close(self) -> None:
-        """Finish what waits in every queue, make checkpoints, and close the store."""
+        """Finish all queues, write checkpoints, and close the store."""
         self.hush()
         for task in self._tasks:
             task.cancel()
@@ -210,11 +210,11 @@ class Service:
 
     @property
     def stuck(self) -> bool:
-        """Whether some thread does not end, so that the process must be ended with it."""
+        """Whether some thread does not finish, so that the process must be killed."""
         return bool(self.making) or any(queue.busy is not None for queue in self.queues.values())
 
     async def aside(self, function: Callable[[], T]) -> T:
-        """Run a function on a thread, beside the queues."""
+        """Run a function in a thread, independently of the queues."""
         return await asyncio.get_running_loop().run_in_executor(self.side, function)
 
     # Streams
@@ -245,7 +245,7 @@ class Service:
         logit_scale: float | None = None,
         **batching: Any,
     ) -> PushQueue:
-        """Make a stream from prototypes, from class names, or from the sample set."""
+        """Create a stream from prototypes, from class names, or from the sample set."""
         presets = method_type(method_name).presets
         if preset is not None and preset not in presets:
             raise unknown_name(f"preset of {method_name}", preset, presets)
@@ -253,12 +253,12 @@ class Service:
         chosen = method(method_name, **{**(presets[preset] if preset else {}), **given})
         values = {key: getattr(chosen, key) for key in chosen.specs()}
         if len(self.queues) + len(self.making) >= self.limits.max_streams:
-            raise BusyError(f"There are {len(self.queues)} streams, as many as may be; delete one first.", 60)
+            raise BusyError(f"There are {len(self.queues)} streams, which is the limit; delete one first.", 60)
         if len(self.making) >= MAX_MAKING:
-            raise BusyError(f"{MAX_MAKING} streams are being made already; come again.", 5)
+            raise BusyError(f"{MAX_MAKING} streams are being created already; try again.", 5)
         stream = name or secrets.token_hex(6)
         if stream in self.queues or stream in self.failed or stream in self.making:
-            raise TakenError(f"There is a stream {stream!r} already; choose another name, or delete it first.")
+            raise TakenError(f"The stream {stream!r} exists already; choose another name, or delete it first.")
         self.making[stream] = thread = ThreadPoolExecutor(2, f"stream {stream}")
         made = False
         try:
@@ -283,7 +283,7 @@ class Service:
         return self.queues[stream]
 
     async def _in_time(self, thread: ThreadPoolExecutor, function: Callable[[], T]) -> T:
-        """Run a function on a thread, and wait for it no longer than it may take."""
+        """Run a function in a thread, with a time limit."""
         work = asyncio.get_running_loop().run_in_executor(thread, function)
         if not await batching.in_time(work):
             work.add_done_callback(lambda late: late.cancelled() or late.exception())
@@ -303,7 +303,7 @@ class Service:
         if prototypes is not None:
             text = prototypes if isinstance(prototypes, np.ndarray) else check_rows(prototypes, "prototypes")
             if len(text) > MAX_CLASSES:
-                raise TooLargeError(f"A stream may have {MAX_CLASSES} classes. Got {len(text)} instead.")
+                raise TooLargeError(f"A stream may have at most {MAX_CLASSES} classes. Got {len(text)} instead.")
             names = tuple(f"class {k}" for k in range(len(text))) if classes is None else classes.names
             if len(names) != len(text):
                 raise InputError(f"'classes' must have one name for each of {len(text)} prototypes. Got {len(names)}.")
@@ -318,13 +318,13 @@ class Service:
     def _encoder(self) -> Encoder:
         if self.encoder is None:
             raise InputError(
-                "This server has no encoder, so it takes no class names without prototypes and no images; "
+                "This server has no encoder, so it accepts no images, and class names only with prototypes; "
                 "send embeddings, or start it with '--encoder'."
             )
         return self.encoder
 
     async def delete(self, name: str) -> None:
-        """Delete a stream at once, with all that belongs to it."""
+        """Delete a stream and its data at once."""
         if name in self.failed and name not in self.queues:
             await self.aside(lambda: self.store.delete(name))
         else:
@@ -338,12 +338,12 @@ class Service:
     async def push(
         self, queue: PushQueue, x: Floats, key: str | None, known: Labels | None = None, digest: bytes | None = None
     ) -> Answer:
-        """Give checked embeddings (n, d) to a stream, and wait for the answer."""
+        """Push validated embeddings (n, d) to a stream, and wait for the answer."""
         dim = queue.stream.config.dim
         if x.shape[1] != dim:
             raise InputError(f"Embeddings must have the dimension of the stream, {dim}. Got {x.shape[1]} instead.")
         if len(x) > MAX_PUSH:
-            raise TooLargeError(f"A push may have {MAX_PUSH} samples. Got {len(x)} instead; send several.")
+            raise TooLargeError(f"A push may have at most {MAX_PUSH} samples. Got {len(x)} instead; send several.")
         if known is not None:
             queue.stream.online.require_accepted("known")
             if len(known) != len(x):
@@ -353,12 +353,12 @@ class Service:
         return await queue.push(Item(x, key, digest or b"", known))
 
     async def push_images(self, queue: PushQueue, files: Sequence[bytes], key: str | None) -> Answer:
-        """Embed images, and give them to a stream."""
+        """Embed images and push them to a stream."""
         encoder = self._encoder()
         if not files:
             raise InputError("A push needs at least one image, as a part 'images' of multipart/form-data.")
         if encoder.dim != queue.stream.config.dim:
-            raise InputError(f"The encoder {encoder.id} has not the dimension of the stream; send embeddings.")
+            raise InputError(f"The encoder {encoder.id} does not match the dimension of the stream; send embeddings.")
         async with self._encoding:
             x = await self.aside(lambda: embed(files, encoder))
         return await self.push(queue, check_rows(x, "images"), key, digest=digest_of(*files))
@@ -366,30 +366,30 @@ class Service:
     async def correct(
         self, queue: PushQueue, samples: Sequence[int], labels: Sequence[Any], key: str | None
     ) -> Corrected:
-        """Take in the true labels, by number or name, of samples that were answered before, by number."""
+        """Set the true labels (numbers or names) of samples that were answered before, given by number."""
         if len(samples) != len(labels):
             raise InputError(f"'labels' must have one entry for each of {len(samples)} samples. Got {len(labels)}.")
         if len(set(samples)) < len(samples):
-            raise InputError("'samples' must be different numbers. Got one more than once.")
+            raise InputError("'samples' must be distinct numbers. Got one more than once.")
         numbers = np.asarray(samples, np.int64)
         known = class_numbers(labels, queue.stream.config.class_names, "labels")
         return await queue.correct(Correction(numbers, known, key, digest_of(numbers, known)))
 
     async def flat_map(self, queue: PushQueue) -> tuple[int, Any, Any]:
-        """Return the map of a stream's window; one is made at a time, since they are large."""
+        """Return the map of a stream's window; one at a time, since maps are large."""
         moment = await queue.moment()
         async with self._mapping:
             return await self.aside(lambda: queue.stream.flat_map(moment))
 
     async def snapshot(self, queue: PushQueue) -> Snapshot:
-        """Keep the state as it is now."""
+        """Save the current state as a snapshot."""
         if len(await self.aside(lambda: self.store.snapshots(queue.stream.name))) > self.limits.max_snapshots:
-            raise BusyError(f"A stream may have {self.limits.max_snapshots} snapshots; delete one first.", 60)
+            raise BusyError(f"A stream may have at most {self.limits.max_snapshots} snapshots; delete one first.", 60)
         return await queue.call(queue.stream.take_snapshot)
 
 
 def class_numbers(labels: Sequence[Any], names: Sequence[str], field: str) -> Labels:
-    """Return classes given by number or name as numbers, -1 where one is None.
+    """Return classes given by number or name as numbers, with -1 for None.
 
     >>> class_numbers(["dog", 0, None], ("cat", "dog"), "labels")
     array([ 1,  0, -1])
@@ -414,12 +414,12 @@ def class_numbers(labels: Sequence[Any], names: Sequence[str], field: str) -> La
 
 
 def check_classes(classes: Sequence[str] | ClassList, synonyms: Mapping[str, Sequence[str]] | None = None) -> ClassList:
-    """Refuse class names that are empty or come twice, and synonyms of other names.
+    """Refuse class names that are empty or repeated, and synonyms for unknown names.
 
     >>> check_classes(["cat", "cat"])
     Traceback (most recent call last):
         ...
-    moontide.errors.InputError: 'classes' must be different names. Got 'cat' more than once.
+    moontide.errors.InputError: 'classes' must be distinct names. Got 'cat' more than once.
     """
     found = classes if isinstance(classes, ClassList) else ClassList(tuple(classes))
     names = found.names
@@ -428,5 +428,5 @@ def check_classes(classes: Sequence[str] | ClassList, synonyms: Mapping[str, Seq
             raise InputError(f"'classes' must be names of 1 to 200 printable characters. Got {name[:50]!r} instead.")
     (name, times), *_ = Counter(names).most_common(1) or [("", 0)]
     if times > 1:
-        raise InputError(f"'classes' must be different names. Got {name!r} more than once.")
+        raise InputError(f"'classes' must be distinct names. Got {name!r} more than once.")
     return found if synonyms is None else found.with_prompts(synonyms)

@@ -1,7 +1,7 @@
-"""One stream: its method, its state, its window of recent samples, and how all of it comes back from the store.
+"""One stream: its method, its state, its window of recent samples, and how they are restored from the store.
 
-A stream is at a `Moment`, which is never changed, only replaced by the next one; so whoever reads it, in any thread,
-sees one state with the window and the counts that belong to it. `process` makes the next moment:
+A stream is at a `Moment`, which is never changed, only replaced by the next one. A reader in any thread therefore sees
+a state with its own window and counts. `process` creates the next moment:
 
     advance  state, answers = method.step(state, x)      x: the samples of all pushes of a micro-batch, in order
     write    the journal gets x, the answers get the answers, in one transaction;
@@ -58,7 +58,7 @@ MAX_STATE = 2**28  # bytes of a state beside the embeddings of its classes
 
 
 class TakenError(MoontideError):
-    """A name is taken."""
+    """The name is already in use."""
 
 
 class EmptyError(InputError):
@@ -66,11 +66,11 @@ class EmptyError(InputError):
 
 
 class GoneError(MoontideError):
-    """What is asked for is not there, or no more."""
+    """The requested object does not exist, or no longer exists."""
 
 
 class Moment(NamedTuple):
-    """Where a stream is."""
+    """The current state of a stream, with its window and counts."""
 
     state: State
     tally: Tally
@@ -96,7 +96,7 @@ class Ahead(NamedTuple):
 
 
 def require_size(state: State, method: str) -> None:
-    """Refuse a state that is too large to be written again and again.
+    """Refuse a state that is too large to be written at every checkpoint.
 
     >>> import moontide
     >>> tda = moontide.method("tda")
@@ -106,7 +106,7 @@ def require_size(state: State, method: str) -> None:
     if size - state.text.nbytes > MAX_STATE:
         raise ResourceError(
             f"The state of {method} for {state.text.shape[0]} classes of {state.text.shape[1]} dimensions takes "
-            f"{size >> 20} MiB, which every checkpoint writes; a stream may have {MAX_STATE >> 20} MiB beside its "
+            f"{size >> 20} MiB, which every checkpoint writes; the limit is {MAX_STATE >> 20} MiB beside the "
             "classes. Use another method or smaller options."
         )
 
@@ -115,7 +115,7 @@ class ServedStream:
     """A stream and its store. All that changes it is called one after the other; `advance` changes nothing."""
 
     def __init__(self, name: str, config: Config, store: StreamStore, method: Method, device: str, keep: int) -> None:
-        """Name what is needed to `load` the stream; `keep`: samples whose answers and keys are kept."""
+        """Set up the stream for `load`. `keep`: number of samples whose answers and keys are kept."""
         self.name, self.config, self.store, self.keep = name, config, store, keep
         self.method, self.online = method, as_online(method)
         self.ref = None if device == "cpu" else to_device(np.zeros(1, np.float32), None, device)
@@ -129,7 +129,7 @@ class ServedStream:
     def create(
         cls, name: str, config: Config, text: Array, store: StreamStore, method: Method, device: str, keep: int
     ) -> ServedStream:
-        """Make a stream at its start, and add it to the store."""
+        """Create a stream at its start, and add it to the store."""
         stream = cls(name, config, store, method, device, keep)
         stream.add(stream.prepare(text, device))
         return stream
@@ -140,7 +140,7 @@ class ServedStream:
         if method.needs:
             raise MissingInputError(
                 f"The method {method.name} needs {', '.join(sorted(method.needs))} of every sample, "
-                "which a stream does not get; choose another method."
+                "which streams do not provide; choose another method."
             )
         text = to_device(text, "float32", device)
         most = max(config.max_batch, config.window)
@@ -153,7 +153,7 @@ class ServedStream:
         except ResourceError:
             raise
         except MemoryError as error:
-            raise ResourceError(f"{method.name} with these options needs more memory than there is.") from error
+            raise ResourceError(f"{method.name} with these options needs more memory than is available.") from error
         return Moment(state, Tally(np.zeros((2, k), np.int64), 0, None), 0, 0, ())
 
     def try_out(self, state: State) -> None:
@@ -168,7 +168,7 @@ class ServedStream:
         self.moment = moment
 
     def load(self) -> Moment:
-        """Return where the stream is, read from the store where that is not known."""
+        """Return the current moment, loaded from the store if necessary."""
         if self.moment is None:
             saved, inside, after, answered = self.store.load(self.name)
             window = tuple(self.samples_of(record)[0] for record in inside if record.size)
@@ -206,7 +206,7 @@ class ServedStream:
         return x, np.frombuffer(record.data, "<i8", offset=end).copy() if len(record.data) > end else None
 
     def step(self, moment: Moment, x: Floats, known: Labels | None = None) -> tuple[Moment, Answers]:
-        """Return the moment after the samples x (n, d), and what is predicted for them."""
+        """Return the moment after the samples x (n, d), and their predictions."""
         state, result = self.online.step(moment.state, x, known)
         rows = answers_of(result)
         if known is not None:
@@ -220,9 +220,9 @@ class ServedStream:
         return Moment(state, tally, moment.seq + 1, moment.total + len(x), window), rows
 
     def process(self, items: Sequence[Item]) -> list[Answer | Exception]:
-        """Answer pushes by one step over those that were not answered before.
+        """Answer pushes with one step over those that were not answered before.
 
-        Where that step is refused, each push takes a step by itself, so that one that cannot be answered fails alone.
+        If that step is refused, each push takes a separate step, so that an invalid push fails alone.
         """
         answers: list[Answer | Exception | None] = [self.repeat(item) for item in items]
         fresh = [i for i, answer in enumerate(answers) if answer is None]
@@ -264,7 +264,7 @@ class ServedStream:
         try:
             after, rows = self.step(moment, x, known)
         except MemoryError as error:
-            raise ResourceError(f"{len(x)} samples at once need more memory than there is; push fewer.") from error
+            raise ResourceError(f"{len(x)} samples at once need more memory than is available; push fewer.") from error
         firsts = moment.total + np.cumsum([0, *(len(item.x) for item in items)])
         placed = list(zip(items, firsts[:-1].tolist(), strict=True))
         pushes = [(key_of(item.key), first, len(item.x), item.digest) for item, first in placed if item.key is not None]
@@ -284,7 +284,7 @@ class ServedStream:
         return ahead.answers
 
     def append(self, after: Moment, record: Record, answered: Sequence[Answered]) -> None:
-        """Write a record down, and be at the moment after it."""
+        """Write a record to the journal, and move to the moment after it."""
         try:
             self.store.append(self.name, record, answered)
         except StoreError:
@@ -307,7 +307,7 @@ class ServedStream:
         return found[0]
 
     def repeat(self, item: Item) -> Answer | Exception | None:
-        """Return the first answer to a push that came before, or None where it did not."""
+        """Return the first answer to a repeated push, or None if the push is new."""
         try:
             first = self.earlier(item.key, len(item.x), item.digest)
         except InputError as error:
@@ -318,7 +318,7 @@ class ServedStream:
         return Answer(start, rows, repeated=True)
 
     def correct(self, correction: Correction) -> Corrected:
-        """Take in true labels of samples of the window: the next step makes use of them."""
+        """Set true labels of samples in the window; the next step uses them."""
         samples, labels, key, digest = correction
         if self.earlier(key, 0, digest) is not None:
             return Corrected(samples, labels, repeated=True)
@@ -329,7 +329,7 @@ class ServedStream:
             rule = f"has samples {low} to {moment.total - 1}" if moment.kept else "is empty"
             raise InputError(
                 f"'samples' must be in the window of the stream, which {rule}. Got {number} instead; "
-                "make streams with a larger 'window' to correct older ones."
+                "create streams with a larger 'window' to correct older ones."
             )
         x = np.concatenate(moment.window)[samples - low]  # (m, d)
         changed, before = [], np.full(len(samples), -1)  # what was known of them so far
@@ -349,7 +349,7 @@ class ServedStream:
         return Corrected(samples, labels)
 
     def predictions(self, first: int, count: int) -> tuple[int, Answers]:
-        """Return what was answered for samples by their numbers; the first is the first still kept."""
+        """Return earlier answers by sample number, from the first that is still kept."""
         parts = self.store.answers(self.name, first, first + count)
         if not parts:
             return first, np.empty(0, ANSWER)
@@ -359,7 +359,7 @@ class ServedStream:
         return begin, rows[begin - start : first + count - start]
 
     def revise(self, moment: Moment) -> tuple[int, Answers, Array | None]:
-        """Predict the samples of the window again with the state of a moment; returns the first's number, and beta.
+        """Predict the samples of the window again with the state of a moment; return the first number, and beta.
 
         It is one step over the window's samples from that state; the state after the step is thrown away.
         """
@@ -385,7 +385,7 @@ class ServedStream:
 
     @property
     def due(self) -> bool:
-        """Whether a checkpoint should be made, so that the journal stays short."""
+        """Whether a checkpoint is due, to keep the journal short."""
         records, size = self.since
         return records >= CHECKPOINT_RECORDS or size >= CHECKPOINT_BYTES or self.spent >= CHECKPOINT_SECONDS
 
@@ -396,7 +396,7 @@ class ServedStream:
             self.write_checkpoint(moment, moment.total - self.config.window)
 
     def write_checkpoint(self, moment: Moment, x_from: int) -> None:
-        """Make a moment the one to go on from."""
+        """Make a moment the current one."""
         oldest = moment.total - self.keep
         self.store.checkpoint(self.name, self.saved(moment), x_from=x_from, answers_from=oldest)
         self.since, self.spent = [0, 0], 0.0
@@ -404,12 +404,12 @@ class ServedStream:
             del self.keys[next(iter(self.keys))]
 
     def saved(self, moment: Moment) -> Saved:
-        """Return a moment as the store keeps it."""
+        """Return the stored form of a moment."""
         state = state_bytes(self.method, moment.state)
         return Saved(moment.seq, moment.total, moment.state.seen, moment.kept, state, moment.tally.write())
 
     def take_snapshot(self) -> Snapshot:
-        """Keep the state as it is now under a new number."""
+        """Save the current state under a new number."""
         number = self.store.snapshots(self.name)[-1].number + 1
         self.store.put_state(self.name, number, self.saved(self.load()))
         return self.store.snapshots(self.name)[-1]

@@ -1,7 +1,7 @@
-"""What survives the process: streams, their journal, states, answers and tokens, whatever the database.
+"""Persistent data (streams, journal, states, answers and tokens), independent of the database.
 
     streams   name and configuration
-    journal   one record a micro-batch or correction, numbered without gaps: what one `step` or `correct` was given
+    journal   one record per micro-batch or correction, numbered without gaps: the input of one `step` or `correct`
     states    the checkpoint to go on from (number -1), the start (0), and the snapshots that a user took (1, 2, ...)
     answers   what was answered for the samples of a record, with the idempotency keys of its pushes; kept longer
     tokens    names, SHA-256 digests, and what each may do
@@ -38,7 +38,7 @@ HELP = "see 'Backups and damage' in docs/serve.md"
 
 
 class StoreError(MoontideError):
-    """The store could not do what it was asked to."""
+    """The store failed."""
 
 
 class DamagedError(StoreError):
@@ -88,7 +88,7 @@ class Drop(NamedTuple):
     before: int
 
     def has(self, stream: str, record: Record) -> bool:
-        """Tell whether a record of a stream is one of them."""
+        """Tell whether a record of a stream is included."""
         return stream == self.stream and record.first + record.size <= self.before
 
 
@@ -106,7 +106,7 @@ def seal(value: bytes, *key: object) -> bytes:
 
 
 def unseal(sealed: bytes | str, *key: object) -> bytes:
-    """Check and take off the checksum.
+    """Check and remove the checksum.
 
     >>> unseal(seal(b"abc", 1), 1)
     b'abc'
@@ -120,7 +120,7 @@ def unseal(sealed: bytes | str, *key: object) -> bytes:
 
 
 class StreamStore:
-    """The tables, whatever the database. Calls may come from any thread; they wait for each other."""
+    """The tables, independent of the database. Calls may come from any thread; they are serialised."""
 
     failures: type[Exception] = Exception  # what the driver raises
     rows = ""  # how a table keeps its rows
@@ -141,7 +141,7 @@ class StreamStore:
 
     @property
     def location(self) -> str:
-        """Where the data are, in words without a password."""
+        """The location of the data, without a password."""
         return self.data
 
     def _connect(self) -> None:
@@ -168,10 +168,10 @@ class StreamStore:
             pass
 
     def sync(self) -> None:
-        """Bring to the disk what was committed, where the policy leaves it to a timer."""
+        """Sync committed data to disk, if the policy uses a timer."""
 
     def close(self) -> None:
-        """Close the connection and let go of the data."""
+        """Close the connection and release the data."""
         with self._mutex:
             if self._connection is not None:
                 self._connection.close()
@@ -196,7 +196,7 @@ class StreamStore:
 
     @contextmanager
     def _failing(self) -> Iterator[None]:
-        """Turn what the driver raises into a sentence."""
+        """Convert exceptions of the driver to a sentence."""
         try:
             yield
         except (self.failures, OSError) as error:
@@ -227,7 +227,7 @@ class StreamStore:
         return found
 
     def delete(self, stream: str) -> None:
-        """Drop a stream and all that belongs to it."""
+        """Delete a stream and its data."""
         with self._transaction(pushes=True):
             for table in ("streams", "journal", "states", "answers"):
                 self._run(f"DELETE FROM {table} WHERE stream = ?", (stream,))
@@ -363,7 +363,7 @@ def insert(
 
 
 def one_line(error: Exception) -> str:
-    """Return what a driver says in one line without a full stop.
+    """Return the message of a driver in one line, without a full stop.
 
     >>> one_line(ValueError("no\\n  way."))
     'no way'

@@ -83,7 +83,7 @@ class ClassList:
         """
         strange = [name for name in more if name not in self.names]
         if strange:
-            raise InputError(f"'synonyms' must be of classes, and {shorten(strange[0], 60)!r} is none of them.")
+            raise InputError(f"'synonyms' must belong to classes, and {shorten(strange[0], 60)!r} is not one.")
         kinds = {name: _kinds_of_text(name, texts) for name, texts in more.items()}
         return replace(self, **_some(*({name: two[i] for name, two in kinds.items()} for i in (0, 1))))
 
@@ -144,7 +144,7 @@ def read_classes(classes: str) -> ClassList:
     >>> read_classes("dress hat")
     Traceback (most recent call last):
         ...
-    moontide.errors.FileError: There is no file 'dress hat'. To name classes, separate them by commas: "dress, hat".
+    moontide.errors.FileError: There is no file 'dress hat'. To list classes, separate them with commas: "dress, hat".
     """
     path = Path(classes)
     if not _is_file(path):
@@ -154,21 +154,21 @@ def read_classes(classes: str) -> ClassList:
             raise FileError(f"There is no file {shorten(classes, 160)}.")
         words = ", ".join(classes.split()) if " " in classes.strip() else f"{classes.strip()},"
         raise FileError(
-            f"There is no file {shorten(classes, 80)!r}. To name classes, separate them by commas: "
+            f"There is no file {shorten(classes, 80)!r}. To list classes, separate them with commas: "
             f'"{shorten(words, 80)}".'
         )
     if path.suffix not in (*KINDS, *TEXTS):
-        raise FileError(f"Class names must be a list with commas or a {', '.join(KINDS)}. Got {path} instead.")
+        raise FileError(f"Class names must be a comma-separated list or a {', '.join(KINDS)}. Got {path} instead.")
     with reading(path):
         if path.stat().st_size > LARGEST:
             raise FileError(f"{path} is too large for a file of class names: more than {LARGEST >> 20} MiB.")
         text = path.read_text(encoding="utf-8-sig")
         if "\0" in text:
-            raise FileError(f"{path} is no text; class names must be a {', '.join(KINDS)}.")
+            raise FileError(f"{path} is not text; class names must be a {', '.join(KINDS)}.")
         read = {".json": _from_json, ".csv": _from_table, ".tsv": _from_table}.get(path.suffix, _from_text)
         found = read(path, text)
     if not found.names:
-        raise FileError(f"{path} has no class names; give at least one.")
+        raise FileError(f"{path} has no class names; add at least one.")
     return found
 
 
@@ -190,11 +190,11 @@ def _is_file(path: Path) -> bool:
 
 def _from_text(path: Path, text: str) -> ClassList:
     if text.lstrip().startswith(("[", "{")):
-        raise FileError(f"{path} looks like JSON; call it .json, or write one name per line.")
+        raise FileError(f"{path} looks like JSON; rename it to .json, or write one name per line.")
     names = [re.split(r"(?:^|\s)#", line)[0].strip() for line in text.splitlines()]
     names = [name for name in names if name]
     if len(names) == 1 and "," in names[0]:
-        raise FileError(f"{path} has one line with commas; write one name per line, or call it .csv with a header.")
+        raise FileError(f"{path} has one line with commas; write one name per line, or make it a .csv with a header.")
     return ClassList.of(names)
 
 

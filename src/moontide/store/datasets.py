@@ -106,7 +106,7 @@ dtd/images (the images) and dtd/split_zhou_DescribableTextures.json, the layout 
     except (ValueError, KeyError, TypeError, OSError) as error:
         if isinstance(error, FileError):
             raise
-        raise FileError(f"{folder / known.files[-1]} is damaged or of another kind ({error}).") from error
+        raise FileError(f"{folder / known.files[-1]} is damaged or of another type ({error}).") from error
     absent = [path for path in found.paths if not path.exists()]
     if absent:
         others = f" and {len(absent) - 1} more of {len(found.paths)} images"

@@ -40,7 +40,7 @@ def reading(path: str | Path) -> Iterator[None]:
         if isinstance(error, FileNotFoundError):
             raise FileError(f"There is no file {path}.") from None
         why = str(error).strip().partition("\n")[0].rstrip(".") or type(error).__name__
-        raise FileError(f"{path} cannot be read; it is damaged, cut short or of another kind ({why}).") from error
+        raise FileError(f"{path} cannot be read; it is damaged, truncated or of another type ({why}).") from error
 
 
 def _check_file(path: str | Path) -> None:
@@ -51,9 +51,9 @@ def _check_file(path: str | Path) -> None:
         reason = f"{path} cannot be read: {error.strerror}."
         raise FileError(missing if isinstance(error, FileNotFoundError) else reason) from None
     if stat.S_ISDIR(kind):
-        raise FileError(f"{path} is a folder; give a file.")
+        raise FileError(f"{path} is a folder; pass a file.")
     if not (stat.S_ISREG(kind) or stat.S_ISFIFO(kind)):  # a device may never end
-        raise FileError(f"{path} is a device or a socket; give a file.")
+        raise FileError(f"{path} is a device or a socket; pass a file.")
 
 
 @contextmanager

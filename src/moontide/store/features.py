@@ -127,15 +127,15 @@ class FeatureStore:
             )  # fmt: skip
             if not same or (anchors is not None and not np.allclose(found.text, anchors, atol=1e-4)):
                 raise FileError(
-                    f"{folder} holds features with another prompt, dataset or class list; give a new folder, or add "
-                    "images to it with '--into', which keeps its own."
+                    f"{folder} has features with another prompt, dataset or class list; choose a new folder, or add "
+                    "images with '--into', which keeps its settings."
                 )
             _sweep(folder)
             return found
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise FileError(f"The folder {folder} cannot be made: {error.strerror}.") from error
+            raise FileError(f"The folder {folder} cannot be created: {error.strerror}.") from error
         store = FeatureStore(folder, origin, names)
         return store if anchors is None else store._with(TEXT, {"text_features": anchors}, {"class_names": names})
 
@@ -148,15 +148,15 @@ class FeatureStore:
             held = json.loads(path.read_text(encoding="utf-8"))
             version = held["format"]
             if version not in (1, FORMAT):
-                raise FileError(f"{path} has the format {version}, and this Moontide reads {FORMAT}; update it.")
+                raise FileError(f"{path} has the format {version}, but this Moontide reads {FORMAT}; update Moontide.")
             outside = [name for name in held["files"] if not NAME.fullmatch(name)]
             if outside:
-                raise FileError(f"{path} names {outside[0][:80]!r}, which is no file of the store; it is not opened.")
+                raise FileError(f"{path} names {outside[0][:80]!r}, which is not a file of the store; ignored.")
             return FeatureStore(folder, Origin.parse(held["origin"]), tuple(held["class_names"]), dict(held["files"]))
         except FileError:
             raise
         except FileNotFoundError:
-            raise FileError(f"{folder} is no feature store: it has no {MANIFEST}.") from None
+            raise FileError(f"{folder} is not a feature store: it has no {MANIFEST}.") from None
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise FileError(f"{path} is damaged ({error}).") from error
 
@@ -168,9 +168,9 @@ class FeatureStore:
         Traceback (most recent call last):
             ...
         moontide.errors.FileError: store holds features with the precision 'float32', and these have 'float16'; \
-give a new folder, or make them alike.
+choose a new folder, or use the same settings.
         """
-        refuse_other_space(str(self.folder), self.origin, other, "give a new folder, or make them alike")
+        refuse_other_space(str(self.folder), self.origin, other, "choose a new folder, or use the same settings")
 
     def append(self, ids: Sequence[str], features: npt.ArrayLike, labels: npt.ArrayLike | None = None) -> FeatureStore:
         """Add a shard and return the store that has it; the file of this one stays readable."""
@@ -186,7 +186,7 @@ give a new folder, or make them alike.
         known = Counter([*self.ids, *ids])
         double = [i for i in ids if known[i] > 1]
         if double:
-            raise InputError(f"'ids' must be new to the store and differ from each other. Got {double[0]!r} again.")
+            raise InputError(f"'ids' must be new to the store and distinct. Got {double[0]!r} again.")
         if self.shards and (labels is None) != (self.labels is None):
             raise InputError("'labels' must be given for every shard of a store, or for none.")
         arrays = {"image_features": array}
@@ -241,7 +241,7 @@ give a new folder, or make them alike.
     def text(self) -> AnyArray:
         """The class embeddings (K, d)."""
         if TEXT not in self.files:
-            raise FileError(f"{self.folder} holds no classes, only images; encode with classes, or give the text.")
+            raise FileError(f"{self.folder} has no classes, only images; encode with classes, or pass the text.")
         return _mapped(self.folder / TEXT)[0]["text_features"]
 
     def negatives(self, key: str) -> AnyArray | None:
@@ -315,7 +315,7 @@ give a new folder, or make them alike.
             if not path.exists():
                 raise FileError(f"{path} is missing from the store; encode into a new folder.")
             if hashlib.sha256(np.memmap(path, mode="r").data).hexdigest() != digest:
-                raise FileError(f"{path} is not what was written (its SHA-256 differs); encode into a new folder.")
+                raise FileError(f"{path} has changed (its SHA-256 differs); encode into a new folder.")
 
     def _manifest(self) -> dict[str, Any]:
         return {

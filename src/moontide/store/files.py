@@ -193,7 +193,7 @@ def check_spaces(images: Arrays, anchors: Arrays) -> None:
     if images.origin is not None and anchors.origin is not None and images is not anchors:
         from moontide.store.features import refuse_other_space
 
-        remedy = f"{anchors.path} is not for them: take the text of the same encoder, or leave '--text' out"
+        remedy = f"{anchors.path} does not match them: use the text of the same encoder, or leave '--text' out"
         refuse_other_space(str(images.path), images.origin, anchors.origin, remedy)
 
 
@@ -230,7 +230,7 @@ def read_text(path: str | Path) -> Arrays:
 def _require_memory(path: Path, size: int) -> None:
     have = available_bytes()
     if have is not None and size > have:
-        raise ResourceError(f"{path} needs {human(size)} of memory, and {human(have)} is available; split the file.")
+        raise ResourceError(f"{path} needs {human(size)} of memory, but {human(have)} is available; split the file.")
 
 
 def _read_npz(path: Path, names: Sequence[str]) -> Arrays:
@@ -384,7 +384,7 @@ def _why_not(path: Path) -> str | None:
     if os.path.isdir(path):
         return "it is a folder"
     if os.path.exists(path) and not os.path.isfile(path):
-        return "it is no regular file"
+        return "it is not a regular file"
     if os.path.exists(path) and not os.access(path, os.W_OK):
         return "it is read-only"
     try:

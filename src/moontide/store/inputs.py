@@ -65,7 +65,7 @@ def read_known(
         key = next((name for name in KEYS if name in rows), "")
         if not key or "label" not in rows:
             raise FileError(
-                f"{path} must have a column 'label' and one that names the sample, {', '.join(map(repr, KEYS))}. "
+                f"{path} must have a column 'label' and one that identifies the sample, {', '.join(map(repr, KEYS))}. "
                 f"It has {quoted(rows) or 'none'}."
             )
         samples, labels = rows[key], rows["label"]
@@ -75,7 +75,7 @@ def read_known(
     some = [(one, label) for one, label in given if label.strip() not in ("", "-1")]
     given = [(one, label) for one, label in some if label.strip() != NONE_OF_THESE]
     if not some:
-        raise FileError(f"{path} has no label: every one is empty. Fill some in, or leave the file out.")
+        raise FileError(f"{path} has only empty labels. Fill some in, or leave the file out.")
     numbers = _numbers(path, [label for _, label in given], class_names, k)
     where = _rows(path, [one for one, _ in given], range(n) if key == "row" else ids, others or {})
     known: IntArray = np.full(n, -1, dtype=np.int64)
@@ -110,8 +110,8 @@ def read_none(path: str | Path, ids: Sequence[Any], others: Mapping[str, int] | 
 def _whole(path: Path, known: AnyArray, n: int, k: int) -> IntArray:
     if known.shape != (n,) or known.dtype.kind not in "iu" or known.min(initial=0) < -1 or known.max(initial=0) >= k:
         raise FileError(
-            f"'known' of {path} must be one class number from 0 to {k - 1} for each of the {n} samples, or -1 where "
-            f"the label is not known. Got shape {known.shape}, dtype {known.dtype}, or other numbers."
+            f"'known' of {path} must be one class number from 0 to {k - 1} for each of the {n} samples, or -1 if "
+            f"the label is unknown. Got shape {known.shape}, dtype {known.dtype}, or other numbers."
         )
     return known.astype(np.int64)
 
@@ -148,13 +148,13 @@ def _rows(path: Path, samples: Sequence[str], ids: Sequence[Any], others: Mappin
     missing = [one for one in samples if one not in row]
     if missing:
         raise FileError(
-            f"{path} names samples that are not there: {quoted(missing)}. They must be called as in the table of "
+            f"{path} names samples that do not exist: {quoted(missing)}. Use the ids of the table of "
             f"predictions, such as {short(ids[0])!r}; correct the names, or remove these rows."
         )
     double |= {one for one in samples if row[one] < 0}
     unclear = [one for one in samples if one in double]
     if unclear:
-        raise FileError(f"{path} names samples by what several are called: {quoted(unclear)}. Use the column 'row'.")
+        raise FileError(f"{path} has ambiguous sample names: {quoted(unclear)}. Use the column 'row'.")
     return [row[one] for one in samples]
 
 
@@ -190,7 +190,7 @@ def read_class_prior(path: str | Path, class_names: Sequence[str] | None, k: int
     absent = sorted(set(range(k)) - set(numbers))
     if absent:
         names = [class_names[i] if class_names else i for i in absent]
-        raise FileError(f"{path} has no share for {quoted(names)}; give every class one, 0 where it cannot come.")
+        raise FileError(f"{path} has no share for {quoted(names)}; every class needs one, 0 if it cannot occur.")
     found = np.empty(k)
     for number, (name, share) in zip(numbers, pairs, strict=True):
         found[number] = _share(path, name, share)
@@ -228,7 +228,7 @@ def read_groups(path: str | Path, group_by: str, ids: Sequence[Any] | None, n: i
     path = Path(path)
     if group_by == FOLDER:
         if ids is None:
-            raise FileError(f"{path} has no ids, and so no folders; group by an array of it, or store ids with it.")
+            raise FileError(f"{path} has no ids, and therefore no folders; group by one of its arrays, or add ids.")
         return folders(ids)
     if path.suffix == ".parquet":
         values = read_parquet_column(path, group_by)

@@ -106,7 +106,7 @@ def read_tensors(path: Path, names: Sequence[str]) -> dict[str, AnyArray | None]
     if not isinstance(held, dict) or not any(isinstance(value, torch.Tensor) for value in held.values()):
         raise FileError(
             f"{path} must hold a tensor or a dictionary of tensors; anything else would run code when it is loaded. "
-            "Where you trust it, convert it: np.save('features.npy', torch.load(FILE, weights_only=False).numpy())."
+            "If you trust it, convert it: np.save('features.npy', torch.load(FILE, weights_only=False).numpy())."
         )
     tensors = {str(name): value for name, value in held.items() if isinstance(value, torch.Tensor)}
     if len(tensors) == 1 and not set(tensors) & set(names):

@@ -46,7 +46,7 @@ def read_embeddings(path: str | Path, handle: BinaryIO | None = None) -> tuple[n
     else:
         lengths, values = pc.list_value_length(column), pc.list_flatten(column).to_numpy()
     if len(pc.unique(lengths)) > 1:
-        raise InputError(f"The values in the column '{name}' of {path} must all have one length.")
+        raise InputError(f"The values in the column '{name}' of {path} must all have the same length.")
     matrix = values.reshape(len(column), -1) if len(column) else np.empty((0, 0))
     return matrix, None if ids is None else ids.to_pylist()
 

@@ -54,8 +54,7 @@ protocol; add it, or copy the file here.
     for protocol in protocols(path):
         if protocol not in named:
             raise OptionError(
-                f"{path} is fetched only if '--allow-remote {protocol}' names its protocol; add it, or copy the file "
-                "here."
+                f"{path} is fetched only with '--allow-remote {protocol}'; add it, or copy the file here."
             )
         _class_of(protocol, path)
 
@@ -172,7 +171,7 @@ def unreachable(path: str, error: BaseException) -> UnreachableError:
     """Make the error for a request that failed on its way.
 
     >>> str(unreachable("s3://bucket/a.npy", TimeoutError("no answer")))
-    's3://bucket/a.npy cannot be reached (no answer); check its name, the network and who may read it.'
+    's3://bucket/a.npy cannot be reached (no answer); check its name, the network and its permissions.'
     """
     why = str(error).strip().partition("\n")[0].rstrip(".")[:100] or type(error).__name__
-    return UnreachableError(f"{path} cannot be reached ({why}); check its name, the network and who may read it.")
+    return UnreachableError(f"{path} cannot be reached ({why}); check its name, the network and its permissions.")

@@ -66,7 +66,7 @@ def expand(pattern: str) -> list[str]:
     found = [p for p in found if suffix(p) in KINDS and PurePosixPath(p).name not in NO_SHARDS]
     shards = sorted(fs.unstrip_protocol(p) if "://" in pattern else p for p in found)
     if not shards:
-        raise FileError(f"{pattern} names no {', '.join(KINDS)} file.")
+        raise FileError(f"{pattern} matches no {', '.join(KINDS)} file.")
     return shards
 
 
@@ -92,7 +92,7 @@ def relative_names(paths: Sequence[str]) -> list[str]:
     names = ["/".join(p[shared:]) for p in parts]
     if len(set(names)) < len(names):
         [(double, _)] = Counter(names).most_common(1)
-        raise FileError(f"Two shards are called {double} but for their extension; rename one.")
+        raise FileError(f"Two shards are named {double}, apart from their extension; rename one.")
     return names
 
 
@@ -128,7 +128,7 @@ def look(path: str) -> Source:
 
 def _check_length(path: str, expected: int, size: int) -> None:
     if size < expected:
-        raise FileError(f"{path} is cut short: it has {size} bytes, and its header promises {expected}.")
+        raise FileError(f"{path} is truncated: it has {size} bytes, but its header says {expected}.")
 
 
 def _only(path: str, names: Mapping[str, Any]) -> str:

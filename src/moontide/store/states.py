@@ -39,7 +39,7 @@ def check_state(method: OnlineMethod, state: State) -> None:
     """
     if type(state) is not method.state_type:
         raise InputError(
-            f"'state' must be one that {method.name} made, a {method.state_type.__name__}. "
+            f"'state' must come from {method.name}, as a {method.state_type.__name__}. "
             f"Got a {type(state).__name__} instead."
         )
 
@@ -127,15 +127,15 @@ def unpack_state(data: bytes, source: str) -> tuple[dict[str, str], dict[str, An
     >>> unpack_state(b"no state", "a.safetensors")
     Traceback (most recent call last):
         ...
-    moontide.errors.FileError: a.safetensors cannot be read; it is damaged, cut short or no state file.
+    moontide.errors.FileError: a.safetensors cannot be read; it is damaged, truncated or not a state file.
     """
     try:
         held = Tensors(io.BytesIO(data))
         arrays = dict(held)
     except Exception as error:  # whatever a damaged header makes the parser stumble over
-        raise FileError(f"{source} cannot be read; it is damaged, cut short or no state file.") from error
+        raise FileError(f"{source} cannot be read; it is damaged, truncated or not a state file.") from error
     if not {"moontide", "method", "options"} <= held.metadata.keys():
-        raise FileError(f"{source} is not a state that moontide wrote.")
+        raise FileError(f"{source} is not a state written by moontide.")
     return held.metadata, arrays
 
 
@@ -155,7 +155,7 @@ def read_state(
         what = [f"lacks {sorted(missing)}"] * bool(missing) + [f"has the unknown {sorted(unknown)}"] * bool(unknown)
         raise FileError(
             f"{source}, a state of {method.name} by moontide {metadata['moontide']}, {' and '.join(what)}; "
-            f"this is moontide {moontide.__version__}. Start the stream anew, or use that version."
+            f"this is moontide {moontide.__version__}. Start the stream again, or use that version."
         )
     wanted = {f.name for f in dataclasses.fields(method.state_type)} - saved_fields(method)
     if wanted != live.keys():

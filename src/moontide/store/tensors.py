@@ -81,7 +81,7 @@ def _checked(entry: Any, data: int) -> tuple[np.dtype[Any], tuple[int, ...], int
         raise ValueError(f"dtype {name}")
     dtype = np.dtype(DTYPES[name])
     if not all(type(x) is int and x >= 0 for x in (*shape, start, stop)):
-        raise ValueError("its header has sizes that are no counts")
+        raise ValueError("its header has invalid sizes")
     if stop - start != math.prod(shape) * dtype.itemsize:
         raise ValueError("its header has an array of another size than its shape")
     return dtype, shape, data + start, data + stop

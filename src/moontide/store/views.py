@@ -13,7 +13,7 @@ import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,10 +21,7 @@ import numpy.typing as npt
 from moontide.errors import FileError, OptionError
 from moontide.store.disk import replacing
 from moontide.store.features import FeatureStore, _mapped
-
-if TYPE_CHECKING:
-    from moontide.encoders.base import Encoder
-    from moontide.encoders.places import ImageFile
+from moontide.views import make_views
 
 FOLDER = "views"
 LEAST = 5  # views of which MTA finds a nearest other one
@@ -32,18 +29,19 @@ LEAST = 5  # views of which MTA finds a nearest other one
 
 def add_views(
     store: FeatureStore,
-    encoder: Encoder,
-    images: Sequence[ImageFile],
+    encoder: Any,
+    images: Sequence[Any],
     count: int,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> None:
-    """Encode `count` views of every image of a store, view 0 the image itself, for the shards that have none yet."""
+    """Encode `count` views of every image of a store, view 0 the image itself, for the shards that have none yet.
+
+    `encoder` has `encode_images`, as in `moontide.encoders`; an image has an `id`, and `read` returns its picture.
+    """
     from safetensors.numpy import save
 
-    from moontide.encoders.views import make_views
-
     if count < LEAST:
-        raise OptionError(f"'views' must be at least {LEAST}, of which MTA makes use. Got {count} instead.")
+        raise OptionError(f"'views' must be at least {LEAST}, which MTA needs. Got {count} instead.")
     by_id = {image.id: image for image in images}
     (store.folder / FOLDER).mkdir(exist_ok=True)
     done = 0
@@ -53,7 +51,7 @@ def add_views(
             held = _mapped(path)[0]["view_features"].shape[1]
             if held != count:
                 raise FileError(
-                    f"{store.folder} holds {held} views of its images; give 'views' {held}, or a new folder."
+                    f"{store.folder} holds {held} views of its images; use {held} 'views', or a new folder."
                 )
         else:
             made = []

@@ -15,6 +15,7 @@ const count = (n, thing, things = `${thing}s`) => `${n} ${n === 1 ? thing : thin
 const page = {
   info: null, // what the server can do
   stream: null, // its description
+  beginnings: 0, // how often the page forgot what was before
   from: 0, // number of the first sample in its state
   rows: new Map(), // sample number -> prediction
   again: new Map(), // sample number -> prediction with the state as it was when asked again
@@ -105,6 +106,7 @@ function begin(stream) {
 }
 
 function forget() {
+  page.beginnings += 1; // so that answers on their way are known to be from before
   for (const each of [page.rows, page.again, page.truth, page.orders, page.pictures]) each.clear();
   page.pending = null;
   remember();
@@ -112,10 +114,14 @@ function forget() {
 
 // Fetch the predictions that the page does not have yet, of the last KEPT samples.
 async function catchUp() {
-  begin(await getJson(at("")));
+  const asked = page.beginnings, stream = await getJson(at(""));
+  if (asked !== page.beginnings) return catchUp();
+  begin(stream);
+  const begun = page.beginnings;
   let next = Math.max(page.from, page.stream.total - KEPT, ...[...page.rows.keys()].map((number) => number + 1));
   while (next < page.stream.total) {
     const part = await getJson(at(`/predictions?first=${next}&size=1000`));
+    if (begun !== page.beginnings) return catchUp(); // it was reset meanwhile
     if (!part.size) break;
     add(part);
     next = part.first + part.size;
@@ -154,7 +160,7 @@ async function listen() {
       }
     } catch (error) {
       if (ending.signal.aborted) return;
-      if (error.status === 404) return say("The stream is gone.", true);
+      if (error.status === 404) return say("The stream no longer exists.", true);
     }
     await sleep(1000);
   }
@@ -200,7 +206,7 @@ const actions = {
     page.paused = !page.paused;
     page.feeding = false;
     update();
-    say(page.paused ? "Paused: the page stands still, the stream goes on." : "");
+    say(page.paused ? "Paused: the page is frozen, the stream continues." : "");
     if (!page.paused) await catchUp();
   },
   revise: async () => {
@@ -216,7 +222,7 @@ const actions = {
     page.feeding = false;
     begin(await postJson(at("/reset")));
     forget();
-    say("The stream is at its start again.");
+    say("The stream was reset.");
     draw();
   },
   csv: downloadPredictions,
