@@ -135,7 +135,7 @@ def over_factor(b: Array, a: Array) -> Array:
     from scipy.linalg import get_lapack_funcs
 
     potrf, trtrs = get_lapack_funcs(("potrf", "trtrs"), (a,))
-    return trtrs(potrf(a, lower=True)[0], b.T, lower=1)[0].T  # type: ignore[no-any-return]
+    return trtrs(potrf(a, lower=True)[0], b.T, lower=1)[0].T
 
 
 def _identity(d: int, ref: Array) -> Array:
