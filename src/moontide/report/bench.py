@@ -34,7 +34,7 @@ def write_report(results: str | Path, out: str | Path, curves: str | Path | None
     >>> write_report("no-such-folder", "report")
     Traceback (most recent call last):
         ...
-    moontide.errors.FileError: There are no results in no-such-folder; make some with 'moontide bench run'.
+    moontide.errors.FileError: There are no results in no-such-folder; create some with 'moontide bench run'.
     """
     out = Path(out)
     found = collect(results)
