@@ -88,7 +88,7 @@ def one_row_without_brackets(client):
     return values(client, [1.0] * D)
 
 
-@case(422, "different lengths")
+@case(422, "differ in length")
 def ragged_rows(client):
     return values(client, [[1.0] * D, [1.0]])
 
@@ -288,17 +288,17 @@ def bomb(side):
     return b"\x89PNG\r\n\x1a\n" + head + chunk(b"IDAT", zlib.compress(bytes(100_000))) + chunk(b"IEND", b"")
 
 
-@case(413, "Image 0 may have 50000000 pixels")
+@case(413, "Image 0 has more than 50000000 pixels")
 def an_image_of_too_many_pixels(client):
     return pictures(client, bomb(8000))
 
 
-@case(413, "Image 1 may have 50000000 pixels")
+@case(413, "Image 1 has more than 50000000 pixels")
 def a_large_decompression_bomb(client):
     return pictures(client, picture(), bomb(10_000))
 
 
-@case(413, "Image 0 may have 50000000 pixels")
+@case(413, "Image 0 has more than 50000000 pixels")
 def a_huge_decompression_bomb(client):
     return pictures(client, bomb(60_000))
 
@@ -386,7 +386,7 @@ def prototypes_of_zeros(client):
     return create(client, prototypes=[[1, 0], [0, 0]])
 
 
-@case(422, "different lengths")
+@case(422, "differ in length")
 def ragged_prototypes(client):
     return create(client, prototypes=[[1, 2], [1]])
 
