@@ -85,7 +85,7 @@ def test_labels_that_count_from_1_or_are_in_another_order_are_questioned() -> No
     assert doubt_labels(data.labels, found, 20) is None
     few = data.labels < 19
     assert "Subtract" in (doubt_labels(data.labels[few] + 1, found[few], 20) or "")
-    assert "another order" in (doubt_labels((data.labels + 7) % 20, found, 20) or "")
+    assert "different order" in (doubt_labels((data.labels + 7) % 20, found, 20) or "")
     with pytest.raises(InputError, match="count from 1"):
         check_labels(data.labels + 1, 400, 20)
 

@@ -113,7 +113,7 @@ def unknown_rows(result: Result, rule: str | float) -> BoolArray:
     (array([False,  True, False]), array([False,  True,  True]))
     """
     if result.unknown is None:
-        raise InputError("'unknown' needs a method that computes it, such as tide; use that, or leave it out.")
+        raise InputError("'unknown' needs a method that computes it: use tide, or leave it out.")
     scores, text = np.asarray(to_numpy(result.unknown), dtype=np.float64), str(rule).strip()
     above, share = check_unknown(text)
     if above is not None:

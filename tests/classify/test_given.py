@@ -70,7 +70,7 @@ def test_the_table_of_one_run_is_read_by_the_next(moontide, photos, colours, row
 
 def test_unknown_names_and_classes_are_refused_before_anything_is_encoded(moontide, photos, tmp_path, colours):
     broken = [
-        ("id,label\nred/99.png,lime\nblue/98.png,red\n", "not there: 'red/99.png', 'blue/98.png'"),
+        ("id,label\nred/99.png,lime\nblue/98.png,red\n", "do not exist: 'red/99.png', 'blue/98.png'"),
         ("id,label\nred/00.png,pink\n", "no class: 'pink'"),
     ]
     for text, words in broken:

@@ -170,7 +170,7 @@ def parquet_without_embeddings(folder, arrays):
     return [folder / "f.parquet", "--text", npz(folder, **arrays)]
 
 
-@case("'embedding'", "one length")
+@case("'embedding'", "the same length")
 def parquet_with_ragged_lists(folder, arrays):
     pq.write_table(pa.table({"embedding": [[1.0, 2.0], [1.0]]}), folder / "f.parquet")
     return [folder / "f.parquet", "--text", npz(folder, **arrays)]

@@ -70,16 +70,16 @@ def test_rows_stand_for_ids_where_there_are_none(write):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("id,label\nx.jpg,cat\ny.jpg,cat\nz.jpg,dog\nw.jpg,dog\n", "not there: 'x.jpg', 'y.jpg', 'z.jpg' and 1 more"),
+        ("id,label\nx.jpg,cat\ny.jpg,cat\nz.jpg,dog\nw.jpg,dog\n", "do not exist: 'x.jpg', 'y.jpg', 'z.jpg' and 1 more"),
         ("id,label\nin/a.jpg,cow\nin/b.jpg,dog\n", "no class: 'cow'. They must be class names, or numbers from 0 to 2"),
         ("id,label\nin/a.jpg,3\n", "no class: '3'"),
-        ("id,label\nin/a.jpg,\n", "has no label"),
+        ("id,label\nin/a.jpg,\n", "has only empty labels"),
         ("id,label\nin/a.jpg,cat\nin/a.jpg,dog\n", "two labels for 'in/a.jpg'"),
         ("name,label\nin/a.jpg,cat\n", "a column 'label' and one that identifies the sample, 'id', 'path', 'row'"),
         ("id\nin/a.jpg\n", "It has 'id'."),
         ("", "It has none."),
         ("id,label\nin/a,b.jpg,cat\n", "more values than its header"),
-        ("row,label\n3,cat\n", "not there: '3'"),
+        ("row,label\n3,cat\n", "do not exist: '3'"),
         ('id,label\n"in/a.jpg,cat\n', "cannot be read"),
     ],
 )
