@@ -25,7 +25,7 @@ def rotation(d: int) -> np.ndarray:
 
 MISTAKES = {
     "swapped": (lambda x, t: (t, x, 100.0), "swapped, pass the image features first"),
-    "another space": (lambda x, t: (x, t @ rotation(t.shape[1]), 100.0), "Make both by one model"),
+    "another space": (lambda x, t: (x, t @ rotation(t.shape[1]), 100.0), "Make both with the same model"),
     "a scale of 1": (lambda x, t: (x, t, 1.0), "--logit-scale 100"),
     "a temperature as scale": (lambda x, t: (x, t, 0.01), "--logit-scale 100"),
     "centred": (lambda x, t: (x - x.mean(0), t, 100.0), "neither centred nor standardised"),

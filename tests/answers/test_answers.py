@@ -173,7 +173,7 @@ def test_images_are_sorted_into_folders_and_back(tmp_path: Path, copy: bool) -> 
     assert found == ["_cat/c.jpg", "cat/a.jpg", "none of these/b.jpg"]
     assert (out / "cat" / "a.jpg").read_text() == "a.jpg"
     assert (out / "cat" / "a.jpg").is_symlink() != copy
-    with pytest.raises(FileError, match="take that back first"):
+    with pytest.raises(FileError, match="reverse that first"):
         apply(moves, out)
     assert undo(out) == 3
     assert not out.exists()
@@ -200,7 +200,7 @@ def test_images_are_renamed_where_they_are_and_back_even_onto_names_of_others(tm
 def test_a_failure_on_the_way_takes_all_back(tmp_path: Path) -> None:
     files, out = images(tmp_path / "in"), tmp_path / "out"
     moves = plan([*files, tmp_path / "in" / "gone.jpg"], ["x"] * 4, [1.0] * 4, out, copy=True)
-    with pytest.raises(MoontideError, match="All was taken back"):
+    with pytest.raises(MoontideError, match="Everything was reversed"):
         apply(moves, out)
     assert not out.exists()
 
@@ -208,6 +208,6 @@ def test_a_failure_on_the_way_takes_all_back(tmp_path: Path) -> None:
 def test_nothing_is_replaced(tmp_path: Path) -> None:
     files = images(tmp_path / "in")
     (tmp_path / "in" / "xa.jpg").write_text("mine")
-    with pytest.raises(FileError, match="is not replaced"):
+    with pytest.raises(FileError, match="is not overwritten"):
         apply(plan(files[:1], ["x"], [1.0], pattern="{label}{name}"), tmp_path / "in")
     assert (tmp_path / "in" / "xa.jpg").read_text() == "mine"

@@ -95,7 +95,7 @@ def test_a_label_is_corrected_by_keys_alone(page):
 def test_escape_and_words_without_a_class_change_nothing(page):
     i = focus_first(page)
     spell(page, "zzz")
-    assert "No class is called so." in page.run("$('matches').textContent")
+    assert "No class has that name." in page.run("$('matches').textContent")
     page.press("Enter", 13)
     assert not page.run("$('chooser').hidden")
     page.press("Escape", 27)

@@ -170,14 +170,14 @@ def test_a_store_refuses_another_encoder(moontide, photos):
     assert moontide("encode", "photos", "--out", "store", *ARGUMENTS)[0] == 0
     status, _, err = moontide("classify", "store", "--classes", "red,blue", "--encoder", "colour:other")
     assert status == 2
-    assert "was made by the encoder colour with its own preprocessing" in err
+    assert "was made by the encoder colour with its preprocessing" in err
 
 
 def test_an_empty_store_is_a_sentence(tmp_path):
     from moontide.store.features import Origin
 
     store = FeatureStore.create(tmp_path / "store", Origin("colour", "", ("{}",)), ["a"], np.ones((1, 3)))
-    with pytest.raises(InputError, match="holds no images"):
+    with pytest.raises(InputError, match="has no images"):
         classify_store(store)
 
 

@@ -100,7 +100,7 @@ def test_a_store_whose_images_or_encoder_are_others_is_refused(run, photos, clip
         read_pack(store, made)
     made.id = FeatureStore.open(store).origin.encoder
     (photos / "cat" / "0.png").unlink()
-    with pytest.raises(FileError, match=r"cat/0\.png of .* is no longer there"):
+    with pytest.raises(FileError, match=r"cat/0\.png of .* no longer exists"):
         read_pack(store, made)
 
 

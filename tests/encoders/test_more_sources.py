@@ -180,7 +180,7 @@ def test_private_addresses_are_refused(url: str) -> None:
 
 @pytest.mark.parametrize("url", ["ftp://example.org/a", "http://user:word@example.org/a", "file:///etc/passwd"])
 def test_other_kinds_of_addresses_are_refused(url: str) -> None:
-    with pytest.raises(ImageError, match="no plain http or https address"):
+    with pytest.raises(ImageError, match="not a plain http or https address"):
         web.fetch(url)
 
 

@@ -35,7 +35,7 @@ def test_an_export_equals_its_source(folder: str, request: pytest.FixtureRequest
     assert made.preprocessing == source.preprocessing
     assert made.id == f"{source.id} (onnx)"
     assert [path.name for path in tmp_path.iterdir()] == ["made"]
-    with pytest.raises(FileError, match="is there already"):
+    with pytest.raises(FileError, match="exists already"):
         export(source, tmp_path / "made")
 
 

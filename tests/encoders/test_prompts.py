@@ -83,5 +83,5 @@ def test_templates_by_name() -> None:
     assert find_templates([]) == ()
     with pytest.raises(UnknownNameError, match=r"There is no template 'eurosatt'. Did you mean 'eurosat'"):
         find_templates(["eurosatt"])
-    with pytest.raises(OptionError, match=r"must have \{\} where the class name goes"):
+    with pytest.raises(OptionError, match=r"must contain \{\} in place of the class name"):
         find_templates(["a photo of a cat"])

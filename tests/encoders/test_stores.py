@@ -218,7 +218,7 @@ def test_images_are_removed_and_the_rest_stays(store: Path, run: Run) -> None:
         np.testing.assert_array_equal(row, rows[one])
     assert sorted(path.name for path in store.iterdir()) == sorted([*after.files, "manifest.json"])
     status, _, err = run("encode", "--into", store, "--remove", "nothing/*")
-    assert (status, "which names none" in err) == (2, True)
+    assert (status, "which matches none" in err) == (2, True)
     assert run("encode", "--into", store, "--remove", "*")[0] == 0
     assert FeatureStore.open(store).n == 0
 

@@ -162,7 +162,7 @@ def test_a_state_that_is_too_large_to_keep_is_refused_beforehand(app, sqlite):
     client = app(sqlite)
     body = {"prototypes": np.eye(64).tolist(), "method": "ecalp", "options": {"memory": 1_000_000}}
     answer = client.post("/streams", json=body)
-    assert (answer.status_code, "a stream may have 256 MiB" in answer.json()["detail"]) == (413, True), answer.text
+    assert (answer.status_code, "the limit is 256 MiB" in answer.json()["detail"]) == (413, True), answer.text
     assert client.get("/streams").json() == []
 
 

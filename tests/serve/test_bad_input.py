@@ -361,7 +361,7 @@ def too_few_class_names(client):
     return create(client, classes=["a", "b"])
 
 
-@case(422, "different names", "'b'")
+@case(422, "distinct names", "'b'")
 def the_same_class_twice(client):
     return create(client, classes=["a", "b", "b"])
 

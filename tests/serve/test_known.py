@@ -101,7 +101,7 @@ def test_a_repeated_correction_is_not_counted_again(client, text, samples, push)
         ({"samples": [9], "labels": [5]}, "from 0 to 4. Got 5"),
         ({"samples": [9], "labels": [-1]}, "from 0 to 4. Got -1"),
         ({"samples": [9, 8], "labels": [1]}, "one entry for each of 2"),
-        ({"samples": [9, 9], "labels": [1, 2]}, "different numbers"),
+        ({"samples": [9, 9], "labels": [1, 2]}, "distinct numbers"),
         ({"samples": [], "labels": []}, "'samples', a list"),
         ({"samples": [-1], "labels": [1]}, "'samples', a list"),
         ({"samples": [True], "labels": [1]}, "'samples', a list"),

@@ -55,7 +55,7 @@ def test_features_are_mapped_in_the_type_they_were_written_in(tmp_path, dtype):
 def test_create_continues_a_store_of_the_same_origin_and_no_other(tmp_path):
     store = make(tmp_path).append(*shard(0, 2))
     assert make(tmp_path).ids == store.ids
-    with pytest.raises(FileError, match="with the encoder 'a-model', and these have 'b-model'; give a new folder"):
+    with pytest.raises(FileError, match="with the encoder 'a-model', and these have 'b-model'; choose a new folder"):
         FeatureStore.create(tmp_path, Origin("b-model", "resize 224", ("{}",)), NAMES, np.eye(3, 4))
     with pytest.raises(FileError, match="another prompt, dataset or class list"):
         FeatureStore.create(tmp_path, ORIGIN, NAMES, 2 * np.eye(3, 4))
@@ -106,7 +106,7 @@ def test_damage_is_found(tmp_path):
     (tmp_path / MANIFEST).write_text("{")
     with pytest.raises(FileError, match="is damaged"):
         FeatureStore.open(tmp_path)
-    with pytest.raises(FileError, match="is no feature store"):
+    with pytest.raises(FileError, match="is not a feature store"):
         FeatureStore.open(tmp_path / "elsewhere")
 
 

@@ -140,7 +140,7 @@ def test_every_kind_of_class_balance_says_the_same(write, tmp_path):
 @pytest.mark.parametrize(
     ("name", "text", "words"),
     [
-        ("p.csv", "class,share\ncat,1\n", "has no share for 'dog', '7'; give every class one"),
+        ("p.csv", "class,share\ncat,1\n", "has no share for 'dog', '7'; every class needs one"),
         ("p.csv", "class,share\ncat,1\ndog,1\n7,1\nowl,1\n", "no class: 'owl'"),
         ("p.csv", "class,share\ncat,1\ncat,1\ndog,1\n7,1\n", "two shares"),
         ("p.csv", "class,share\ncat,1\ndog,-1\n7,1\n", "at least 0 for 'dog'. Got '-1'"),

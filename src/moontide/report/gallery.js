@@ -298,8 +298,8 @@ function changes() {
   $("moves-box").hidden = !found.length;
   document.querySelector(".columns").classList.toggle("single", !found.length);
   listPairs($("moves"), found, (a, b) => ({ before: a, label: b }));
-  $("beta-note").textContent = D.beta ? "Upper bar zero-shot, lower bar after. β is the share of the images in the mean of a class: 0 leaves it at its name, 1 forgets the name."
-    : "Upper bar zero-shot, lower bar after. There is one β a class only where one run of a method with β labels all images together.";
+  $("beta-note").textContent = D.beta ? "Upper bar zero-shot, lower bar after. β is the weight of the images in a class vector: at 0 it stays at its name, at 1 the name no longer counts."
+    : "Upper bar zero-shot, lower bar after. β per class is shown only if one run of a method with β labels all images together.";
   showShares();
 }
 

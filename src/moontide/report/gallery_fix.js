@@ -100,7 +100,7 @@ function match() {
 function showMatches() {
   $("matches").replaceChildren(...matches.map((k, at) => make("li", { id: `match-${at}`, role: "option", "aria-selected": String(at === active), textContent: D.classes[k],
     onpointerdown: (event) => event.preventDefault(), onclick: () => set(k) })));
-  if (!matches.length) $("matches").append(make("li", { className: "soft", textContent: "No class is called so." }));
+  if (!matches.length) $("matches").append(make("li", { className: "soft", textContent: "No class has that name." }));
   $("typed").setAttribute("aria-activedescendant", matches.length ? `match-${active}` : "");
 }
 function set(k) {

@@ -160,7 +160,7 @@ async function listen() {
       }
     } catch (error) {
       if (ending.signal.aborted) return;
-      if (error.status === 404) return say("The stream is gone.", true);
+      if (error.status === 404) return say("The stream no longer exists.", true);
     }
     await sleep(1000);
   }
@@ -206,7 +206,7 @@ const actions = {
     page.paused = !page.paused;
     page.feeding = false;
     update();
-    say(page.paused ? "Paused: the page stands still, the stream goes on." : "");
+    say(page.paused ? "Paused: the page is frozen, the stream continues." : "");
     if (!page.paused) await catchUp();
   },
   revise: async () => {
@@ -222,7 +222,7 @@ const actions = {
     page.feeding = false;
     begin(await postJson(at("/reset")));
     forget();
-    say("The stream is at its start again.");
+    say("The stream was reset.");
     draw();
   },
   csv: downloadPredictions,

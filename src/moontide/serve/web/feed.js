@@ -73,7 +73,7 @@ async function push(rest, options, key = newKey()) {
     } catch (error) {
       const busy = error.status === 429 || error.status === 503 || error.status === undefined;
       if (!busy || tries === 20) throw error;
-      say("The server is busy or away; trying again.");
+      say("The server is busy or unreachable; retrying.");
       await sleep(1000 * (error.wait || 1));
       say("");
     }
@@ -103,7 +103,7 @@ async function upload(files) {
       draw();
     }
     const there = `${count(images.length, "image")} ${images.length === 1 ? "is" : "are"} in the stream.`;
-    say(images.length ? there : "These are no images.", !images.length);
+    say(images.length ? there : "These are not images.", !images.length);
   } catch (error) {
     say(error.message, true);
   }

@@ -38,7 +38,7 @@ function write() {
     try {
       localStorage.setItem(key, told);
     } catch {
-      say("This browser keeps nothing; thumbnails and scores end with the page.");
+      say("This browser stores nothing; thumbnails and scores are lost with the page.");
     }
   }
 }

@@ -65,8 +65,8 @@ async function setKnown(number, label) {
       headers: { "Content-Type": "application/json" }, body: JSON.stringify({ samples: [number], labels: [label] }),
     });
     takeKnown({ samples: [number], known: [label] });
-    say(label === null ? `The true class of sample ${number} is open again.`
-      : `Sample ${number} is ${named(label)}; the next samples make use of it.`);
+    say(label === null ? `The true class of sample ${number} was withdrawn.`
+      : `Sample ${number} is ${named(label)}; later samples benefit.`);
   } catch (error) {
     say(error.message, true);
   }
