@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,6 +12,8 @@ from moontide.core.simplex import softmax
 from moontide.methods._precision import ridge_precision, spd_inverse, times_precision, whitened
 from moontide.methods.gda_clip import GDACLIP
 from moontide.types import Task
+
+torch = pytest.importorskip("torch")
 
 
 def rows(n: int, d: int, seed: int) -> np.ndarray:
