@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(scope="session", autouse=True)
 def names_of_examples(doctest_namespace: dict[str, Any]) -> None:
     """Give every example the same names."""
     doctest_namespace["np"] = np

@@ -1,6 +1,7 @@
 """How long the towers of CLIP take, for the runtime table: random weights, since no weight changes the time.
 
     scripts/bench clip_forward --device cuda
+    scripts/bench clip_forward --device cuda --out forward.csv    # for `scripts/bench paper --forward forward.csv`
 
 The images are noise of the right shape, on the device already; the texts are 77 tokens for each of 1000 classes. Images
 are not read and decoded in that time.
@@ -11,6 +12,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 CLASSES, TOKENS, PART = 1000, 77, 256
@@ -36,6 +38,7 @@ def main() -> Any:
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--sizes", type=int, nargs="+", default=[128, 1000, 50000])
     parser.add_argument("--patch", type=int, choices=[16, 32], default=16, help="16 for ViT-B/16, 32 for ViT-B/32")
+    parser.add_argument("--out", type=Path, help="a .csv file for `scripts/bench paper --forward`")
     args = parser.parse_args()
     try:
         import torch
@@ -51,6 +54,7 @@ def main() -> Any:
             model.get_text_features(input_ids=tokens[start : start + PART])
 
     print("| N | images s | 1000 texts s | together s |\n| --- | --- | --- | --- |")
+    lines = ["images,seconds"]
     half = torch.float16 if args.device == "cuda" else torch.bfloat16
     with torch.inference_mode(), torch.autocast(args.device, half, enabled=args.device == "cuda"):
         written = seconds(texts, args.device)
@@ -62,6 +66,9 @@ def main() -> Any:
 
             seen = seconds(pictures, args.device)
             print(f"| {n:,} | {seen:.3f} | {written:.3f} | {seen + written:.3f} |", flush=True)
+            lines.append(f"{n},{seen + written:.6f}")
+    if args.out:
+        args.out.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return None
 
 

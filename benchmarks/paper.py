@@ -33,7 +33,7 @@ from typing import Any, NamedTuple
 sys.path.insert(0, str(Path(__file__).parent))  # where `python -m benchmarks.paper` does not look
 
 from grid_parts.tables import check_page, write_page
-from paper_parts.pages import pages, read_details
+from paper_parts.pages import pages, read_details, read_forward
 
 from moontide.bench.data import Pack, find_data
 from moontide.bench.processes import in_processes
@@ -73,6 +73,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--read", type=Path, nargs="+", help="files details.csv to make the tables from; nothing is run"
     )
+    parser.add_argument("--forward", type=Path, help="times of the encoder, which `clip_forward --out` wrote")
     parser.add_argument("--write", type=Path, help="a page whose marked parts are replaced")
     return parser.parse_args(argv)
 
@@ -316,7 +317,7 @@ def run(args: argparse.Namespace) -> Path:
 def main(argv: list[str] | None = None) -> Any:
     args = parse(argv)
     try:
-        found = pages(read_details(args.read or [run(args)]))
+        found = pages(read_details(args.read or [run(args)]), read_forward(args.forward))
     except KeyboardInterrupt:
         print("\nStopped. What is finished is kept: the same command goes on from there.", file=sys.stderr)
         return 130

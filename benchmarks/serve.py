@@ -462,7 +462,9 @@ class Client:
         told = dict(line.lower().split(b": ", 1) for line in head.split(b"\r\n")[1:])
         length = int(told.get(b"content-length", 0))
         while len(content) < length:
-            content += self.socket.recv(1 << 20)
+            content += (some := self.socket.recv(1 << 20))
+            if not some:
+                raise ConnectionError("closed")
         status = head.split(b" ", 2)[1]
         if refusals and status in (b"429", b"503"):
             return None

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 from grid_parts.tables import table
@@ -47,7 +48,11 @@ SPACES = ("clip_",)  # backbones whose packs are averaged together
 
 
 def read_details(paths: Iterable[Path]) -> list[Row]:
-    """Read the lines of files details.csv that are of a backbone of CLIP; of the same cell, that with the most runs."""
+    """Read the lines of files details.csv that are of a backbone of CLIP; of the same cell, that with the most runs.
+
+    A slow method meets fewer batches than zero-shot, which may be easier or harder than all, and its gain on the same
+    batches is better known than its accuracy: that becomes the accuracy of zero-shot on all batches and the gain.
+    """
     found: dict[tuple[str, ...], Row] = {}
     for path in paths:
         with open(path, encoding="utf-8", newline="") as handle:
@@ -55,11 +60,20 @@ def read_details(paths: Iterable[Path]) -> list[Row]:
                 key = tuple(row[name] for name in CELL)
                 if row["backbone"].startswith(SPACES) and int(row["runs"]) > int(found.get(key, {"runs": "0"})["runs"]):
                     found[key] = row
+    plain = {key_of_draws(row): float(row["accuracy"]) for row in found.values() if row["method"] == "zero_shot"}
+    for row in found.values():
+        if key_of_draws(row) in plain:
+            row["accuracy"] = str(plain[key_of_draws(row)] + float(row["gain"]))
     return list(found.values())
 
 
-def pages(rows: Sequence[Row]) -> dict[str, str]:
-    """Return a table for every suite in the rows, by the suite's name."""
+def key_of_draws(row: Row) -> tuple[str, ...]:
+    """Return what the batches are known by."""
+    return tuple(row[name] for name in ("suite", "version", "backbone", "setting", "batch_size", "scenario", "dataset"))
+
+
+def pages(rows: Sequence[Row], forward: Mapping[int, float] = MappingProxyType({})) -> dict[str, str]:
+    """Return a table for every suite in the rows, by the suite's name; `forward` has the encoder's seconds."""
     found = {}
     for suite in dict.fromkeys(row["suite"] for row in rows):
         own = [row for row in rows if row["suite"] == suite]
@@ -67,7 +81,7 @@ def pages(rows: Sequence[Row]) -> dict[str, str]:
         if suite in (*BY_DATASET, *BY_SCENARIO, *SWEEPS):
             found[suite] = f"{make(own)}\n\n{counts(own)}"
         if suite == "runtime":
-            found[suite] = runtime(own)
+            found[suite] = runtime(own, forward)
     return {"checklist": checklist(rows), **found}
 
 
@@ -105,16 +119,16 @@ def words(where: tuple[str, str, str]) -> str:
 
 
 def counts(rows: Sequence[Row]) -> str:
-    runs = [int(row["runs"]) for row in rows]
-    half = [float(row["half_interval"]) for row in rows if row["half_interval"]]
-    within = (
-        f" Half a 95 % interval is {np.median(half):.1f} in the median and at most {max(half):.1f}." if half else ""
-    )
-    return (
-        f"{min(runs):,} to {max(runs):,} runs per cell.{within}"
-        if min(runs) < max(runs)
-        else f"{runs[0]:,} run{'s' * (runs[0] > 1)} per cell.{within}"
-    )
+    """Say how many runs the numbers of methods other than zero-shot are of, and how well their gains are known."""
+    others = [row for row in rows if row["method"] != "zero_shot"] or rows
+    runs = [int(row["runs"]) for row in others]
+    half = [float(row["gain_half_interval"]) for row in others if row.get("gain_half_interval")]
+    least, most = min(runs), max(runs)
+    many = f"{least:,} to {most:,} runs" if least < most else f"{least:,} run{'s' * (least > 1)}"
+    if not half:
+        return f"{many} per cell."
+    known = f"{np.median(half):.1f} in the median and at most {max(half):.1f}"
+    return f"{many} per cell. Half the 95 % interval of a gain is {known}."
 
 
 def mean(values: Iterable[float | None]) -> float | None:
@@ -182,20 +196,27 @@ def by_scenario(rows: Sequence[Row]) -> str:
     return table(["method", *(f"{words(where)} ({packs[where]} packs)" for where in places)], lines)
 
 
-def runtime(rows: Sequence[Row]) -> str:
-    """Return one line per method, median milliseconds of a batch on ImageNet by its size, and the paper's."""
+def read_forward(path: Path | None) -> dict[int, float]:
+    """Read the seconds that the encoder takes, by the number of images: what `clip_forward --out` writes."""
+    if path is None:
+        return {}
+    with open(path, encoding="utf-8", newline="") as handle:
+        return {int(row["images"]): float(row["seconds"]) for row in csv.DictReader(handle)}
+
+
+def runtime(rows: Sequence[Row], forward: Mapping[int, float] = MappingProxyType({})) -> str:
+    """Return one line per batch size, median milliseconds of the encoder and of each method, and the paper's below."""
     own = [row for row in rows if row["dataset"] == "imagenet"] or list(rows)
-    sizes = sorted({int(row["batch_size"]) for row in own})
-    lines = []
-    for method in dict.fromkeys(row["method"] for row in own):
-        cells: list[float | None] = []
-        for size in sizes:
-            found = [row for row in own if (row["method"], int(row["batch_size"])) == (method, size)]
-            theirs = paper().seconds.get((size, method))
-            cells += [1e3 * float(found[0]["median_seconds"]) if found else None, theirs and 1e3 * theirs]
-        lines.append([TITLES.get(method, method), *cells])
-    heads = [words for size in sizes for words in (f"N = {size:,}, ms", "the paper, ms")]
-    return table(["method", *heads], lines)
+    methods = list(dict.fromkeys(row["method"] for row in own))
+    lines: list[list[float | str | None]] = []
+    for size in sorted({int(row["batch_size"]) for row in own}):
+        found = {row["method"]: row for row in own if int(row["batch_size"]) == size}
+        n = min(size, *(int(float(row["samples"])) for row in found.values()))
+        ours = [forward.get(n), *(float(found[m]["median_seconds"]) if m in found else None for m in methods)]
+        theirs = [paper().seconds.get((size, m)) for m in ("clip_forward", *methods)]
+        lines.append([f"{n:,}, ours", *(None if t is None else 1e3 * t for t in ours)])
+        lines.append([f"{size:,}, the paper", *(None if t is None else 1e3 * t for t in theirs)])
+    return table(["N, times in ms", "CLIP forward", *(TITLES.get(m, m) for m in methods)], lines)
 
 
 def by_value(rows: Sequence[Row]) -> str:

@@ -36,7 +36,7 @@ __all__ = [
 ]
 
 if not TYPE_CHECKING:  # loaded when it is asked for, so that `moontide` can answer Ctrl-C before numpy is there
-    _PLACES = {
+    _MODULES = {
         "MOON": "methods.moon",
         "TIDE": "methods.tide",
         "Graph": "core.graph",
@@ -49,12 +49,12 @@ if not TYPE_CHECKING:  # loaded when it is asked for, so that `moontide` can ans
     }
 
     def __getattr__(name):
-        if name not in _PLACES:
+        if name not in _MODULES:
             raise AttributeError(f"module 'moontide' has no attribute {name!r}")
         from importlib import import_module
 
-        globals()[name] = found = getattr(import_module(f"moontide.{_PLACES[name]}"), name)
+        globals()[name] = found = getattr(import_module(f"moontide.{_MODULES[name]}"), name)
         return found
 
     def __dir__():
-        return [*globals(), *_PLACES]
+        return [*globals(), *_MODULES]

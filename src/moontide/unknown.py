@@ -1,8 +1,8 @@
 """Scores for "none of the classes", from embeddings alone: MCM, NegLabel and TANL.
 
     MCM      NeurIPS 2022, program deeplearning-wisc/MCM
-    NegLabel ICLR 2024
-    TANL     test-time activated negative labels, 2026, as in the package OpenOOD-VLM
+    NegLabel ICLR 2024, program XueJiang16/NegLabel
+    TANL     test-time activated negative labels, 2026, as in the package YBZh/OpenOOD-VLM
 
 All take image embeddings (N, d) and class-name embeddings (K, d), of any length, and return one score per image: the
 higher, the more likely is one of the K classes (`Result.unknown` runs the other way). Where to draw the line is the

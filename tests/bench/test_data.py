@@ -34,6 +34,7 @@ def test_the_hash_is_of_the_contents_not_of_the_file(features, tmp_path):
     ("stem", "found"),
     [
         ("imagenet_clip_vit_l14", ("imagenet", "clip_vit_l14")),
+        ("imagenet_clip_vitb16", ("imagenet", "clip_vit_b16")),
         ("DTD_RN50", ("dtd", "clip_rn50")),
         ("pets24_vitb32", ("oxford_pets", "clip_vit_b32")),  # 24 of its classes
         ("fgvc_aircraft", ("fgvc_aircraft", None)),

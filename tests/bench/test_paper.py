@@ -98,7 +98,7 @@ def test_every_suite_of_the_paper_is_run_and_has_its_part_on_the_page():
 def test_the_papers_numbers_stand_beside_ours_over_the_same_data_sets():
     common = {"suite": "batch-64", "version": "1", "backbone": "clip_vit_b32", "setting": "batch", "batch_size": "64",
               "scenario": "low", "label": "", "vary": "", "runs": "7", "half_interval": "0.5",
-              "gain": "1.0"}  # fmt: skip
+              "gain": "1.0", "gain_half_interval": "0.5"}  # fmt: skip
     made = [("imagenet", "moon", "70.0", "80.3"), ("dtd", "moon", "50.0", "47.3"), ("cifar10", "moon", "90.0", "")]
     rows = [
         {**common, "dataset": d, "method": m, "options": "{}", "accuracy": a, "paper": p} for d, m, a, p in made
@@ -107,6 +107,44 @@ def test_the_papers_numbers_stand_beside_ours_over_the_same_data_sets():
     (line,) = [line for line in found["batch-64"].splitlines() if "MOON" in line]
     assert line == "| batches of 64, low | MOON | 70.0 | 50.0 | 90.0 | 60.0 | 63.8 (B/32) | -3.8 |"
     assert "| `moontide bench run batch-64 --data FEATURES` | 2 | 63.8 | 60.0 | -3.8 | +1.0 |" in found["checklist"]
+
+
+def test_a_slow_method_has_its_gain_on_the_batches_it_met_added_to_zero_shot_on_all(tmp_path):
+    heads = (*pages.CELL, "label", "runs", "accuracy", "gain", "gain_half_interval", "paper")
+    where = ("batch-64", "1", "clip_vit_b32", "batch", "64", "low", "dtd")
+    lines = [(*where, "zero_shot", "{}", "", "", "100", "40.0", "0.0", "0.0", "42.7"),
+             (*where, "moon", "{}", "", "", "3", "60.0", "5.0", "1.5", "47.9")]  # fmt: skip
+    path = tmp_path / "details.csv"
+    path.write_text("\n".join(",".join(line) for line in [heads, *lines]) + "\n")
+    rows = pages.read_details([path])
+    assert [float(row["accuracy"]) for row in rows] == [40.0, 45.0]
+    assert (
+        pages.counts(rows) == "3 runs per cell. Half the 95 % interval of a gain is 1.5 in the median and at most 1.5."
+    )
+
+
+def test_the_runtime_table_has_the_encoder_and_the_papers_times(tmp_path):
+    forward = tmp_path / "forward.csv"
+    forward.write_text("images,seconds\n128,0.05\n")
+    rows = [{"dataset": "imagenet", "method": m, "batch_size": size, "samples": "500.0", "median_seconds": "0.002"}
+            for m in ("zero_shot", "moon") for size in ("128", "50000")]  # fmt: skip
+    assert pages.runtime(rows, pages.read_forward(forward)).splitlines()[2:] == [
+        "| 128, ours | 50.0 | 2.0 | 2.0 |",
+        "| 128, the paper | 8470.0 | – | 30.0 |",
+        "| 500, ours | – | 2.0 | 2.0 |",
+        "| 50,000, the paper | 36900.0 | – | 50.0 |",
+    ]
+
+
+def test_the_mean_of_a_method_is_zero_shot_on_all_batches_and_its_gain():
+    class Found:
+        def runs(self, measure, cell, title, name="accuracy"):
+            own = {"zero_shot": {0: 50.0, 1: 90.0}, "slow": {0: 53.0}, "none": {}}[title]
+            return list(own) if name == "run" else list(own.values())
+
+    assert report_all._average(Found(), None, "zero_shot") == 70.0
+    assert report_all._average(Found(), None, "slow") == 73.0
+    assert np.isnan(report_all._average(Found(), None, "none"))
 
 
 def test_the_table_of_all_methods_has_every_method_that_features_are_enough_for():

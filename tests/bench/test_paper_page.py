@@ -3,6 +3,7 @@
 import importlib
 import re
 import shlex
+import subprocess
 import sys
 from pathlib import Path
 
@@ -18,7 +19,8 @@ from paper_parts.pages import ITEMS  # noqa: E402
 
 PAGE = (ROOT / "docs/paper.md").read_text(encoding="utf-8")
 SPANS = [" ".join(found.split()) for found in re.findall(r"(?<!`)`([^`]+)`(?!`)", PAGE)]
-SUITES = sorted({span.split()[3] for span in SPANS if span.startswith("moontide bench run")})
+RUNS = sorted({span for span in SPANS if span.startswith("moontide bench run")})
+SUITES = sorted({span.split()[3] for span in RUNS})
 
 
 def test_every_suite_has_a_row_and_no_row_is_missing():
@@ -42,11 +44,18 @@ def test_every_function_that_is_named_exists():
                 pytest.fail(f"{span}: there is no {module}")
 
 
-@pytest.mark.parametrize("suite", SUITES)
-def test_its_commands_run(suite, features, tmp_path, capsys):
-    command = f"bench run {suite} --data {features} --runs 1 --out {tmp_path / 'results'}"
-    assert main(shlex.split(command)) in (None, 0)
+@pytest.mark.parametrize("span", [span for span in RUNS if "IMAGES" not in span])
+def test_its_commands_run(span, features, tmp_path, capsys):
+    if "--device cuda" in span and not cuda():
+        span = span.replace("--device cuda", "--device cpu")
+    words = [str(features) if word == "FEATURES" else word for word in shlex.split(span)[1:]]
+    assert main([*words, "--runs", "1", "--out", str(tmp_path / "results")]) in (None, 0)
     assert list((tmp_path / "results").glob("*.jsonl"))
+
+
+def cuda():
+    torch = pytest.importorskip("torch")
+    return torch.cuda.is_available()
 
 
 def test_the_report_command_runs(features, tmp_path, capsys):
@@ -56,7 +65,14 @@ def test_the_report_command_runs(features, tmp_path, capsys):
     assert (out / "report" / "report.html").exists()
 
 
-def test_the_benchmarks_that_are_named_exist():
-    named = {match[1] for span in SPANS if (match := re.match(r"scripts/bench (\w+)", span))}
-    assert {"clip_forward", "speed"} <= named
-    assert all((ROOT / "benchmarks" / f"{name}.py").exists() for name in named)
+def test_the_benchmarks_that_are_named_take_their_options():
+    blocks = [line for block in re.findall(r"```\n(.*?)```", PAGE, re.DOTALL) for line in block.splitlines()]
+    named = [shlex.split(span)[1:] for span in (*SPANS, *blocks) if span.startswith("scripts/bench")]
+    assert {"clip_forward", "speed", "paper"} <= {name for name, *_ in named}
+    for name, *options in named:
+        told = subprocess.run(
+            [sys.executable, ROOT / f"benchmarks/{name}.py", "--help"], capture_output=True, text=True
+        )
+        assert told.returncode == 0, name
+        unknown = [word for word in options if word.startswith("--") and not re.search(rf"{word}\b", told.stdout)]
+        assert unknown == [], (name, unknown)

@@ -53,6 +53,35 @@ def test_json_is_one_object_and_nothing_else(
     assert keys <= json.loads(capsys.readouterr().out).keys()
 
 
+@pytest.mark.parametrize(
+    ("command", "keys"),
+    [
+        (["doctor"], {"python", "platform", "cpu_cores", "memory_bytes", "devices", "packages", "missing"}),
+        (["completion", "bash"], {"shell", "script"}),
+        (["demo", "--images", "nowhere", "--batches", "1"], {"tasks", "written"}),
+        (["serve", "--data", "data", "--new-token", "camera"], {"name", "token"}),
+    ],
+    ids=lambda given: given[0] if isinstance(given, list) else "",
+)
+def test_json_has_values_and_not_lines(
+    pack: str, command: list[str], keys: set[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    if command[0] == "serve":
+        pytest.importorskip("fastapi")
+    assert main([*command, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out).keys() == keys
+
+
+def test_rows_of_very_different_lengths_are_questioned_in_files_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = simulate(100, 20, seed=0)
+    rows = data.features * np.geomspace(1, 1000, 100)[:, None]
+    np.savez(tmp_path / "a.npz", image_features=rows, text_features=data.text)
+    assert main(["adapt", str(tmp_path / "a.npz")]) == 0
+    assert capsys.readouterr().err.count("warning: The image features have lengths from") == 1
+
+
 def test_methods_and_compare_are_lists_in_json(pack: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["methods", "--json"]) == 0
     assert "tide" in [one["name"] for one in json.loads(capsys.readouterr().out)]

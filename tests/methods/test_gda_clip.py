@@ -4,20 +4,29 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from moontide.checks.tasks import embeddings
 from moontide.core.simplex import softmax
-from moontide.methods._precision import moment_precision, ridge_precision, spd_inverse, times_precision
+from moontide.methods._precision import ridge_precision, spd_inverse, times_precision, whitened
 from moontide.methods.gda_clip import GDACLIP
 from moontide.types import Task
+
+torch = pytest.importorskip("torch")
 
 
 def rows(n: int, d: int, seed: int) -> np.ndarray:
     """Differences of unit vectors, with a mean that is not 0."""
     return np.random.default_rng([seed, n, d]).normal(size=(n, d)) / d**0.5 + 0.1
+
+
+def by_moments(x: np.ndarray) -> np.ndarray:
+    """P from the moments of its rows: the products of the whitened unit vectors."""
+    white = whitened(np.eye(x.shape[1], dtype=x.dtype), x.T @ x, x.sum(axis=0), x.shape[0])
+    on_torch = whitened(*map(torch.asarray, (np.eye(x.shape[1], dtype=x.dtype), x.T @ x, x.sum(axis=0))), x.shape[0])
+    np.testing.assert_allclose(on_torch, white, atol=1e-9)
+    return white @ white.T
 
 
 @given(n=st.integers(2, 30), d=st.integers(1, 30), seed=st.integers(0, 3))
@@ -26,7 +35,7 @@ def test_ridge_precision_is_the_pseudo_inverse(n: int, d: int, seed: int) -> Non
     cov = np.cov(x, rowvar=False).reshape(d, d)
     wanted = d * np.linalg.pinv((n - 1) * cov + np.trace(cov) * np.eye(d))
     np.testing.assert_allclose(ridge_precision(x), wanted, rtol=1e-9, atol=1e-9)
-    np.testing.assert_allclose(moment_precision(x.T @ x, x.sum(axis=0), n), wanted, rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(by_moments(x), wanted, rtol=1e-9, atol=1e-9)
     np.testing.assert_allclose(times_precision(x[:2], x), x[:2] @ wanted, rtol=1e-9, atol=1e-9)
 
 
@@ -35,13 +44,13 @@ def test_ridge_precision_is_the_pseudo_inverse(n: int, d: int, seed: int) -> Non
 def test_rows_that_do_not_differ_have_a_precision_of_zero(n: int, d: int, dtype: type) -> None:
     x = np.tile(rows(1, d, 0), (n, 1)).astype(dtype)
     assert not ridge_precision(x).any()
-    assert not moment_precision(x.T @ x, x.sum(axis=0), n).any()
+    assert not by_moments(x).any()
 
 
 def test_one_row_has_covariance_one_by_convention() -> None:
     x = rows(1, 4, 0)
     np.testing.assert_array_equal(ridge_precision(x), np.eye(4))
-    np.testing.assert_array_equal(moment_precision(x.T @ x, x[0], 1), np.eye(4))
+    np.testing.assert_array_equal(by_moments(x), np.eye(4))
 
 
 @given(d=st.integers(1, 20), seed=st.integers(0, 3))

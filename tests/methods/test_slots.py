@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from moontide.methods._slots import NONE, choose_slots, write
+
+torch = pytest.importorskip("torch")
 
 CLASSES, CAPACITY = 3, 2
 SAMPLES = st.lists(st.tuples(st.integers(0, CLASSES - 1), st.floats(0, 1), st.booleans()), min_size=1, max_size=30)

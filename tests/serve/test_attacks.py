@@ -487,7 +487,7 @@ def test_streams_take_their_steps_at_the_same_time(app, sqlite, text, samples, p
 
     client = app(sqlite)
     for name in "abc":
-        assert client.post("/streams", json={"name": name, "prototypes": text.tolist()}).status_code == 201
+        make(client, text, name, method="tda")
     monkeypatch.setattr(ServedStream, "step", together)
     with ThreadPoolExecutor(3) as pool:
         answers = list(pool.map(lambda name: push(client, name, samples(4)), "abc"))

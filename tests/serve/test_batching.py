@@ -154,7 +154,7 @@ def test_a_full_line_says_when_to_come_again():
             stream.free.clear()
             queue.rate = 2.0
             done = [queue.push(item(i, 2)) for i in range(5)]
-            with pytest.raises(BusyError, match="10 samples wait") as caught:
+            with pytest.raises(BusyError, match="10 samples are waiting") as caught:
                 queue.push(item(9))
             assert caught.value.retry_after == 5
             stream.free.set()

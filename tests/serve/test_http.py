@@ -260,8 +260,8 @@ def test_the_dashboard_asks_for_what_there_is():
 
 def test_lines_of_the_log_may_be_json(serve, sqlite, text):
     server = serve(sqlite, "--log-format", "json")
-    with httpx.Client(base_url=server.url) as client:
-        make(client, text)
+    with httpx.Client(base_url=server.url, timeout=60) as client:
+        make(client, text, method="tda")
     server.kill()
     with sqlite3.connect(Path(sqlite, "moontide.sqlite3")) as connection:
         connection.execute("UPDATE states SET total = 3")

@@ -188,7 +188,7 @@ def test_scores_survive_a_reload_and_name_the_order_of_feeding(browser, app, sql
         f"document.querySelector('#order').innerText.includes('{total} samples fed by this page in random order')"
     )
     shown = re.search(
-        r"before ([\d.]+) % Right after ([\d.]+) % Gain \+([\d.]+)", page.text("#facts").replace("\n", " ")
+        r"before ([\d.]+) % Right after ([\d.]+) % Gain \+([\d.]+)", " ".join(page.text("#facts").split())
     )
     np.testing.assert_allclose([float(x) / 100 for x in shown.groups()], [*right, right[1] - right[0]], atol=0.0006)
     page.click("#close")

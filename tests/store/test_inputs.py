@@ -72,7 +72,7 @@ def test_rows_stand_for_ids_where_there_are_none(write):
     [
         (
             "id,label\nx.jpg,cat\ny.jpg,cat\nz.jpg,dog\nw.jpg,dog\n",
-            "not exist: 'x.jpg', 'y.jpg', 'z.jpg' and 1 more",
+            "do not exist: 'x.jpg', 'y.jpg', 'z.jpg' and 1 more",
         ),
         ("id,label\nin/a.jpg,cow\nin/b.jpg,dog\n", "no class: 'cow'. They must be class names, or numbers from 0 to 2"),
         ("id,label\nin/a.jpg,3\n", "no class: '3'"),

@@ -105,7 +105,7 @@ def find_data(path: str | Path) -> list[Path]:
     >>> find_data("no-such-folder")
     Traceback (most recent call last):
         ...
-    moontide.errors.FileError: There is no file or folder no-such-folder to take features from.
+    moontide.errors.FileError: There is no file or folder no-such-folder with features.
     """
     path = Path(path)
     if not path.exists():

@@ -90,6 +90,13 @@ class VMF:
     def __init__(self, options: Any, anchors: Anchors, scale: float) -> None:
         self.options, self.anchors, self.scale, self.d = options, anchors, scale, int(anchors.text.shape[1])
         self.at_anchor = self.logits_at(anchors.kappa)  # (K,), (K,)
+        self.held = ALL, anchors  # what `anchors_of` returned last
+
+    def anchors_of(self, present: Any) -> Anchors:
+        """Return the anchors of the classes present; the last ones are kept, as they seldom change."""
+        if self.held[0] is not present:
+            self.held = present, self.anchors.of(present)
+        return self.held[1]
 
     def kappa(self, r: Array) -> Array:
         """Eq. banerjee: the concentrations of resultant lengths r, capped, (L,)."""

@@ -57,10 +57,9 @@ def class_confidence(average: Array, largest: Array, mean: str = "geometric", no
 
 def anchor_weights(confidence: Array, form: str = "1/lambda") -> Array:
     """Eq. as-alpha, class-level adjustment: alpha_k = 1 / lambda_k, or the forms it was compared with."""
-    xp = namespace(confidence)
-    if form == "1/lambda":
-        return 1 / (confidence + EPS)
-    return confidence + EPS if form == "lambda" else xp.exp(-confidence)
+    if form == "exp(-lambda)":
+        return namespace(confidence).exp(-confidence)
+    return confidence + EPS if form == "lambda" else 1 / (confidence + EPS)
 
 
 def initial_resultant(total: Array, along: Array, epsilon: float) -> Array:
@@ -85,15 +84,13 @@ def log_c(d: int, kappa: Array, form: str) -> Array:
     if form == "accurate":
         return log_normaliser(d, kappa)
     kappa = clip(kappa, 1e-6)
-    found: Array = formulas.log_c(d, kappa, namespace(kappa).log(kappa))
-    return found
+    return formulas.log_c(d, kappa, namespace(kappa).log(kappa))
 
 
 def prototypes(text: Array, mu: Array, kappa: Array, scale: float, temper: float) -> Array:
-    """Fold zero-shot logits and tempered vMF likelihood into one vector a class: scale t_k + (kappa_k / temper) mu_k.
+    """Fold zero-shot logits and tempered likelihood into one vector per class: scale t_k + (kappa_k / temper) mu_k.
 
-    Its product with f_i, plus log C_d(kappa_k) / temper, is text_weight log y_ik + log p_ik / temper of Eq. update-z,
-    up to a constant of the row, which the softmax removes.
+    Its product with f_i, plus log C_d(kappa_k) / temper, is the logit of Eq. update-z, up to a constant of the row.
     """
     return scale * text + (kappa / temper)[:, None] * mu  # (L, d)
 
@@ -120,12 +117,11 @@ class Assignment(NamedTuple):
 
 
 def e_step(logits: Array, votes: Array, z: Array, out: Array | None = None) -> Assignment:
-    """Eq. update-z: z_i = softmax(logits_i + votes_i), the votes those of the previous z; overwrites the logits.
+    """Eq. update-z: z_i = softmax(logits_i + votes_i), written to `out`; the votes are of the previous z.
 
-    `out`: where the new z is written.
+    Overwrites the logits.
     """
-    xp = namespace(logits)
-    a = logits
+    xp, a = namespace(logits), logits
     a += votes  # (N, K)
     labels = xp.argmax(a, axis=1)  # (N,)
     top = a[xp.arange(a.shape[0], device=device(a)), labels]  # (N,)
@@ -156,14 +152,9 @@ def shrink(v: Array, beta: Array, anchor: Array) -> Array:
 
 
 def anchor_kl(aligned: Array, anchor_kappa: Array, anchor_r: Array, kappa: Array, d: int, form: str) -> Array:
-    """App. KL: KL(V'_k || V_k) = log C_d(kappa') - log C_d(kappa) + A_d(kappa') (kappa' - kappa mu_k . mu'_k).
-
-    `aligned` is mu_k . mu'_k.
-    """
-    found: Array = formulas.anchor_kl(
-        log_c(d, anchor_kappa, form), log_c(d, kappa, form), anchor_r, anchor_kappa, kappa, aligned
-    )
-    return found
+    """App. KL, `formulas.anchor_kl` of all classes, with `aligned` = mu_k . mu'_k, (K,)."""
+    both = log_c(d, anchor_kappa, form), log_c(d, kappa, form)
+    return formulas.anchor_kl(*both, anchor_r, anchor_kappa, kappa, aligned)
 
 
 def free_energy(gamma: Array, agreement: Array, log_sum: Array, log_sum_y: Array) -> Array:

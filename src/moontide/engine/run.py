@@ -174,7 +174,8 @@ def adapt_shards(
             sizes = journal("scatter", *quantiser(journal, checked.rows, len(job.sources))).counts.astype(int)
             groups = tuple(np.flatnonzero(sizes).tolist())
             use(replace(job, groups=groups), sizes[sizes > 0].tolist())
-        found = recall(journal, checked.rows, getattr(method, "neighbours", 0))
+        neighbours = getattr(method, "neighbours", 0) if getattr(method, "laplacian_weight", 1.0) else 0
+        found = recall(journal, checked.rows, neighbours)
         if found is not None:
             report(f"graph: {graph}, {100 * found:.1f} % of the true nearest neighbours among all rows (on a sample)")
         converged = bool(solve(method.mixture(job.text, job.logit_scale, **given), journal).converged)

@@ -46,18 +46,23 @@ def moments(x: Array) -> Spread:
     return x.T @ x, namespace(x).sum(x, axis=0), x.shape[0]
 
 
-def moment_precision(square: Array, total: Array, n: int) -> Array:
-    """Return `ridge_precision` of n rows of which only the moments are known.
+def whitened(b: Array, square: Array, total: Array, n: int) -> Array:
+    """Return b L^-T, rows whose products are b P b', for P = `ridge_precision` of n rows known by their moments.
+
+    L L' is the inverse of P: P itself, for which most of the work would be, is not made.
 
     >>> import numpy as np
-    >>> moment_precision(np.diag([0.5, 0.0]), np.zeros(2), 2)
-    array([[2., 0.],
-           [0., 4.]])
+    >>> whitened(np.asarray([[1.0, 1.0]]), np.diag([0.5, 0.0]), np.zeros(2), 2).round(6)
+    array([[1.414214, 2.      ]])
     """
-    d = square.shape[0]
+    xp, d = namespace(b), square.shape[0]
     if n == 1:
-        return _identity(d, square)
-    return d * scatter_inverse(square - total[:, None] * total[None, :] / n, n, 1 / (n - 1))
+        return b
+    scatter = square - total[:, None] * total[None, :] / n
+    trace = float(xp.linalg.trace(scatter))
+    if _no_spread(trace, n, scatter):
+        return xp.zeros_like(b)
+    return d**0.5 * over_factor(b, scatter + trace / (n - 1) * _identity(d, scatter))
 
 
 def times_ridge_inverse(b: Array, x: Array, ridge: float) -> Array:
@@ -114,6 +119,23 @@ def spd_inverse(a: Array) -> Array:
     inverse = lower + lower.T
     inverse.flat[:: a.shape[0] + 1] /= 2
     return inverse
+
+
+def over_factor(b: Array, a: Array) -> Array:
+    """Return b L^-T for rows b, (m, d), and the Cholesky factor L of a symmetric positive definite matrix, (d, d).
+
+    >>> import numpy as np
+    >>> over_factor(np.asarray([[2.0, 4.0]]), np.diag([4.0, 16.0]))
+    array([[1., 1.]])
+    """
+    if is_torch_array(a):
+        import torch
+
+        return torch.linalg.solve_triangular(torch.linalg.cholesky(a), b.T, upper=False).T
+    from scipy.linalg import get_lapack_funcs
+
+    potrf, trtrs = get_lapack_funcs(("potrf", "trtrs"), (a,))
+    return trtrs(potrf(a, lower=True)[0], b.T, lower=1)[0].T
 
 
 def _identity(d: int, ref: Array) -> Array:

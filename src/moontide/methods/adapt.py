@@ -1,6 +1,6 @@
 """ADAPT: a Gaussian classifier from a bank of confident samples, fused with the zero-shot logits.
 
-Y. Zhang et al., "Backpropagation-Free Test-Time Adaptation via Probabilistic Gaussian Alignment", NeurIPS 2025.
+ADAPT, NeurIPS 2025, after what its program (AIM-SKKU/ADAPT) computes.
 
 Symbols:  f_i -> x[i]   t_k -> text[k]   c_ik -> logits[i, k]   p_ik -> p[i, k]   H_i -> h[i]   L -> bank   M -> m
           mu_k -> mu[k]   w_k, b_k -> w[k], b[k]   sum over the bank of class k of p f -> sums[k]   alpha, scale
@@ -22,7 +22,7 @@ from typing import Any, ClassVar
 
 from moontide.core.arrays import Array, device, namespace, to_numpy
 from moontide.core.simplex import log_softmax, one_hot, softmax
-from moontide.methods._precision import Spread, moment_precision, moments, times_precision
+from moontide.methods._precision import Spread, moments, times_precision, whitened
 from moontide.methods._slots import NONE, choose_slots
 from moontide.methods.gda_clip import biases
 from moontide.options import option
@@ -50,7 +50,7 @@ class ADAPT(OnlineMethod):
     array([0, 1, 2])
     """
 
-    citation: ClassVar[str] = "Zhang et al., NeurIPS 2025"
+    citation: ClassVar[str] = "ADAPT, NeurIPS 2025"
     state_type: ClassVar[type[State]] = ADAPTState
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {  # the original also sets `scale` by dataset, 20 to 100
         "original_transductive": {"mode": "transductive", "bank": 6},
@@ -139,10 +139,10 @@ class ADAPT(OnlineMethod):
                 if spread is not None:
                     changes = zip(spread, moments(before), moments(residuals(state, slice(k, k + 1))), strict=True)
                     spread = tuple(m - b + a for m, b, a in changes)
-            w, m, spread = project(state, spread)  # (K, d)
             run = x[start:stop]  # (r, d)
+            gaussian, m, spread = gaussian_logits(state, run, spread)  # (r, K)
             similarity = (state.last[None, :] if self.faithful else run) @ sums.T  # (1, K) or (r, K)
-            scores.append(self.fuse(logits[start:stop], run @ w.T + biases(state.mu, w), similarity, m))
+            scores.append(self.fuse(logits[start:stop], gaussian, similarity, m))
         score = xp.concat(scores)  # (n, K)
         size = xp.abs(xp.sum(score, axis=1, keepdims=True))  # (n, 1)
         native = score / xp.clip(size, min=float(xp.finfo(x.dtype).smallest_normal))
@@ -203,14 +203,19 @@ def residuals(state: ADAPTState, classes: slice = slice(None)) -> Array:
     return state.bank[classes][of, slots] - state.mu[classes][of]
 
 
-def project(state: ADAPTState, spread: Spread | None) -> tuple[Array, int, Spread | None]:
-    """Return w_k = P mu_k, (K, d), the number M of samples in the bank, and `spread`, the moments of their residuals.
+def gaussian_logits(state: ADAPTState, x: Array, spread: Spread | None) -> tuple[Array, int, Spread | None]:
+    """Return f.w_k + b_k, (n, K), the number M of samples in the bank, and `spread`, the moments of their residuals.
 
-    P comes from the residuals while they are few, and then from their moments, made here once.
+    w_k = P mu_k comes from the residuals while they are few. Then P comes from their moments, made here once, and with
+    f and mu_k whitened, f.w_k + b_k = f.mu_k - |mu_k|^2 / 2 - ln K.
     """
+    xp = namespace(x)
     if spread is None:
         rows = residuals(state)  # (M, d)
         if 2 * rows.shape[0] < rows.shape[1]:
-            return times_precision(state.mu, rows), rows.shape[0], None
+            w = times_precision(state.mu, rows)  # (K, d)
+            return x @ w.T + biases(state.mu, w), rows.shape[0], None
         spread = moments(rows)
-    return state.mu @ moment_precision(*spread), spread[2], spread
+    white = whitened(xp.concat([x, state.mu]), *spread)  # (n + K, d)
+    f, mu = white[: x.shape[0]], white[x.shape[0] :]  # (n, d), (K, d)
+    return f @ mu.T + biases(mu, mu), spread[2], spread

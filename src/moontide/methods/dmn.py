@@ -1,6 +1,6 @@
 """DMN: dual memory networks, in their training-free zero-shot form: a static memory (the text) and a dynamic one.
 
-Y. Zhang et al., "Dual Memory Networks: A Versatile Adaptation Approach for Vision-Language Models", CVPR 2024.
+DMN, CVPR 2024, after what its program (YBZh/DMN) computes.
 
 Symbols:  f -> x   1 / tau -> logit_scale   p_text -> probs   H = -sum p ln(p + 1e-8) -> entropy
           slots m_j of class k -> keys[k]   M -> capacity   beta of the read-out -> sharpness   c_k -> `read`
@@ -49,7 +49,7 @@ class DMN(OnlineMethod):
     (8, 3)
     """
 
-    citation: ClassVar[str] = "Zhang et al., CVPR 2024"
+    citation: ClassVar[str] = "DMN, CVPR 2024"
     state_type: ClassVar[type[State]] = DMNState
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "tables": {},

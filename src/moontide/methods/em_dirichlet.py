@@ -1,6 +1,6 @@
 """EM-Dirichlet: clusters of zero-shot probabilities on the simplex, each class a Dirichlet distribution.
 
-S. Martin et al., "Transductive Zero-Shot and Few-Shot CLIP", CVPR 2024.
+S. Martin et al., CVPR 2024, after what their program (SegoleneMartin/transductive-CLIP) computes.
 
 Symbols:  p_i = softmax(T cos(f_i, t_k)) -> p[i]   ln(p_i + eps) -> log_p[i]   u_ik -> u[i, k]   a_k -> a[k]
           s_k, ybar_k, v_k -> s[k], y[k], v[k]   lambda / N -> complexity   T -> relative_temperature * task.logit_scale

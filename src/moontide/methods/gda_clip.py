@@ -1,6 +1,6 @@
 """GDA-CLIP: Gaussian discriminant analysis with one shared covariance, added to the zero-shot logits.
 
-Z. Wang et al., "A Hard-to-Beat Baseline for Training-free CLIP-based Adaptation", ICLR 2024.
+GDA-CLIP, ICLR 2024, after what its program (mrflogs/ICLR24) computes.
 
 Symbols:  f_i -> features[i]   t_k -> text[k]   yhat_ik -> y[i, k]   mu_k -> mu[k]   Sigma^-1 -> P
           w_k, b_k -> w[k], b[k]   alpha -> alpha
@@ -35,7 +35,7 @@ class GDACLIP(Method):
     array([0, 1, 2])
     """
 
-    citation: ClassVar[str] = "Wang et al., ICLR 2024"
+    citation: ClassVar[str] = "GDA-CLIP, ICLR 2024"
 
     alpha: float = option(5.0, "weight of the Gaussian logits relative to the zero-shot logits", low=0)
 

@@ -1,7 +1,6 @@
 """MTA: robust mean shift over augmented views of each image.
 
-M. Zanella and I. Ben Ayed, "On the Test-Time Zero-Shot Generalization of Vision-Language Models: Do We Really Need
-Prompt Learning?", CVPR 2024.
+M. Zanella et al., CVPR 2024, after what their program (MaxZanella/MTA) computes.
 
 Symbols:  x_p -> views[:, p]   h_p^2 -> bandwidth   K_p -> kernel   w_pq -> affinity   y_p -> inlierness   m -> mode
           lambda -> affinity_weight   lambda_y -> entropy_weight
@@ -46,7 +45,7 @@ class MTA(Method):
     (4, 3)
     """
 
-    citation: ClassVar[str] = "Zanella and Ben Ayed, CVPR 2024"
+    citation: ClassVar[str] = "Zanella et al., CVPR 2024"
     needs: ClassVar[frozenset[str]] = frozenset({"views"})
 
     views: int = option(64, "views to create per image, from images and an encoder instead of views", low=2)

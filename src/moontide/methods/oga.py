@@ -1,7 +1,6 @@
 """OGA: online Gaussian adaptation, class Gaussians with one precision, estimated from a small memory of each class.
 
-C. Fuchs, M. Zanella and C. De Vleeschouwer, "Online Gaussian Test-Time Adaptation of Vision-Language Models", CVPR
-Workshops 2025.
+C. Fuchs et al., CVPR Workshops 2025, after what their program (cfuchs2023/OGA) computes.
 
 Symbols:  f -> x   yhat -> y   mu_k -> mu   Sigma^-1 = P -> precision   C -> capacity   tau -> tau
           stored features of a class -> keys[k]   H = -sum y ln(y + 1e-9) -> entropy

@@ -1,6 +1,6 @@
 """TDA: a training-free dynamic adapter, two key-value caches of confident and of uncertain samples.
 
-A. Karmanov et al., "Efficient Test-Time Adaptation of Vision-Language Models", CVPR 2024.
+TDA, CVPR 2024, after what its program (kdiAAA/TDA) computes.
 
 Symbols:  f -> x   c = f.t / tau -> logits   p -> probs   H(p) -> h   H / log2 K -> normalised
           keys k_j and entropies of the positive cache -> positive_keys, positive_entropy, (K, 3, d) and (K, 3)
@@ -56,7 +56,7 @@ class TDA(OnlineMethod):
     (8, 3)
     """
 
-    citation: ClassVar[str] = "Karmanov et al., CVPR 2024"
+    citation: ClassVar[str] = "TDA, CVPR 2024"
     state_type: ClassVar[type[State]] = TDAState
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "tables": {},

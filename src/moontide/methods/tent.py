@@ -1,6 +1,6 @@
 """TENT: fewer bits of entropy by gradient steps on the normalisation layers of the image tower.
 
-D. Wang et al., "Tent: Fully Test-Time Adaptation by Entropy Minimization", ICLR 2021.
+D. Wang et al., ICLR 2021, after what their program (DequanWang/tent) computes.
 
 Symbols:  gamma, beta of the normalisation layers -> weights (one flat array)   momentum buffer -> momentum
           H(softmax(s f(x) . t)) averaged over the batch -> loss

@@ -119,7 +119,8 @@ class TIDE(OnlineMethod):
             remember(state, every[:n, :], numbers[:n]), seen=state.seen + n, recent=copy_array(every[n:, :]),
             recent_known=copy_array(numbers[n:]),
         )  # fmt: skip
-        object.__setattr__(after, "cosine", cosine)
+        if cosine is not None:
+            object.__setattr__(after, "cosine", cosine)
         return after, rows_of(result, old)
 
     def _correct(self, state: TIDEState, x: Array, known: Array, before: Array) -> TIDEState:  # type: ignore[override]

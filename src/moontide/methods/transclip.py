@@ -1,6 +1,6 @@
 """TransCLIP: a Gaussian mixture with one covariance for all classes, held by text through the prior only.
 
-M. Zanella, B. Gérin, I. Ben Ayed, "Boosting Vision-Language Models with Transduction", NeurIPS 2024.
+M. Zanella et al., NeurIPS 2024, after what their program (MaxZanella/transduction-for-vlms) computes.
 
 Symbols:  f_i -> features[i]   t_k -> text[k]   log y_ik -> log_y   log z_ik -> log_z   mu_k -> mu
           diag(Sigma) -> spread (1, d)   w_ij -> graph   tau -> 1 / task.logit_scale   lambda -> text_weight

@@ -1,7 +1,6 @@
 """ZLaP: label propagation from class names over a graph of texts and images.
 
-V. Stojnic, Y. Kalantidis and G. Tolias, "Label Propagation for Zero-shot Classification with Vision-Language Models",
-CVPR 2024.
+V. Stojnic et al., CVPR 2024, after what their program (vladan-stojnic/ZLaP) computes.
 
 Symbols:  k -> neighbours   gamma -> gamma   alpha -> alpha   W -> edges   D -> degree   L = I - alpha D^-1/2 W D^-1/2
           e_c -> the columns of `seeds`   x_c -> the columns of `x`

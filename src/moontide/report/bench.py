@@ -22,7 +22,7 @@ from moontide.store.toml import read_toml, toml_files
 DETAILS = (
     "suite", "version", "backbone", "setting", "batch_size", "scenario", "dataset", "method", "options", "label",
     "vary", "runs", "accuracy", "half_interval", "gain", "pooled", "worst_tenth", "calibration_error", "median_seconds",
-    "paper",
+    "paper", "gain_half_interval", "samples",
 )  # fmt: skip
 
 
@@ -34,7 +34,7 @@ def write_report(results: str | Path, out: str | Path, curves: str | Path | None
     >>> write_report("no-such-folder", "report")
     Traceback (most recent call last):
         ...
-    moontide.errors.FileError: There are no results in no-such-folder; make some with 'moontide bench run'.
+    moontide.errors.FileError: There are no results in no-such-folder; create some with 'moontide bench run'.
     """
     out = Path(out)
     found = collect(results)
@@ -103,7 +103,7 @@ def details(tables: Iterable[Table]) -> str:
 
     >>> from moontide.report.results import example
     >>> details(example()).splitlines()[2]
-    'batch-64,1,clip_vit_b16,batch,64,very_low,imagenet,moon,{},,,4,75.0,0.0,25.0,75.0,75.0,10.0,0.075,82.8'
+    'batch-64,1,clip_vit_b16,batch,64,very_low,imagenet,moon,{},,,4,75.0,0.0,25.0,75.0,75.0,10.0,0.075,82.8,0.0,64.0'
     """
     rows: list[list[Any]] = [list(DETAILS)]
     for table in tables:
@@ -120,7 +120,7 @@ def details(tables: Iterable[Table]) -> str:
             numbers = [
                 cell.accuracy.mean(), half_width(cell.accuracy), cell.gain.mean(), cell.pooled,
                 tail_accuracy(cell.accuracy), cell.calibration_error, cell.seconds,
-                table.paper_values(row, [[column]])[1][0],
+                table.paper_values(row, [[column]])[1][0], half_width(cell.gain), cell.records[0]["n"],
             ]  # fmt: skip
             shown = [None if number is None or number != number else round(float(number), 6) for number in numbers]
             rows.append([*where, column, row.method, row.options, row.label, row.vary, len(cell.records), *shown])

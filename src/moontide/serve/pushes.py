@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import time
 from collections.abc import Callable
 from typing import Annotated, Any
 
@@ -24,7 +25,7 @@ from moontide.serve.records import Answer, Labels, columns
 from moontide.serve.service import Service, class_numbers
 from moontide.serve.state import GoneError
 
-HOLD_SECONDS = 4.0  # that a push to a full queue is held back before it is refused, so that refusing costs little
+HOLD_SECONDS, LOOK_SECONDS = 4.0, 0.5  # that a push to a full queue is held before it is refused; between two looks
 KEY, SHAPE = r"^[!-~]{1,128}$", r"^\d{1,6},\d{1,6}$"  # forms of headers
 
 router = APIRouter(responses=status_words(400, 401, 403, 408, 413, 422, 429, 503))
@@ -143,15 +144,15 @@ async def parsed(service: Service, body: bytes, field: str, others: tuple[str, .
 
 async def admit(request: Request, queue: PushQueue, samples: int) -> None:
     """Hold back a push if the queue is full; refuse it if the queue is still full after that."""
-    try:
-        queue.admit(samples)
-    except BusyError as busy:
-        await asyncio.sleep(min(HOLD_SECONDS, busy.retry_after))
+    deadline = time.monotonic() + HOLD_SECONDS
+    while True:
         try:
-            queue.admit(samples)
+            return queue.admit(samples)
         except BusyError:
-            request.scope["moontide.unread"] = True  # the rest is dropped as it comes, at hardly any cost
-            raise
+            if time.monotonic() >= deadline:
+                request.scope["moontide.unread"] = True  # the rest is dropped as it comes, at hardly any cost
+                raise
+        await asyncio.sleep(min(LOOK_SECONDS, HOLD_SECONDS))
 
 
 def check_known(known: Any, queue: PushQueue) -> Labels:

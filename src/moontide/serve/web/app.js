@@ -9,7 +9,7 @@ const CHUNK = 16; // samples pushed at once
 const PACE = 350; // milliseconds between two pushes of the sample set
 
 const $ = (id) => document.getElementById(id);
-const percent = (share) => `${(100 * share).toFixed(1)} %`;
+const percent = (share) => `${(100 * share).toFixed(1)}\u00a0%`;
 const count = (n, thing, things = `${thing}s`) => `${n} ${n === 1 ? thing : things}`;
 
 const page = {
