@@ -139,9 +139,9 @@ def png_header(width: int, height: int) -> bytes:
 @pytest.mark.parametrize(
     ("data", "why"),
     [
-        (b"", "no image"),
-        (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "no image"),
-        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "no image"),
+        (b"", "not an image"),
+        (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "not an image"),
+        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "not an image"),
         (png_header(60_000, 60_000), "pixels"),
         (png_header(9_500, 9_500), "pixels"),
         (png_header(1, 5_000), "1 x 5000 pixels, more than 100 times"),
@@ -149,10 +149,10 @@ def png_header(width: int, height: int) -> bytes:
         (stored(quarters(), "PNG").getvalue()[:80], "damaged or truncated"),
         (stored(quarters(), "JPEG").getvalue()[:400], "damaged or truncated"),
         (stored(quarters(), "GIF").getvalue()[:60], "damaged or truncated"),
-        (stored(quarters(), "WEBP").getvalue()[:60], "damaged or truncated|no image"),
-        (stored(quarters(), "TIFF").getvalue()[:900], "damaged or truncated|no image"),
+        (stored(quarters(), "WEBP").getvalue()[:60], "damaged or truncated|not an image"),
+        (stored(quarters(), "TIFF").getvalue()[:900], "damaged or truncated|not an image"),
         (stored(quarters(), "BMP").getvalue()[:200], "damaged or truncated"),
-        (stored(quarters(), "PNG").getvalue().replace(b"IDAT", b"IDAX"), "damaged or truncated|no image"),
+        (stored(quarters(), "PNG").getvalue().replace(b"IDAT", b"IDAX"), "damaged or truncated|not an image"),
     ],
 )
 @pytest.mark.filterwarnings("ignore::UserWarning:PIL")
