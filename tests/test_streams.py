@@ -136,7 +136,7 @@ def test_a_state_of_another_method_is_refused(tmp_path: Path) -> None:
         lambda: run_stream(moontide.method("tda"), Tasks()(), SIZE, state=state),
         lambda: save_state(tmp_path / "a", moontide.method("tda"), state),
     ):
-        with pytest.raises(InputError, match=r"'state' must come from tda made, a TDAState\. Got a DMNState instead"):
+        with pytest.raises(InputError, match=r"'state' must come from tda, as a TDAState\. Got a DMNState instead"):
             refused()
     assert not list(tmp_path.iterdir())
 

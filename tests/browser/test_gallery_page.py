@@ -184,7 +184,7 @@ def test_fifty_thousand_images(browser, tmp_path):
     before[: 9 * n // 10] = label[: 9 * n // 10]
     top = (label[:, None] + np.arange(5)) % k
     data = {
-        "n": n, "classes": [f"class {i}" for i in range(k)], "choices": k, "confidence": pack(np.full(n, 2000)),
+        "n": n, "k": k, "classes": [f"class {i}" for i in range(k)], "choices": k, "confidence": pack(np.full(n, 2000)),
         "prefix": "", "names": [f"{i}.jpg" for i in range(n)],
         "label": pack(label), "before": pack(before), "before_share": pack(np.full(n, 4000)), "top": pack(top),
         "top_now": pack(np.full((n, 5), 2000)), "top_before": pack(np.full((n, 5), 2000)),

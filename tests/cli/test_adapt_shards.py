@@ -133,4 +133,6 @@ def test_what_shards_need(moontide: Any, shards: Path, features: Path) -> None:
     assert "add '--text'" in moontide("adapt", f"{shards}/*.npy")[2]
     assert "are for shards; add '--engine'" in moontide("adapt", features, "--graph", "global")[2]
     text = shards.parent / "text.npy"
-    assert "names no .parquet" in moontide("adapt", f"{shards}/*.csv", "--text", text, "--out", shards.parent / "o")[2]
+    assert (
+        "matches no .parquet" in moontide("adapt", f"{shards}/*.csv", "--text", text, "--out", shards.parent / "o")[2]
+    )

@@ -225,7 +225,7 @@ def test_images_are_removed_and_the_rest_stays(store: Path, run: Run) -> None:
 
 def test_damage_is_found_by_the_hashes(store: Path, run: Run) -> None:
     status, out, _ = run("encode", "--into", store, "--verify")
-    assert (status, "12 images in 1 files, all intact" in out) == (0, True)
+    assert (status, "12 images in 1 file, all intact" in out) == (0, True)
     path = next(store.glob("0*.safetensors"))
     data = path.read_bytes()
     path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))

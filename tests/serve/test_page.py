@@ -100,7 +100,7 @@ def test_upload_watch_reset_and_reload(browser, app, sqlite, colour, tmp_path):
     page.wait("[...document.querySelectorAll('#predictions img')].filter((each) => each.naturalWidth).length === 3")
     page.click("#reset")
     page.wait("document.querySelectorAll('#predictions tbody tr').length === 0")
-    page.says("#status", "at its start")
+    page.says("#status", "was reset")
     page.reload()
     page.wait("document.querySelector('#facts').innerText.includes('Samples in the state')")
     assert page.rows() == []
@@ -233,7 +233,7 @@ def test_an_answer_from_before_a_reset_does_not_come_back(browser, app, sqlite):
     )
     page.wait("!!window.release")  # the description is on its way
     page.click("#reset")
-    page.says("#status", "at its start")
+    page.says("#status", "was reset")
     page.run("window.fetch = real; window.release(); window.late.then(() => 0)")
     assert page.rows() == []
     page.clean()

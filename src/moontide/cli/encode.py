@@ -247,7 +247,7 @@ def _existing(into: Path, paths: Sequence[str], existing: StoreChoice, task: _Ta
         store.verify()
         emit(store=into, images=store.n, files=len(store.shards))
         held = f"{counted(store.n, 'image')} in {counted(len(store.shards), 'file')}"
-        say(f"{into} holds {held}, all as they were written")
+        say(f"{into} holds {held}, all intact")
     if existing.remove:
         gone = [one for one in store.ids if any(fnmatchcase(one, pattern) for pattern in existing.remove)]
         if not gone:

@@ -35,7 +35,7 @@ class HF(TwoTowers):
     >>> HF("./no-such-folder")
     Traceback (most recent call last):
         ...
-    moontide.errors.FileError: There is no folder ./no-such-folder, and no model of the hub is called so.
+    moontide.errors.FileError: There is no folder ./no-such-folder, and it is not a valid model id.
     """
 
     def __init__(self, model: str = "", device: str = "cpu", precision: str = "auto") -> None:

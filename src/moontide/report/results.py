@@ -209,7 +209,7 @@ def collect(folder: str | Path) -> Results:
     >>> collect("no-such-folder")
     Traceback (most recent call last):
         ...
-    moontide.errors.FileError: There are no results in no-such-folder; make some with 'moontide bench run'.
+    moontide.errors.FileError: There are no results in no-such-folder; create some with 'moontide bench run'.
     """
     found = {key(record): record for record in read_records(folder)}.values()
     records = sorted(found, key=lambda r: (r["scenario"].get("place", 0), r.get("place", 0)))  # as the suites have them

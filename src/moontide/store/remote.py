@@ -47,8 +47,8 @@ def check_remote(path: str, allowed: Iterable[str] = ()) -> None:
     >>> check_remote("https://example.org/a.npy")
     Traceback (most recent call last):
         ...
-    moontide.errors.OptionError: https://example.org/a.npy is fetched only if '--allow-remote https' names its \
-protocol; add it, or copy the file here.
+    moontide.errors.OptionError: https://example.org/a.npy is fetched only with '--allow-remote https'; \
+add it, or copy the file here.
     """
     named = {word.strip().lower().removesuffix("://") for word in allowed} | HERE | STORAGE
     for protocol in protocols(path):

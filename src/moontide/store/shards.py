@@ -57,7 +57,7 @@ def expand(pattern: str) -> list[str]:
     >>> expand("memory://nothing/*.npy")
     Traceback (most recent call last):
         ...
-    moontide.errors.FileError: memory://nothing/*.npy names no .parquet, .npy, .safetensors file.
+    moontide.errors.FileError: memory://nothing/*.npy matches no .parquet, .npy, .safetensors file.
     """
     require_fsspec()
     fs, path = filesystem(pattern)

@@ -35,7 +35,7 @@ def check_state(method: OnlineMethod, state: State) -> None:
     >>> check_state(tda, dmn.start(Task(np.eye(2), np.eye(2))))
     Traceback (most recent call last):
         ...
-    moontide.errors.InputError: 'state' must be one that tda made, a TDAState. Got a DMNState instead.
+    moontide.errors.InputError: 'state' must come from tda, as a TDAState. Got a DMNState instead.
     """
     if type(state) is not method.state_type:
         raise InputError(
