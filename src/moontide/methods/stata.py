@@ -63,6 +63,7 @@ class StatARows(Rows):
     """The samples of StatA: scores are quadratic in f, which is taken around the mean of all samples."""
 
     SCORES: ClassVar[int] = 1
+    around: tuple[Array, Array] | None = None  # in memory, what `_centred` returns
 
     def mean(self) -> Centre:
         """Add up the features."""
@@ -90,9 +91,9 @@ class StatARows(Rows):
         xp, k, before = namespace(self.f), len(self.text), self.labels
         scores = self._empty(len(self.f), k)  # (n, K)
         for at in self.blocks:
-            f = self.f[at] - centre  # (b, d)
+            f, square = self._centred(at, centre)  # (b, d), (b, d)
             scores[at] = affine(f, linear, offset)
-            scores[at] -= f**2 @ quadratic.T  # (b, K) or (b, 1)
+            scores[at] -= square @ quadratic.T  # (b, K) or (b, 1)
         new = self._empty(len(self.f), k, dtype=self.z.dtype)
         for _ in range(self.method.inner_iterations - 1):
             for at in self.blocks:
@@ -101,26 +102,39 @@ class StatARows(Rows):
         labels = xp.empty_like(before)
 
         def block(at: slice) -> GaussianSums:
-            f, p = self.f[at] - centre, self._assign(at, scores, new)  # (b, d), (b, K)
+            (f, square), p = self._centred(at, centre), self._assign(at, scores, new)  # (b, d), (b, d), (b, K)
             p *= p >= TINY
             labels[at] = xp.argmax(p, axis=1)
             counts = xp.astype(class_counts(labels[at], k), self.f.dtype)
-            return GaussianSums(len(p), p.T @ f, p.T @ f**2, p.sum(0), counts, (labels[at] != before[at]).sum())
+            return GaussianSums(len(p), p.T @ f, p.T @ square, p.sum(0), counts, (labels[at] != before[at]).sum())
 
         found: GaussianSums = self._add_up(block, "iteration")
         self.z, self.labels = new, labels
         return found
 
+    def _centred(self, rows: slice, centre: Array) -> tuple[Array, Array]:
+        """Return some features around the mean of all, and their squares, (b, d) each."""
+        if self.around is not None:
+            return self.around
+        f = self.f[rows] - centre
+        found = f, f**2
+        self.around = found if self.alone else None
+        return found
+
     def _assign(self, rows: slice, scores: Array, new: Array) -> Array:
         """Eq. update-z of some rows, written to `new`: softmax(scores + votes), (b, K)."""
+        wide = new.dtype == self.f.dtype
+        p = new[rows] if wide else self._empty(rows.stop - rows.start, len(self.text))  # (b, K)
 
-        def part(at: slice) -> tuple[Array]:
+        def part(at: slice) -> tuple[()]:
             logits = self._votes(at)
             logits += scores[at]
-            return (softmax_log_sum(logits, logits)[0],)
+            p[at.start - rows.start : at.stop - rows.start] = softmax_log_sum(logits, logits)[0]
+            return ()
 
-        (p,) = self._in_parts(part, rows)
-        new[rows] = self._narrow(p)
+        self._in_parts(part, rows)
+        if not wide:
+            new[rows] = self._narrow(p)
         return p
 
 
