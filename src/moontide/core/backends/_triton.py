@@ -31,15 +31,11 @@ _banerjee, _log_c, _anchor_kl = map(_compiled, (formulas.banerjee, formulas.log_
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _votes_for(i, z, pointer, neighbour, weight, cols, k):
-    """The weighted sum of the rows of the neighbours of row i; four at a time, so that loads do not wait in turn."""
+    """The weighted sum of the rows of the neighbours of row i."""
     votes = tl.zeros_like(cols).to(tl.float32)
-    stop = tl.load(pointer + i + 1)
-    for start in range(tl.load(pointer + i), stop, 4):
-        for e in tl.static_range(4):
-            there = start + e < stop
-            j = tl.load(neighbour + start + e, mask=there, other=0).to(tl.int64)
-            w = tl.load(weight + start + e, mask=there, other=0.0)
-            votes += w * tl.load(z + j * k + cols, mask=cols < tl.where(there, k, 0), other=0.0).to(tl.float32)
+    for e in range(tl.load(pointer + i), tl.load(pointer + i + 1)):
+        j = tl.load(neighbour + e).to(tl.int64)
+        votes += tl.load(weight + e) * tl.load(z + j * k + cols, mask=cols < k, other=0.0).to(tl.float32)
     return votes
 
 

@@ -61,14 +61,8 @@ class Rows(plain.Rows):
         values, slope, offset = self.cosine, scores.slope, scores.at_anchor
         if scores.prototypes is not None:
             values, slope, offset = product(self.low, scores.prototypes.T), None, scores.offset  # (N, K)
-        given = (
-            self.votes_of.weighted(self.vote_weight).edges,
-            self.log_sum_y,
-            self.gamma,
-            self.labels,
-            self.low,
-            self.weighted,
-        )
+        edges = self.votes_of.weighted(self.vote_weight).edges
+        given = edges, self.log_sum_y, self.gamma, self.labels, self.low, self.weighted
         self.z, self.labels, self.gamma, free, laplacian, counts = _triton.e_step(
             values, slope, offset, self.z, *given, self.method.gamma != "assignments"
         )

@@ -29,7 +29,7 @@ class Votes(Affinity):
 
     def __call__(self, z: Array) -> Array:
         """Return the votes of the neighbours, (N, K)."""
-        return _triton.votes(z, (self.pointer, self.neighbour, self.weight))
+        return _triton.votes(z, self.edges)
 
 
 class TIDERows(tide_plain.TIDERows):
@@ -41,7 +41,7 @@ class TIDERows(tide_plain.TIDERows):
 
     def _votes_of(self) -> Affinity:
         of = super()._votes_of()
-        return Votes(of.pointer, of.neighbour, of.weight)
+        return Votes(*of.edges)
 
     def _keep(self, fixed: eq.Fixed) -> None:
         """Keep what all E-steps need: log_y becomes the logits at the anchors, without votes and prior."""
@@ -62,10 +62,9 @@ class TIDERows(tide_plain.TIDERows):
         if len(classes.hard):
             dots = f @ classes.sums.T  # (n, K)
             of = classes.counts, classes.hard, classes.soft, *_triton.lengths(classes.sums, self.anchor)
-        edges = self.votes_of.pointer, self.votes_of.neighbour, self.votes_of.weight
         given = self.gamma, self.labels, self.y, self.numbers, f, self.weighted
         self.z, self.labels, self.gamma, right, hard = _triton.tide_step(
-            self.log_y, self.at_anchor, dots, self.z, edges, of, *given
+            self.log_y, self.at_anchor, dots, self.z, self.votes_of.edges, of, *given
         )
         (changed, hard), d, both = (hard[-1], hard[:-1]), f.shape[1], self.z.T @ self.weighted  # (K, d + PAD)
         found = both[:, :d], both[:, d], hard, both[:, d + 1], hard

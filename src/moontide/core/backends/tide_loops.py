@@ -64,7 +64,6 @@ class TIDERows(tide_plain.TIDERows):
             self.cosine = self.new = np.matmul(self.f, self.text.T, out=self._spare())  # free after `_keep`
         self.split = Split(np.arange(len(self.text)), np.arange(0), self.gamma, *np.empty((2, len(self.f), 0), one))
         self.done = 0  # E-steps
-        self.edges = self.votes_of.pointer, self.votes_of.neighbour, self.votes_of.weight
 
     def _neighbours(self) -> Graph:
         n, d = self.f.shape
@@ -95,7 +94,7 @@ class TIDERows(tide_plain.TIDERows):
     def compare(self, total: Any, n: int, scale: Any) -> Compared:
         """Compare the zero-shot predictions with those of all n samples and of the neighbours (Eqs. 1, 2)."""
         agree = np.empty(n, one)
-        near, most, even, even_own = self._in_blocks(_numba.tide_compare, self.y, total, *self.edges, agree)
+        near, most, even, even_own = self._in_blocks(_numba.tide_compare, self.y, total, *self.votes_of.edges, agree)
         self.in_metric, lengths = self._scaled(slice(0, n), scale)
         agree /= max(n - 1, 1)
         numbers = (float(x.sum(dtype=float)) for x in (agree, agree.astype(float) ** 2, self.sure, lengths))
@@ -132,7 +131,7 @@ class TIDERows(tide_plain.TIDERows):
         numbers = fixed.smoothing, fixed.left_out, fixed.vote_weight, fixed.sharpness, fixed.alpha
         new, log_k = self._room() if self.new is None else self.new, math.log(max(len(self.text), 2))
         counts, hard, right, changed, moved = self._in_blocks(
-            _numba.tide_step, self.log_y, self.y, classes.counts, prior, *map(one, numbers), *self.edges, self.z, new,
+            _numba.tide_step, self.log_y, self.y, classes.counts, prior, *map(one, numbers), *self.votes_of.edges, self.z, new,
             *self._means(classes), *self.split, self.labels, labels, gamma, self.log_total, log_k, one(eq.STILL),
         )  # fmt: skip
         self.pull = classes.counts[self.split.gone] + one(fixed.smoothing)  # (R,)
@@ -176,5 +175,5 @@ class TIDERows(tide_plain.TIDERows):
 
     def _votes_on(self, x: Floats) -> Floats:
         """Return the votes of the neighbours on few columns, (n, c); every sample has a neighbour, or none has."""
-        pointer, neighbour, weight = self.edges
+        pointer, neighbour, weight = self.votes_of.edges
         return np.add.reduceat(weight[:, None] * x[neighbour], pointer[:-1], axis=0) if len(weight) else 0 * x
