@@ -1,8 +1,16 @@
-"""Settings of the test run: draws that repeat, and one thread a process, since more only slow small arrays down."""
+"""Settings of the test run: draws that repeat, one thread a process, since more only slow small arrays down, and byte
+code that is kept: hundreds of tests start a Python of their own, which would compile every module it imports again."""
 
 import os
 import signal
+import sys
 import threading
+from pathlib import Path
+
+if "PYTHONPYCACHEPREFIX" not in os.environ:
+    sys.dont_write_bytecode, sys.pycache_prefix = False, str(Path(__file__).parents[1] / ".pycache")
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # children and the processes of pytest-xdist inherit both
+    os.environ["PYTHONPYCACHEPREFIX"] = sys.pycache_prefix
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN and threading.current_thread() is threading.main_thread():
     signal.signal(signal.SIGINT, signal.default_int_handler)  # started in the background, which children would inherit
