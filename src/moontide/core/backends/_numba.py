@@ -655,23 +655,15 @@ def tide_step(start: Any, stop: Any, base: Any, y: Any, counts: Any, prior: Any,
             for c in range(k):
                 a[c] = near[c] + vote_weight * votes[c] + prior[c]
         if width:
-            mine, dot, at = own[i], dots[i], cosine[i]
-            for h in range(width):
-                more[h] = nearer(beta[h], left_out * mine[h], dot[h], at[h], squares[h], along[h], soft[h])
             h = place[before[i]]
             less = max(hard[h] - left_out, ZERO)
-            more[h] = nearer(less / (less + alpha), left_out * mine[h], dot[h], at[h], squares[h], along[h], soft[h])
-            for h in range(width):
-                a[among[h]] += sharpness * more[h]
-        top, norm, inner, e, e_log = largest(a[:k]), ZERO, ZERO, shares[i], logs[i]
+            others, beta[h] = beta[h], less / (less + alpha)
+            add_nearer(beta, left_out, own[i], dots[i], cosine[i], squares, along, soft, more, among, sharpness, a)
+            beta[h] = others
+        top, norm, inner, e = largest(a[:k]), ZERO, ZERO, shares[i]
         label = present[first_at(a[:k], top)]
-        for r in range(away):
-            norm += e[r] * pull[r]
-            inner += e_log[r] * pull[r] + e[r] * pull[r] * log_pull[r]
         if away:
-            most = max(top, tops[i] + np.log(norm))
-            scale = np.exp(tops[i] - most)
-            norm, inner, top = norm * scale, scale * (inner + norm * (tops[i] - most)), most
+            top, norm, inner = idle_sums(top, tops[i], e, logs[i], pull, log_pull)
         for c in range(a.shape[0]):
             q[c] = exp(a[c] - top)
             norm += q[c]
@@ -680,7 +672,6 @@ def tide_step(start: Any, stop: Any, base: Any, y: Any, counts: Any, prior: Any,
         for c in range(k):
             p[c] = q[c] * by
             far += ONE if abs(p[c] - old[c]) >= still else ZERO
-        for c in range(k):
             here[c] += p[c]
         labels[i], gamma[i], log_sum[i] = label, weight_of(log_norm - inner * by, log_k), top + log_norm
         scale = np.exp(tops[i] - log_sum[i]) if away else ZERO
@@ -694,6 +685,21 @@ def tide_step(start: Any, stop: Any, base: Any, y: Any, counts: Any, prior: Any,
     return total, numbers, right, changed, moved
 
 
+@loops
+def idle_sums(top: Any, most: Any, e: Any, e_log: Any, pull: Any, log_pull: Any) -> Any:
+    """Return the largest logit and, relative to it, sum_k q_k and sum_k q_k log q_k of the classes left alone.
+
+    `top` is that of the other classes; `most`, `e` and `e_log` are a row of a `Split`, with q_k = e_k pull_k exp(most).
+    """
+    total, inner = ZERO, ZERO
+    for r in range(e.shape[0]):
+        total += e[r] * pull[r]
+        inner += e_log[r] * pull[r] + e[r] * pull[r] * log_pull[r]
+    top = max(top, most + np.log(total))
+    scale = np.exp(most - top)
+    return top, total * scale, scale * (inner + total * (most - top))
+
+
 @njit(inline="always")
 def nearer(beta: Any, mine: Any, dot: Any, cosine: Any, square: Any, along: Any, soft: Any) -> Any:
     """Eqs. 8 and 9 of TIDE: the cosine to a class mean without the sample's own part, less that to the anchor."""
@@ -703,6 +709,16 @@ def nearer(beta: Any, mine: Any, dot: Any, cosine: Any, square: Any, along: Any,
     )
     value = by * (dot - mine) + other * cosine
     return value / np.sqrt(max(length + other * other, np.float32(EPS))) - cosine
+
+
+@loops
+def add_nearer(beta: Any, left_out: Any, mine: Any, dot: Any, cosine: Any, square: Any, along: Any, soft: Any,
+               more: Any, among: Any, sharpness: Any, a: Any) -> None:  # fmt: skip
+    """Add `nearer` of the classes with labels, times the sharpness, to the logits in their columns `among`."""
+    for h in range(mine.shape[0]):
+        more[h] = nearer(beta[h], left_out * mine[h], dot[h], cosine[h], square[h], along[h], soft[h])
+    for h in range(mine.shape[0]):
+        a[among[h]] += sharpness * more[h]
 
 
 @loops

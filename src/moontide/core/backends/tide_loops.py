@@ -131,8 +131,9 @@ class TIDERows(tide_plain.TIDERows):
         numbers = fixed.smoothing, fixed.left_out, fixed.vote_weight, fixed.sharpness, fixed.alpha
         new, log_k = self._room() if self.new is None else self.new, math.log(max(len(self.text), 2))
         counts, hard, right, changed, moved = self._in_blocks(
-            _numba.tide_step, self.log_y, self.y, classes.counts, prior, *map(one, numbers), *self.votes_of.edges, self.z, new,
-            *self._means(classes), *self.split, self.labels, labels, gamma, self.log_total, log_k, one(eq.STILL),
+            _numba.tide_step, self.log_y, self.y, classes.counts, prior, *map(one, numbers), *self.votes_of.edges,
+            self.z, new, *self._means(classes), *self.split, self.labels, labels, gamma, self.log_total,
+            log_k, one(eq.STILL),
         )  # fmt: skip
         self.pull = classes.counts[self.split.gone] + one(fixed.smoothing)  # (R,)
         self.z, self.new = new, None if self.keep and self.z is self.y else self.z
