@@ -20,12 +20,12 @@ from numpy.typing import NDArray
 
 from moontide.core.arrays import as_real, to_numpy, unit_rows
 from moontide.core.driver import solve
-from moontide.core.memory import available_bytes, human
 from moontide.core.rows import LARGE
 from moontide.core.sums import unpack
 from moontide.engine.partition import quantiser, recall
 from moontide.engine.worker import Job, Worker
 from moontide.errors import FileError, OptionError, ResourceError, without_credentials
+from moontide.memory import available_bytes, human
 from moontide.protocols import Method
 from moontide.registry import method_names, method_type
 from moontide.store.disk import exists, opened, remove, writing

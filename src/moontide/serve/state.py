@@ -26,8 +26,8 @@ import numpy.typing as npt
 
 from moontide.core.arrays import Array, to_numpy
 from moontide.core.devices import to_device
-from moontide.core.memory import require_memory
 from moontide.errors import InputError, MissingInputError, MoontideError, ResourceError
+from moontide.memory import require_memory
 from moontide.protocols import Method, State, as_online
 from moontide.serve.records import (
     ANSWER,
