@@ -20,8 +20,8 @@ import numpy.typing as npt
 
 from moontide.answers import Answers
 from moontide.core.arrays import is_torch_array, to_numpy
-from moontide.core.memory import require_memory
 from moontide.errors import ImplausibleWarning, InputError, MissingInputError, MoontideError, OptionError
+from moontide.memory import require_memory
 from moontide.metrics import IntArray, accuracy
 from moontide.plausible import doubt_labels
 from moontide.protocols import Method

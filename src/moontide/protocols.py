@@ -17,9 +17,9 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from moontide.core.arrays import Array, as_real, device, is_torch_array, like, namespace, unit_rows
 from moontide.core.graph import Graph
-from moontide.core.memory import require_memory
 from moontide.core.rows import Rows
 from moontide.errors import InputError, MissingInputError, OptionError, unknown_name
+from moontide.memory import require_memory
 from moontide.options import Options
 from moontide.plausible import ask
 from moontide.types import Result, Task, check_known

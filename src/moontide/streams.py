@@ -22,30 +22,12 @@ from typing import Any
 
 from moontide.core.arrays import Array, as_real, device, is_torch_array, like, namespace
 from moontide.errors import FileError, InputError, MissingInputError, OptionError, unknown_name
-from moontide.protocols import (
-    Method,
-    OnlineMethod,
-    State,
-    as_online,
-    change_classes,
-    copy_array,
-    renumber,
-    samples,
-)
+from moontide.protocols import Method, OnlineMethod, State, as_online, change_classes, copy_array, renumber, samples
 from moontide.registry import DEFAULT
 from moontide.registry import method as make_method
+from moontide.store import states
 from moontide.store.disk import replacing
-from moontide.store.states import (
-    check_state,
-    load_state,
-    read_file,
-    read_state,
-    restore,
-    save_state,
-    saved_batch_size,
-    state_bytes,
-    unpack_state,
-)
+from moontide.store.states import load_state, save_state, saved_batch_size
 from moontide.types import Result, Task, check_class_names
 
 __all__ = ["Stream", "load_state", "run_stream", "save_state", "saved_batch_size"]
@@ -224,7 +206,7 @@ class Stream:
         arrays = {WAITING: self._rows} if self.waiting else {}
         if self._known is not None:
             arrays[WAITING_KNOWN] = self._known
-        data = state_bytes(self.method, self.state, {"stream": json.dumps(settings)}, arrays)
+        data = states.state_bytes(self.method, self.state, {"stream": json.dumps(settings)}, arrays)
         with replacing(path) as handle:
             handle.write(data)
 
@@ -233,11 +215,11 @@ class Stream:
         cls, path: str | Path, ref: Array | None = None, clock: Callable[[], float] = time.monotonic, **live: Any
     ) -> Stream:
         """Read a stream that `save` wrote; what waits begins to wait again. `ref` and `live` are as in `load_state`."""
-        metadata, arrays = unpack_state(read_file(path), str(path))
+        metadata, arrays = states.unpack_state(states.read_file(path), str(path))
         if "stream" not in metadata:
             raise FileError(f"{path} is a state without a stream; load it by moontide.streams.load_state.")
-        method, state = read_state(metadata, arrays, str(path), ref, **live)
-        rows, known = (restore(arrays[x], ref) if x in arrays else None for x in (WAITING, WAITING_KNOWN))
+        method, state = states.read_state(metadata, arrays, str(path), ref, **live)
+        rows, known = (states.restore(arrays[x], ref) if x in arrays else None for x in (WAITING, WAITING_KNOWN))
         stream = cls.__new__(cls)
         stream._begin(method, state, clock=clock, rows=rows, known=known, **json.loads(metadata["stream"]))
         return stream
@@ -275,7 +257,7 @@ def run_stream(
     if state is None:
         state = online.start(task)
     else:
-        check_state(online, state)
+        states.check_state(online, state)
         check_same_classes(state, task)
     x, step, results = samples(online, task), online.step, []
     if x is task.features:  # checked with the task

@@ -473,8 +473,8 @@ def test_bad_input_is_one_sentence(name, moontide, tmp_path, arrays):
 
 
 def test_more_memory_than_there_is(moontide, features, monkeypatch):
-    monkeypatch.setattr("moontide.core.memory.available_bytes", lambda: 1000)
-    monkeypatch.setattr("moontide.core.memory.SMALL", 0)
+    monkeypatch.setattr("moontide.memory.available_bytes", lambda: 1000)
+    monkeypatch.setattr("moontide.memory.SMALL", 0)
     status, out, err = moontide("adapt", features)
     assert (status, out) == (2, "")
     assert "needs about" in err

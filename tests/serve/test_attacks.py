@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load
 
-from moontide.core import memory
+from moontide import memory
 from moontide.registry import method_type
 from moontide.serve import batching, parsing, push_log, pushes, server
 from moontide.serve.records import DENSE, flat_map

@@ -80,7 +80,7 @@ def print_table(outcomes: Sequence[Outcome]) -> None:
     from rich import box
     from rich.table import Table
 
-    from moontide.core.memory import human
+    from moontide.memory import human
 
     ran = [outcome for outcome in outcomes if outcome.status == "ran"]
     if ran:

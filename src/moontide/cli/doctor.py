@@ -20,7 +20,7 @@ def doctor() -> None:
 
         moontide doctor
     """
-    from moontide.core.memory import available_bytes, human
+    from moontide.memory import available_bytes, human
 
     required, extras = requirements()
     extras = {extra: names for extra, names in extras.items() if extra not in DEVELOPERS}

@@ -87,8 +87,18 @@ def nearest_cosines(rows: Floats, features: Array, count: int) -> Floats:
 def recall(features: Floats, weights: Floats, rng: np.random.Generator) -> float:
     """Return the share of true nearest neighbours that were found, on a sample of rows, ties counted as found."""
     rows = rng.choice(len(features), min(SAMPLE, len(features)), replace=False)
-    best = nearest_cosines(features[rows], features, weights.shape[1] + 1)  # the row itself is the nearest
-    return float((weights[rows] >= best[:, -1:] - 1e-6).mean())
+    return share_found(weights[rows], nearest_cosines(features[rows], features, weights.shape[1] + 1))
+
+
+def share_found(weights: Floats, cosines: Floats) -> float:
+    """Return the share of the true neighbours of some rows that are in a graph, ties counted as found.
+
+    `weights` (s, m) are those of the graph, `cosines` (s, m + 1) the largest there are: the first is of the row itself.
+    """
+    best = cosines[:, 1:]
+    true = np.isfinite(best)  # fewer than m others: all of them
+    found = weights >= np.where(true, best, np.inf).min(axis=1, keepdims=True) - 1e-5
+    return float(found.sum() / true.sum())
 
 
 def _grouped(keys: Ints, values: Ints, count: int) -> list[Ints]:

@@ -162,12 +162,6 @@ def row_norms(x: Array) -> Array:
     return namespace(x).linalg.vector_norm(x, axis=-1) if is_torch_array(x) else np.sqrt(np.vecdot(x, x))
 
 
-def single_in_double(x: Array) -> Array:
-    """Return numbers rounded to float32, in float64 and new memory: inputs of programs that magnify rounding."""
-    xp = namespace(x)
-    return xp.astype(xp.astype(x, xp.float32), xp.float64)
-
-
 def row_sums(x: Array) -> Array:
     """Return the sum of each row, (N,): in numpy by a product, which takes a third of the time."""
     if is_torch_array(x):

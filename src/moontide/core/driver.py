@@ -19,7 +19,10 @@ Run = Callable[..., Any]  # run(verb, *given) calls a verb of all rows, by name,
 
 
 class Mixture(Protocol[C, R]):
-    """What a method supplies: the classes at the start, the M-step, and what the result is made of."""
+    """What a method supplies: the classes at the start, the M-step, and what the result is made of.
+
+    `shown`, `still` and `terms` are those of a mixture with a fixed number of iterations and without an objective.
+    """
 
     m_steps: int  # an E-step is before each and after the last; -1: there is none at all
 
@@ -27,16 +30,19 @@ class Mixture(Protocol[C, R]):
         """Return the classes before the first E-step, from zero-shot predictions."""
 
     def shown(self, classes: C) -> tuple[Any, ...]:
-        """Return what an E-step needs of the classes."""
+        """Return what an E-step needs of the classes: all of them."""
+        return (classes,)
 
     def still(self, step: Any) -> bool:
-        """Tell whether another iteration would repeat this one."""
+        """Tell whether another iteration would repeat this one: nobody asks, as in the published programs."""
+        return False
 
     def update(self, classes: C, step: Any) -> C:
         """M-step: return the classes that follow from the sums of an E-step."""
 
     def terms(self, classes: C, step: Any) -> Any:
-        """Return what is kept of an E-step: its part in the objective."""
+        """Return what is kept of an E-step, its part in the objective: nothing."""
+        return None
 
     def finish(self, run: Run, classes: C, step: Any, trace: list[Any]) -> R:
         """Return the solution, from the last classes, the E-step with them, and what was kept of all E-steps."""

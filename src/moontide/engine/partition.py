@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from moontide.core.ann import SAMPLE, TRAIN, coarse_centres, nearest_lists
+from moontide.core.ann import SAMPLE, TRAIN, coarse_centres, nearest_lists, share_found
 
 LISTS = 64  # lists of a group
 MOST_LISTS = 4096
@@ -59,7 +59,4 @@ def recall(run: Callable[..., Any], n: int, m: int) -> float | None:
     if m == 0:
         return None
     sample = run("sample", min(1.0, SAMPLE / n), m).sorted()
-    best = run("nearest", sample.rows, m + 1).cosines[:, 1:]  # the row itself is the nearest
-    true = np.isfinite(best)  # fewer than m others: all of them
-    found = sample.weights >= np.where(true, best, np.inf).min(axis=1, keepdims=True) - 1e-5
-    return float(found.sum() / true.sum())
+    return share_found(sample.weights, run("nearest", sample.rows, m + 1).cosines)

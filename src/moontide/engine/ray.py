@@ -34,8 +34,7 @@ def connect(address: str | None, cpus: int | None = None) -> bool:
     try:
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **own)
     except (ConnectionError, ValueError, RuntimeError) as error:
-        why = str(error).strip().partition("\n")[0].rstrip(".")
-        raise ResourceError(f"There is no Ray cluster at {address!r} ({why}).") from error
+        raise ResourceError(f"There is no Ray cluster at {address!r} ({_first_line(error)}).") from error
     return True
 
 
@@ -71,16 +70,16 @@ class Ray:
             runtime_env={"env_vars": threads},
             concurrency_groups={WATCH: 1},  # a thread that tells how far the other is
         )(Worker)
-        self._add = ray.remote(num_cpus=0)(_add)
+        self._add = ray.remote(num_cpus=0)(lambda a, b: a + b)
         self._job, self._resident, self._tick, self.replaced = ray.put(job), resident, tick, 0
         self.shares = [job.shards[w::workers] for w in range(min(workers, len(job.shards)))]
         self.workers = [self._start(share) for share in self.shares]
 
-    def run(self, number: int, name: str, *given: Any) -> Any:
+    def run(self, number: int, name: str, given: tuple[Any, ...]) -> Any:
         """Call a method on every shard and add up; workers that die meanwhile are replaced."""
         packed = ray.put(given)
         for _ in range(ATTEMPTS):
-            parts = [worker.call.remote(number, name, packed) for worker in self.workers]
+            parts = [worker.run.remote(number, name, packed) for worker in self.workers]
             try:
                 self._wait(number, parts)
                 return ray.get(self._tree(parts))
@@ -92,9 +91,8 @@ class Ray:
                 if not self._replace_dead() and not lost:  # an addition fails, too, when what it adds was lost
                     raise
                 last = error
-        why = f"{str(last).strip().partition(chr(10))[0]}"
         died = f"Workers died {ATTEMPTS} times in one call, probably for want of memory"
-        raise ResourceError(f"{died}; split the shards, or use fewer workers on a machine ({why}).")
+        raise ResourceError(f"{died}; split the shards, or use fewer workers on a machine ({_first_line(last)}).")
 
     def close(self) -> None:
         """End the workers."""
@@ -131,8 +129,8 @@ class Ray:
         return len(dead)
 
 
-def _add(a: Any, b: Any) -> Any:
-    return a + b
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0].rstrip(".")
 
 
 def _progress(worker: Any, number: int) -> int:

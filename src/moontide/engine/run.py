@@ -11,7 +11,6 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -21,22 +20,21 @@ from numpy.typing import NDArray
 
 from moontide.core.arrays import as_real, to_numpy, unit_rows
 from moontide.core.driver import solve
-from moontide.core.memory import available_bytes, human
 from moontide.core.rows import LARGE
 from moontide.core.sums import unpack
 from moontide.engine.partition import quantiser, recall
 from moontide.engine.worker import Job, Worker
-from moontide.errors import FileError, MoontideError, OptionError, ResourceError, listed, without_credentials
-from moontide.protocols import Method, Plan
+from moontide.errors import FileError, OptionError, ResourceError, without_credentials
+from moontide.memory import available_bytes, human
+from moontide.protocols import Method
 from moontide.registry import method_names, method_type
 from moontide.store.disk import exists, opened, remove, writing
 from moontide.store.remote import check_remote
-from moontide.store.shards import Source, expand, look, relative_names
+from moontide.store.shards import bad_shards, expand, look_at, relative_names
 from moontide.store.tensors import read_tensors, write_tensors
 from moontide.types import check_class_names, check_class_prior, check_negatives
 
 SHARE = 0.7  # of the available memory that workers may take
-SHOWN = 80  # characters of the names of bad shards in an error
 CHECKPOINT = "checkpoint"
 AROUND = 4  # calls besides those of the method: check, sample, nearest, write
 
@@ -124,7 +122,7 @@ class Journal:
         if known:
             total = unpack(read_tensors(path))
         else:
-            total = self.engine.run(self.number, verb, *given)
+            total = self.engine.run(self.number, verb, given)
             write_tensors(path, total.pack())
         self.ticks = self.number * self.parts
         if verb == "step":
@@ -155,7 +153,10 @@ def adapt_shards(
 
     With `graph` "global" neighbours are found across shards, else within each.
     """
-    plan = _plan(method)
+    if method.rows_type is None:
+        names = [name for name in method_names() if method_type(name).rows_type]
+        raise OptionError(f"Only {', '.join(names[:-1])} and {names[-1]} run on shards. Got {method.name!r}.")
+    plan = method.plan()
     job, given = _job(task, method, out.rstrip("/"), workers.device)
     _check_checkpoint(job, graph, given, report)
     journal = Journal(job, report, progress)
@@ -166,7 +167,7 @@ def adapt_shards(
         checked = journal("check")
         if checked.problems:
             remove(job.folder)
-            raise _bad_shards(checked.problems, len(job.sources))
+            raise bad_shards(checked.problems, len(job.sources))
         if checked.skipped:
             report(f"{checked.skipped} rows cannot be used and are skipped")
         groups: tuple[int, ...] = ()
@@ -189,14 +190,6 @@ def adapt_shards(
     return Labelled(written.n, checked.skipped, written.changed, counts, found, converged, died, job.outputs)
 
 
-def _plan(method: Method) -> Plan:
-    """Tell how long a run of the method is, or refuse one that does not run on shards."""
-    if method.rows_type is None:
-        names = [name for name in method_names() if method_type(name).rows_type]
-        raise OptionError(f"Only {', '.join(names[:-1])} and {names[-1]} run on shards. Got {method.name!r}.")
-    return method.plan()
-
-
 def _job(task: ShardTask, method: Method, out: str, device: str) -> tuple[Job, dict[str, NDArray[np.float32]]]:
     """Check a task; return what the workers must know, and what the method is given besides the rows."""
     for path in (out, *([task.pattern] if isinstance(task.pattern, str) else task.pattern)):
@@ -206,7 +199,7 @@ def _job(task: ShardTask, method: Method, out: str, device: str) -> tuple[Job, d
     if set(outputs) & set(paths):
         raise FileError(f"The folder {out} would receive files with the names of the shards; give another one.")
     text = unit_rows(to_numpy(as_real(task.text, "text_features")).astype(np.float32), "text_features")
-    sources = _look_at(paths, text.shape[1])
+    sources = look_at(paths, text.shape[1])
     names = None if task.class_names is None else check_class_names(task.class_names, len(text))
     given = {}
     if task.class_prior is not None:
@@ -218,31 +211,6 @@ def _job(task: ShardTask, method: Method, out: str, device: str) -> tuple[Job, d
     half, folder = sum(source.rows for source in sources) * len(text) > LARGE, f"{out}/{CHECKPOINT}"
     job = Job(method, text, task.logit_scale, sources, outputs, folder, names, task.skip_bad_rows, (), half, device)
     return job, given
-
-
-def _look_at(paths: Sequence[str], d: int) -> tuple[Source, ...]:
-    """Read the headers of all shards, and name every one that cannot be used."""
-
-    def one(path: str) -> Source | str:
-        try:
-            source = look(path)
-        except MoontideError as error:
-            return " ".join(str(error).split())
-        return source if source.d == d else f"{path} has the dimension {source.d}, and the text has {d}."
-
-    with ThreadPoolExecutor(16) as pool:
-        found = list(pool.map(one, paths))
-    problems = [x for x in found if isinstance(x, str)]
-    if problems:
-        raise _bad_shards(problems, len(paths))
-    return tuple(x for x in found if isinstance(x, Source))
-
-
-def _bad_shards(problems: Sequence[str], count: int) -> FileError:
-    """Say which shards cannot be used: why the first cannot, and the names of others."""
-    names = [problem.split()[0].rpartition("/")[2] for problem in problems[1:]]
-    others = f" So are {listed(names, SHOWN)}." if names else ""
-    return FileError(f"{len(problems)} of {count} shards cannot be used: {problems[0]}{others}")
 
 
 def _check_checkpoint(job: Job, graph: str, given: Mapping[str, Any], report: Callable[[str], None]) -> None:

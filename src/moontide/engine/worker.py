@@ -22,28 +22,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moontide.core.ann import nearest_cosines, nearest_lists
-from moontide.core.arrays import to_numpy, unit_rows
+from moontide.core.arrays import to_numpy
 from moontide.core.devices import to_device
 from moontide.core.graph import Graph
 from moontide.core.rows import BLOCK_ENTRIES, Rows
 from moontide.core.sums import TOGETHER, Doubles, Sums, unpack
-from moontide.errors import InputError, MoontideError
+from moontide.errors import MoontideError
 from moontide.protocols import Method
-from moontide.store import parquet
-from moontide.store.disk import exists, writing
-from moontide.store.predictions import rounded
-from moontide.store.shards import Source, read_ids, read_shard, usable_rows
+from moontide.store.disk import exists
+from moontide.store.predictions import write_shard
+from moontide.store.shards import Source, read_ids, read_rows
 from moontide.store.tensors import read_tensors, write_tensors
 
 SHOWN, SEED = 8, 0
-OWN = (
-    "check",
-    "sample",
-    "nearest",
-    "scatter",
-    "write",
-    "gather",
-)  # calls that a worker answers; the others are its shards'
+OWN = ("check", "sample", "nearest", "scatter", "write", "gather")  # a worker answers these, its shards the others
 PROCESS = 2**27  # bytes of an interpreter with numpy, scipy and pyarrow
 
 
@@ -150,10 +142,6 @@ class Worker:
         self.saver, self.saving = ThreadPoolExecutor(1, "save"), Future[None]()
         self.saving.set_result(None)
 
-    def run(self, number: int, name: str, *given: Any) -> Any:
-        """Call a method on every shard and add up; `number` tells this call from those before it."""
-        return self.call(number, name, given)
-
     def close(self) -> None:
         """End the thread that saves."""
         self.saver.shutdown()
@@ -162,8 +150,8 @@ class Worker:
         """Return the number of the last call and how many shards have answered it."""
         return self.done
 
-    def call(self, number: int, name: str, given: tuple[Any, ...]) -> Any:
-        """Call a method of every shard, or of this worker for every shard, and add up."""
+    def run(self, number: int, name: str, given: tuple[Any, ...]) -> Any:
+        """Call a method of every shard, or of this worker for each, and add up; `number` tells calls apart."""
         total, self.done = None, (number, 0)
         for count, i in enumerate(self.mine, start=1):
             part = getattr(self, name)(i, *given) if name in OWN else self._ask(i, number, name, given)
@@ -226,7 +214,7 @@ class Worker:
             parts = {f"{name}-{s}": x for name in columns for s, x in enumerate(np.split(columns[name], cuts))}
             write_tensors(self._path("result", i), parts)
         else:
-            self._write_output(i, self._read(i)[1], columns)
+            self._output(i, self._read(i)[1], columns)
         counts = np.bincount(labels, minlength=len(self.job.text)).astype(np.float64)
         return Written(len(labels), int((labels != before).sum()), counts)
 
@@ -243,7 +231,7 @@ class Worker:
         columns = {name: np.concatenate(xs) for name, xs in parts.items()}
         order = np.argsort(columns["rows"])
         columns = {name: x[order] for name, x in columns.items()}
-        self._write_output(i, columns.pop("rows"), columns)
+        self._output(i, columns.pop("rows"), columns)
         return Written(0, 0, np.zeros(len(self.job.text)))
 
     def _ask(self, i: int, number: int, name: str, given: tuple[Any, ...]) -> Any:
@@ -292,24 +280,12 @@ class Worker:
             rows = read_tensors(self._path("rows", i))
             found = rows["features"], rows["kept"]
         else:
-            found = self._read_source(i)
+            found = read_rows(self.job.sources[i].path, self.job.text.shape[1])
             if not self.resident:  # it will be read again, and is not slow to read then
                 write_tensors(self._path("rows", i), {"features": found[0], "kept": found[1]})
         if self.resident:
             self.rows[i] = found
         return found
-
-    def _read_source(self, i: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        """Return what is usable of a file of the user."""
-        path, d = self.job.sources[i].path, self.job.text.shape[1]
-        matrix = read_shard(path)
-        if matrix.ndim != 2 or matrix.shape[1] != d or matrix.dtype.kind not in "fiu":
-            raise InputError(
-                f"{path} must hold rows of {d} numbers, as the text. Got shape {matrix.shape} of {matrix.dtype}."
-            )
-        good = usable_rows(matrix)
-        rows = matrix if good.all() else matrix[good]
-        return unit_rows(rows.astype(np.float32, copy=False)), np.flatnonzero(good)
 
     def _pieces(self, i: int, name: str) -> list[NDArray[Any]]:
         """Return what each source put into the group of a shard."""
@@ -320,19 +296,5 @@ class Worker:
     def _path(self, kind: str, i: int) -> str:
         return f"{self.job.folder}/{kind}-{i:05d}.safetensors"
 
-    def _write_output(self, i: int, rows: NDArray[np.int64], columns: dict[str, NDArray[Any]]) -> None:
-        ids, names = read_ids(self.job.sources[i].path), self.job.class_names
-        labels, before = columns["label"].tolist(), columns["before"].tolist()
-        named = [None] * len(self.job.text) if names is None else names
-        table = {
-            "id": rows if ids is None else [ids[row] for row in rows],
-            "label": labels,
-            "class_name": [named[k] for k in labels],
-            "confidence": rounded(columns["confidence"]),
-            "zero_shot_label": before,
-            "zero_shot_class_name": [named[k] for k in before],
-        }
-        if "unknown" in columns:
-            table["unknown"] = rounded(columns["unknown"])
-        with writing(self.job.outputs[i]) as handle:
-            parquet.write_columns(handle, table)
+    def _output(self, i: int, rows: NDArray[np.int64], columns: Mapping[str, NDArray[Any]]) -> None:
+        write_shard(self.job.outputs[i], rows, columns, read_ids(self.job.sources[i].path), self.job.class_names)

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from moontide.core import driver
 from moontide.core.arrays import Array, class_counts, namespace
-from moontide.core.driver import Run, solve
 from moontide.core.graph import Affinity, nearest_neighbours, neighbour_votes
 from moontide.core.rows import NEIGHBOURS, check_graph
 from moontide.core.simplex import log_softmax, softmax, softmax_log_sum
@@ -70,7 +70,7 @@ class Smoothed(Method):
             log_z = assignments(scores, votes_of, log_z, inner_iterations)
             return log_z
 
-        found, (before, labels) = solve(Alternation(start, m_step, self.iterations), e_step)
+        found, (before, labels) = driver.solve(Alternation(start, m_step, self.iterations), e_step)
         return Result(
             probs=softmax(log_z),
             zero_shot=xp.exp(log_y),
@@ -89,24 +89,16 @@ class Repeated(Smoothed):
 
 
 @dataclass
-class Alternation:
+class Alternation(driver.Mixture[Mixture, tuple[Mixture, list[Array]]]):
     """A mixture for `driver.solve` whose M-step looks at all assignments, log z (N, K), in memory."""
 
     start: Mixture
     m_step: Callable[[Array], Mixture]
     m_steps: int
 
-    def begin(self, run: Run) -> Mixture:
+    def begin(self, run: driver.Run) -> Mixture:
         """Return the classes before the first E-step."""
         return self.start
-
-    def shown(self, classes: Mixture) -> tuple[Mixture]:
-        """Return all of them."""
-        return (classes,)
-
-    def still(self, step: Array) -> bool:
-        """Run all iterations, as the published programs do."""
-        return False
 
     def update(self, classes: Mixture, step: Array) -> Mixture:
         """Return the classes that follow from log z."""
@@ -116,7 +108,7 @@ class Alternation:
         """Keep the labels, (N,)."""
         return namespace(step).argmax(step, axis=1)
 
-    def finish(self, run: Run, classes: Mixture, step: Array, trace: list[Array]) -> tuple[Mixture, list[Array]]:
+    def finish(self, run: driver.Run, classes: Mixture, step: Array, trace: list[Array]) -> tuple[Mixture, list[Array]]:
         """Return the classes, and the labels of the last two E-steps."""
         return classes, trace[-2:]
 

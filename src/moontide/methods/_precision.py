@@ -145,3 +145,14 @@ def _identity(d: int, ref: Array) -> Array:
 def _no_spread(trace: float, n: int, ref: Array) -> bool:
     """Tell whether the mean squared distance of unit rows to their mean is within rounding of 0."""
     return trace <= 16 * float(namespace(ref).finfo(ref.dtype).eps) * n
+
+
+def single_in_double(x: Array) -> Array:
+    """Return numbers rounded to float32, in float64 and new memory: inputs of programs that magnify rounding.
+
+    >>> import numpy as np
+    >>> single_in_double(np.asarray([1 + 1e-12]))
+    array([1.])
+    """
+    xp = namespace(x)
+    return xp.astype(xp.astype(x, xp.float32), xp.float64)

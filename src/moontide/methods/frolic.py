@@ -31,8 +31,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from moontide.core.arrays import Array, class_counts, device, namespace, single_in_double, unit_rows
+from moontide.core.arrays import Array, class_counts, device, namespace, unit_rows
 from moontide.core.simplex import one_hot, softmax, zero_shot
+from moontide.methods._precision import single_in_double
 from moontide.methods.inmap import hardened, proxies
 from moontide.options import option
 from moontide.protocols import Method

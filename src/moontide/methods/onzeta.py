@@ -33,8 +33,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from moontide.core.arrays import Array, clip, namespace, row_norms, single_in_double
+from moontide.core.arrays import Array, clip, namespace, row_norms
 from moontide.core.simplex import softmax, zero_shot
+from moontide.methods._precision import single_in_double
 from moontide.options import option
 from moontide.protocols import OnlineMethod, State, per_class
 from moontide.types import Result, Task

@@ -21,8 +21,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from moontide.core.arrays import Array, namespace, single_in_double
+from moontide.core.arrays import Array, namespace
 from moontide.core.simplex import log_softmax, zero_shot
+from moontide.methods._precision import single_in_double
 from moontide.options import option
 from moontide.protocols import Method
 from moontide.types import Result, Task

@@ -22,9 +22,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
-from moontide.core import formulas
+from moontide.core import driver, formulas
 from moontide.core.arrays import Array, affine, class_counts, like, namespace, row_dots, unit_rows
-from moontide.core.driver import Run, solve
 from moontide.core.ple import means, shrink
 from moontide.core.rows import Rows, check_graph
 from moontide.core.simplex import softmax_log_sum
@@ -157,7 +156,7 @@ class StatA(Repeated):
     def _fit(self, task: Task) -> Result:
         check_graph(task.graph, self.name, self.neighbours)
         rows = StatARows(self, task.features, task.text, task.logit_scale, task.graph, alone=True)
-        found = solve(self.mixture(task.text, task.logit_scale), rows.call)
+        found = driver.solve(self.mixture(task.text, task.logit_scale), rows.call)
         details = {"mu": found.mu, "spread": found.spread}
         return Result(*rows.unpack(), None, (), self.iterations, found.converged, None, found.beta, details)
 
@@ -183,14 +182,14 @@ class Fitted(NamedTuple):
     converged: bool
 
 
-class GaussianMixture:
+class GaussianMixture(driver.Mixture[Mixture, Fitted]):
     """StatA for `driver.solve`: what it makes of the sums over its samples."""
 
     def __init__(self, options: StatA, text: Array, logit_scale: float) -> None:
         self.options, self.text, self.scale = options, text, options.text_weight * logit_scale
         self.m_steps = options.iterations
 
-    def begin(self, run: Run) -> Mixture:
+    def begin(self, run: driver.Run) -> Mixture:
         """App. "Revisiting StatA": Sigma'_j = sum_ik y_ik (f_ij - t_kj)^2 / N, the square expanded."""
         mean = run("mean")
         self.centre = mean.sums / mean.n  # (d,)
@@ -212,10 +211,6 @@ class GaussianMixture:
         scaled += self.scaled_text
         return self.centre, scaled, (0.5 / temper) / spread, offset
 
-    def still(self, step: GaussianSums) -> bool:
-        """Run all iterations, as the published program does."""
-        return False
-
     def update(self, classes: Mixture, step: GaussianSums) -> Mixture:
         """Eq. stata-shrinkage: means and variances of the classes from their statistics."""
         o, t, xp = self.options, self.t, namespace(self.t)
@@ -228,10 +223,7 @@ class GaussianMixture:
         spread = shrink(variance, beta, self.anchor + (t - mu) ** 2)  # Sigma_k, (K, d)
         return Mixture(mu, xp.clip(spread, min=FLOOR / t.shape[1]), beta)
 
-    def terms(self, classes: Mixture, step: GaussianSums) -> None:
-        """Keep nothing: StatA has no objective here."""
-
-    def finish(self, run: Run, classes: Mixture, step: GaussianSums, trace: list[None]) -> Fitted:
+    def finish(self, run: driver.Run, classes: Mixture, step: GaussianSums, trace: list[None]) -> Fitted:
         """Return the classes."""
         mu, spread, beta = (like(x, self.text) for x in classes)
         return Fitted(mu, spread, beta, int(step.changed) == 0)

@@ -34,11 +34,11 @@ from moontide.core.arrays import Array, device, device_type, is_torch_array, lik
 from moontide.core.backends import choose_tide, compiled, tide_plain
 from moontide.core.driver import Run, solve
 from moontide.core.graph import Graph
-from moontide.core.memory import require_memory
 from moontide.core.ple import EPS
 from moontide.core.rows import LARGE, NEIGHBOURS, check_graph
 from moontide.core.simplex import one_hot
 from moontide.core.tide import NEWTON, NO_LABELS, Assigned, Labels
+from moontide.memory import require_memory
 from moontide.options import option
 from moontide.protocols import GivenState, OnlineMethod, Plan, State, copy_array, given_inputs, given_shares, per_class
 from moontide.types import Result, Task

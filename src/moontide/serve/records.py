@@ -15,8 +15,8 @@ import numpy.typing as npt
 from safetensors.numpy import save
 
 from moontide.core.arrays import Array, to_numpy, unit_rows
-from moontide.core.memory import require_memory
 from moontide.errors import InputError
+from moontide.memory import require_memory
 from moontide.serve.stream_store import Answered
 from moontide.store.tensors import Tensors
 from moontide.types import Result

@@ -26,8 +26,8 @@ import numpy.typing as npt
 
 from moontide.core.arrays import Array, to_numpy
 from moontide.core.devices import to_device
-from moontide.core.memory import require_memory
 from moontide.errors import InputError, MissingInputError, MoontideError, ResourceError
+from moontide.memory import require_memory
 from moontide.protocols import Method, State, as_online
 from moontide.serve.records import (
     ANSWER,
@@ -372,7 +372,7 @@ class ServedStream:
         return moment.total - len(x), answers_of(result), None if result.beta is None else to_numpy(result.beta)
 
     def flat_map(self, moment: Moment) -> tuple[int, npt.NDArray[np.float64], Answers]:
-        """Return the number of the window's first sample, a place in the plane (n, 2) and the answer for each."""
+        """Return the number of the window's first sample, a position in the plane (n, 2) and the answer for each."""
         flat = flat_map(self.window_of(moment))
         first, rows = self.predictions(moment.total - len(flat), len(flat))
         return first, flat[len(flat) - len(rows) :], rows

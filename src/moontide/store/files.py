@@ -30,8 +30,8 @@ import numpy.typing as npt
 
 from moontide.core.arrays import as_matrix, like
 from moontide.core.devices import check_device, to_device
-from moontide.core.memory import available_bytes, human
 from moontide.errors import FileError, InputError, ResourceError, missing_extra
+from moontide.memory import available_bytes, human
 from moontide.metrics import IntArray, check_labels
 from moontide.plausible import ask
 from moontide.store.disk import reading, temporary_name

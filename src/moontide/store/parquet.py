@@ -16,8 +16,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from moontide.core.memory import available_bytes, human
 from moontide.errors import FileError, InputError, ResourceError
+from moontide.memory import available_bytes, human
 
 SMALL, MOST_TIMES = (
     2**28,

@@ -11,7 +11,7 @@ import numpy as np
 
 from moontide.answers import Answers, answer, leading, top_classes
 from moontide.core.arrays import to_numpy
-from moontide.store.disk import replacing
+from moontide.store.disk import replacing, writing
 from moontide.store.files import check_output
 from moontide.store.tables import write_table
 from moontide.types import Result, Task
@@ -72,6 +72,36 @@ def write_predictions(
         if "unknown" in arrays:
             columns["unknown"] = rounded(arrays["unknown"]).tolist()
         write_table(handle, columns | dict(more or {}), path.suffix)
+
+
+def write_shard(
+    path: str,
+    rows: np.ndarray[Any, Any],
+    columns: Mapping[str, np.ndarray[Any, Any]],
+    ids: Sequence[Any] | None,
+    class_names: Sequence[str] | None,
+) -> None:
+    """Write what a run over shards predicts for some rows of one of them, as .parquet.
+
+    columns: label, confidence, before (the zero-shot label) and perhaps unknown. ids: of all rows of the shard.
+    """
+
+    def named(labels: list[int]) -> list[str | None]:
+        return [None if class_names is None else class_names[k] for k in labels]
+
+    labels, before = columns["label"].tolist(), columns["before"].tolist()
+    table = {
+        "id": rows if ids is None else [ids[row] for row in rows],
+        "label": labels,
+        "class_name": named(labels),
+        "confidence": rounded(columns["confidence"]),
+        "zero_shot_label": before,
+        "zero_shot_class_name": named(before),
+    }
+    if "unknown" in columns:
+        table["unknown"] = rounded(columns["unknown"])
+    with writing(path) as handle:
+        write_table(handle, table, ".parquet")
 
 
 def _array(values: Sequence[Any]) -> np.ndarray[Any, Any]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
@@ -14,7 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from moontide.errors import FileError, InputError, missing_extra
+from moontide.core.arrays import unit_rows
+from moontide.errors import FileError, InputError, MoontideError, listed, missing_extra
 from moontide.store.disk import opened
 from moontide.store.features import stored_ids
 from moontide.store.remote import filesystem, retried
@@ -28,6 +30,7 @@ except ImportError:  # the extra is named when something is read
     fsspec = None
 
 KINDS = (".parquet", ".npy", ".safetensors")
+SHOWN = 80  # characters of the names of bad shards in an error
 NO_SHARDS = ("text.safetensors", "negatives.safetensors")  # of a store: embeddings of names
 
 
@@ -126,6 +129,35 @@ def look(path: str) -> Source:
     return Source(path, *shape, size)
 
 
+def look_at(paths: Sequence[str], d: int) -> tuple[Source, ...]:
+    """Read the headers of all shards of a task in d dimensions, and name every one that cannot be used."""
+
+    def one(path: str) -> Source | str:
+        try:
+            source = look(path)
+        except MoontideError as error:
+            return " ".join(str(error).split())
+        return source if source.d == d else f"{path} has the dimension {source.d}, and the text has {d}."
+
+    with ThreadPoolExecutor(16) as pool:
+        found = list(pool.map(one, paths))
+    problems = [x for x in found if isinstance(x, str)]
+    if problems:
+        raise bad_shards(problems, len(paths))
+    return tuple(x for x in found if isinstance(x, Source))
+
+
+def bad_shards(problems: Sequence[str], count: int) -> FileError:
+    """Return an error that says why the first of some shards cannot be used, and names the others.
+
+    >>> bad_shards(["a.npy is truncated.", "x/b.npy is truncated."], 3).args[0]
+    '2 of 3 shards cannot be used: a.npy is truncated. So are b.npy.'
+    """
+    names = [problem.split()[0].rpartition("/")[2] for problem in problems[1:]]
+    others = f" So are {listed(names, SHOWN)}." if names else ""
+    return FileError(f"{len(problems)} of {count} shards cannot be used: {problems[0]}{others}")
+
+
 def _check_length(path: str, expected: int, size: int) -> None:
     if size < expected:
         raise FileError(f"{path} is truncated: it has {size} bytes, but its header says {expected}.")
@@ -172,6 +204,25 @@ def read_ids(path: str) -> list[Any] | None:
         if suffix(path) == ".safetensors":
             return stored_ids(Tensors(handle).metadata)
     return None
+
+
+def read_rows(path: str, d: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    """Read the rows of a shard that have a direction, scaled to unit length, (n, d), and their numbers in it, (n,).
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     np.save(f"{folder}/a.npy", np.asarray([[0.0, 0.0], [0.0, 2.0]]))
+    ...     read_rows(f"{folder}/a.npy", 2)
+    (array([[0., 1.]], dtype=float32), array([1]))
+    """
+    matrix = read_shard(path)
+    if matrix.ndim != 2 or matrix.shape[1] != d or matrix.dtype.kind not in "fiu":
+        raise InputError(
+            f"{path} must hold rows of {d} numbers, as the text. Got shape {matrix.shape} of {matrix.dtype}."
+        )
+    good = usable_rows(matrix)
+    rows = matrix if good.all() else matrix[good]
+    return unit_rows(rows.astype(np.float32, copy=False)), np.flatnonzero(good)
 
 
 def usable_rows(matrix: AnyArray) -> NDArray[np.bool_]:

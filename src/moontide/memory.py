@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import os
 from pathlib import Path
+from typing import Any
 
-from moontide.core.arrays import Array, is_torch_array
 from moontide.errors import ResourceError
 
 SMALL = 2**26  # what is not worth asking for: 64 MiB
@@ -65,11 +65,11 @@ def human(size: float) -> str:
     return f"{size / 1024**power:.1f} {('B', 'KiB', 'MiB', 'GiB', 'TiB')[power]}"
 
 
-def require_memory(need: int, what: str, ref: Array) -> None:
-    """Refuse `what` where it needs more memory than the device of `ref` has."""
+def require_memory(need: int, what: str, ref: Any) -> None:
+    """Refuse `what` where it needs more memory than the device of the array `ref` has."""
     if need < SMALL:
         return
-    if is_torch_array(ref) and ref.device.type == "cuda":
+    if getattr(ref, "is_cuda", False):
         import torch
 
         have: int | None = torch.cuda.mem_get_info(ref.device)[0]

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from moontide.core.memory import _cgroup_limits, available_bytes
+from moontide.memory import _cgroup_limits, available_bytes
 
 CODE = """
 import resource
-from moontide.core.memory import available_bytes
+from moontide.memory import available_bytes
 resource.setrlimit(resource.{kind}, ({limit}, {limit}))
 print(available_bytes())
 """
