@@ -7,9 +7,9 @@ import re
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,7 @@ from moontide.core.arrays import (
     is_torch_array,
     like,
     namespace,
+    scaled_pair,
     to_numpy,
     unit_pair,
     unit_rows,
@@ -60,8 +61,10 @@ class Task:
     known: Array | None = None  # (N,) class numbers, -1 where the label is not known
     class_prior: Array | None = None  # (K,) scaled to sum 1
     negatives: Array | None = None  # (M, d) unit rows
+    wait: InitVar[bool] = True  # for a GPU to tell whether the rows can be scaled; else `bounds` are there to look at
+    bounds: ClassVar[Array | None] = None  # (2,) of the lengths that the rows had
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, wait: bool) -> None:
         """Check everything once, so that no method has to."""
         features = as_real(self.features, "image_features")
         text = as_real(self.text, "text_features")
@@ -74,7 +77,12 @@ class Task:
         if not (math.isfinite(scale) and scale > 0):
             raise InputError(f"'logit_scale' must be a positive number (100 for CLIP). Got {self.logit_scale} instead.")
         set_ = object.__setattr__
-        features, text = unit_pair(features, text, ("image_features", "text_features"))
+        found = None if wait else scaled_pair(features, text)
+        if found is None:
+            features, text = unit_pair(features, text, ("image_features", "text_features"))
+        else:
+            features, text, _ = found
+            set_(self, "bounds", found[2])
         set_(self, "features", features)
         set_(self, "text", like(text, features))
         set_(self, "logit_scale", scale)

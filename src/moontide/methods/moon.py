@@ -51,6 +51,7 @@ class MOON(Method):
     """
 
     citation: ClassVar[str] = "Huang et al., ICML 2026"
+    replayed: ClassVar[bool] = True
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "released": {},
         "paper": {

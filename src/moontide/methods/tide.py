@@ -72,6 +72,7 @@ class TIDE(OnlineMethod):
     """
 
     citation: ClassVar[str] = "ours, beyond Huang et al., ICML 2026"
+    replayed: ClassVar[bool] = True
     accepts: ClassVar[frozenset[str]] = frozenset({"known", "class_prior", "negatives"})
     state_type: ClassVar[type[State]] = TIDEState
 
