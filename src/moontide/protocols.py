@@ -15,14 +15,15 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
-from moontide.core.arrays import Array, as_real, device, is_torch_array, like, namespace, unit_rows, within_limits
+from moontide.core.arrays import Array, as_real, device, is_torch_array, like, namespace, unit_rows
+from moontide.core.backends import fused
 from moontide.core.graph import Graph
 from moontide.core.rows import Rows
 from moontide.errors import InputError, MissingInputError, OptionError, unknown_name
 from moontide.memory import require_memory
 from moontide.options import Options
 from moontide.plausible import ask
-from moontide.types import Result, Task, check_known
+from moontide.types import Result, Task, UnverifiedTask, check_known
 
 log = logging.getLogger(__name__)
 logging.getLogger("moontide").addHandler(logging.NullHandler())  # silent until the user sets it up
@@ -116,13 +117,17 @@ class Method(Options):
                 if key not in _NEEDS:
                     raise unknown_name("input", key, ["logit_scale", "class_names", "graph", *ACCEPTED, *_NEEDS])
             given = features, text, logit_scale, class_names, graph, extras, known, class_prior, negatives
-            features = Task(*given, wait=not self.replayed)
+            if self.replayed and fused(features):
+                unverified = UnverifiedTask(*given)
+                result = self.fit_predict(unverified)
+                if unverified.verified():
+                    ask(unverified, given[0])
+                    return result
+            features = Task(*given)  # which names the rows that are wrong, or scales them with care
             ask(features, given[0])
         task = features
         self.require(task)
         result = dataclasses.replace(self._fit(task), class_names=task.class_names)
-        if task.bounds is not None and not within_limits(task.bounds):
-            return self.fit_predict(Task(*given))  # which names the rows that are wrong, or scales them with care
         shape = (self.name, task.n, task.k, result.n_iter)
         log.debug("%s on %d samples and %d classes: %d iterations", *shape)
         return result

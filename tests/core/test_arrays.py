@@ -161,18 +161,3 @@ def test_helpers_are_what_numpy_writes_out(convert: Any, x: np.ndarray) -> None:
         np.testing.assert_allclose(to_numpy(found), wanted, atol=1e-8)
     assert columns(x, slice(None)) is x
     assert device_type(convert(x)) == "cpu"
-
-
-@pytest.mark.parametrize("bad", [float("nan"), float("inf"), 0.0])
-@pytest.mark.parametrize("which", ["image_features", "text_features"])
-def test_rows_that_are_scaled_without_waiting_are_refused_after_the_run(monkeypatch, bad, which):
-    torch = pytest.importorskip("torch")
-    from moontide import MOON
-    from moontide.errors import InputError
-
-    monkeypatch.setattr("moontide.core.arrays.device_type", lambda x: "cuda")  # the way of a GPU, on the CPU
-    given = {name: torch.randn(6, 8) for name in ("image_features", "text_features")}
-    assert MOON().fit_predict(*given.values()).probs.isfinite().all()
-    given[which][3] = bad
-    with pytest.raises(InputError, match=f"'{which}'.*row 3"):
-        MOON().fit_predict(*given.values())

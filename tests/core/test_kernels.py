@@ -24,6 +24,7 @@ from moontide.core import backends
 from moontide.core.arrays import unit_rows
 from moontide.core.backends import kernels, plain, tide_kernels
 from moontide.core.graph import Graph, nearest_neighbours
+from moontide.errors import InputError
 from moontide.methods.moon import VMFMixture
 from moontide.simulate import simulate
 
@@ -40,6 +41,18 @@ for n, d, m in ((1, 8, 3), (2, 8, 3), (40, 24, 3), (140, 70, 5)):
     assert not (fused.neighbours == torch.arange(n)[:, None]).any()
     differ = (graph.neighbours != fused.neighbours.numpy()).sum()
     assert differ <= 0.03 * fused.neighbours.numel()  # ties in the last bit
+for which in (0, 1):  # rows are scaled without waiting, and refused after the run
+    for value in (0.0, float("nan"), float("inf")):
+        pair = [torch.randn(6, 8), torch.randn(5, 8)]
+        assert MOON().fit_predict(*pair).probs.isfinite().all()
+        pair[which][3] = value
+        try:
+            MOON().fit_predict(*pair)
+            raise AssertionError(value)
+        except InputError as error:
+            assert ("text_features" if which else "image_features") in str(error) and "row 3" in str(error), error
+small = [1e-30 * torch.randn(6, 8), torch.randn(5, 8)]  # fit to be scaled with care
+assert torch.allclose(MOON().fit_predict(*small).probs, MOON().fit_predict(1e30 * small[0], small[1]).probs, atol=1e-4)
 OPTIONS = ({}, {"votes": "gamma"}, {"gamma": "zero_shot"}, {"update": "exact"}, {"gamma_in_counts": True},
            {"beta": "soft"}, {"inverse": "newton"}, {"precision": "half"})
 data = simulate(24, 12, dim=24, effective_classes=4, seed=1)
@@ -80,7 +93,8 @@ class Waits(TorchDispatchMode):  # refuses what waits for a GPU, or copies to it
 def watched(solve, f, text):
     from moontide.core.backends import _triton
 
-    names = ("zero_shot", "e_step", "m_step", "top_m", "votes", "tide_step", "tide_confidence", "lengths", "newton")
+    names = ("zero_shot", "e_step", "m_step", "top_m", "votes", "tide_step", "tide_confidence", "class_numbers",
+             "newton", "scaled_pair")
     given = {name: getattr(_triton, name) for name in names}
     for name, kernel in given.items():  # the interpreter itself copies
         setattr(_triton, name, lambda *a, kernel=kernel, **b: outside(kernel, a, b))

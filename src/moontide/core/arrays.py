@@ -91,7 +91,7 @@ def unit_rows(x: Array, name: str | None = None) -> Array:
         return x
     with np.errstate(over="ignore", invalid="ignore"):
         norm = row_norms(x)[..., None]
-    if not within_limits(bounds(norm)):  # something is wrong, or near the limits of float32: scale by the largest first
+    if not _usual(norm):  # something is wrong, or near the limits of float32: scale by the largest first
         _refuse(~xp.isfinite(x), name, _FINITE)
         largest = xp.max(xp.abs(x), axis=-1, keepdims=True)
         _refuse(largest == 0, name, _ZERO)
@@ -102,31 +102,16 @@ def unit_rows(x: Array, name: str | None = None) -> Array:
 
 def unit_pair(x: Array, y: Array, names: tuple[str, str]) -> tuple[Array, Array]:
     """Return `unit_rows` of two matrices; where both are on one GPU, it is waited for once."""
-    found = scaled_pair(x, y)
-    return found[:2] if found and within_limits(found[2]) else (unit_rows(x, names[0]), unit_rows(y, names[1]))
+    if device_type(x) != "cpu" and device_type(y) != "cpu" and x.device == y.device and x.dtype == y.dtype:
+        norms = namespace(x).concat([row_norms(x), row_norms(y)])
+        if _usual(norms):
+            return x / norms[: len(x), None], y / norms[len(x) :, None]
+    return unit_rows(x, names[0]), unit_rows(y, names[1])
 
 
-def scaled_pair(x: Array, y: Array) -> tuple[Array, Array, Array] | None:
-    """Return unit rows of two matrices on one GPU, and the bounds of their lengths, without waiting; None elsewhere.
-
-    Rows without a direction become zeros, which do no harm until `within_limits` finds them by the bounds.
-    """
-    if "cpu" in (device_type(x), device_type(y)) or x.device != y.device or x.dtype != y.dtype:
-        return None
-    norms = namespace(x).concat([row_norms(x), row_norms(y)])
-    parts = x / norms[: len(x), None], y / norms[len(x) :, None]
-    return *(part.nan_to_num_(0.0, 0.0, 0.0) for part in parts), bounds(norms)
-
-
-def bounds(norm: Array) -> Array:
-    """Return the smallest and the largest of some lengths, (2,); NaN where one of them is."""
-    xp = namespace(norm)
-    return xp.stack(norm.aminmax() if is_torch_array(norm) else (norm.min(), norm.max()))
-
-
-def within_limits(found: Array) -> bool:
-    """Tell whether the `bounds` of lengths are numbers, and far from the limits of float32."""
-    low, high = found.tolist()
+def _usual(norm: Array) -> bool:
+    """Tell whether lengths are numbers, and far from the limits of float32."""
+    low, high = namespace(norm).stack(norm.aminmax()).tolist() if is_torch_array(norm) else (norm.min(), norm.max())
     return bool(low > 1e-12 and high < 1e12)  # false for NaN
 
 

@@ -408,24 +408,24 @@ def confidences(e: Array, log_z: Array, power: float) -> tuple[Array, Array]:
     return confidence, -power * row_dots(e, log_z) * confidence**2
 
 
-def calibration(target: Any, means_at: Callable[[Any], tuple[Any, Any]]) -> Any:
+def calibration(target: Any, sums_at: Callable[[Any], tuple[Any, Any]], n: int) -> Any:
     """Eq. 14, its T, held in [0.02, 5], by Newton's method on log T, or a halved interval where that leads outside.
 
-    `means_at(T)` returns the means over the samples of `confidences`, the first of which rises with T.
+    `sums_at(T)` returns the sums over the n samples of `confidences`, the first of which rises with T.
     """
     target = number(target)
     if is_torch_array(target) and fused(target.float()):
         from moontide.core.backends import _triton
 
-        return _triton.calibration(target, means_at, COLDEST, WARMEST, NEWTON)
+        return _triton.calibration(target, sums_at, n, COLDEST, WARMEST, NEWTON)
     low, high, power = COLDEST, WARMEST, 1.0 + 0 * target
     for _ in range(NEWTON):
-        confidence, rise = means_at(power)
-        gap = target - confidence
+        confidence, rise = sums_at(power)
+        gap = target - confidence / n
         if isinstance(gap, float) and (abs(gap) < 1e-5 or high - low < 1e-3 * low):
             break
         low, high = either(gap > 0, power, low), either(gap > 0, high, power)
-        step = power * math.e ** held(gap / held(rise, 1e-6, math.inf), -1.0, 1.0)
+        step = power * math.e ** held(gap / held(rise / n, 1e-6, math.inf), -1.0, 1.0)
         power = either((low <= step) & (step <= high), step, (low * high) ** 0.5)
     return power
 

@@ -253,13 +253,14 @@ class TIDEMixture:
     def finish(self, run: Run, classes: Assigned, step: Assigned, trace: list[None]) -> Solution:
         """Eq. 14, the calibration, and the shares of the samples in the class means."""
 
-        def means_at(power: float) -> tuple[float, float]:
+        def sums_at(power: Any) -> tuple[Any, Any]:
             sums = run("confidence", power)
-            return sums.confidence / step.free, sums.slope / step.free
+            return sums.confidence, sums.slope
 
         power = None
         if step.free:
-            power = eq.calibration(eq.expected_right(step.right / step.free, self.crowd.density, self.n), means_at)
+            target = eq.expected_right(step.right / step.free, self.crowd.density, self.n)
+            power = eq.calibration(target, sums_at, step.free)
         run("finish", power)
         hard = like(step.labels, self.text)
         hard = hard if self.known.counts is None else hard + self.known.counts  # (K,)

@@ -1,5 +1,6 @@
 """The Triton source of `backends.kernels`, imported only where Triton is installed.
 
+`scaled_pair`  unit rows, and whether any has no direction, in one launch.
 `top_m`   similarity and top-m search in one pass over tiles: the N x N similarities never leave the chip.
 `e_step`  one program per sample: gathers the neighbours' votes, adds the logits, softmax, entropy, label and the terms
           of L_PLE, reading every row once.
@@ -37,6 +38,23 @@ def _votes_for(i, z, pointer, neighbour, weight, cols, k):
         j = tl.load(neighbour + e).to(tl.int64)
         votes += tl.load(weight + e) * tl.load(z + j * k + cols, mask=cols < k, other=0.0).to(tl.float32)
     return votes
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _scaled(x, text, unit_x, unit_text, flaws, n, d, BLOCK: tl.constexpr):
+    """One program per row of either matrix: the row over its length; one without a fit length becomes zeros, a flaw."""
+    i = tl.program_id(0).to(tl.int64)
+    cols = tl.arange(0, BLOCK)
+    of_x = cols < tl.where(i < n, d, 0)
+    of_text = cols < tl.where(i < n, 0, d)
+    row = tl.load(x + i * d + cols, mask=of_x, other=0.0) + tl.load(text + (i - n) * d + cols, mask=of_text, other=0.0)
+    length = tl.sqrt(tl.sum(row * row, axis=0))
+    fit = (length > 1e-12) & (length < 1e12)  # false for NaN
+    row = tl.where(fit, row / length, 0.0)
+    tl.store(unit_x + i * d + cols, row, mask=of_x)
+    tl.store(unit_text + (i - n) * d + cols, row, mask=of_text)
+    if not fit:
+        tl.atomic_add(flaws, 1)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -80,7 +98,7 @@ def _top_m(x, values, found, n, m, d: tl.constexpr, precision: tl.constexpr, ROW
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _zero_shot(cosine, y, evidence, scale, k, BLOCK: tl.constexpr):
+def _zero_shot(cosine, y, log_sum, scale, k, BLOCK: tl.constexpr):
     """One program per row: the softmax of scaled cosines, and the logarithm of what it was divided by."""
     i = tl.program_id(0).to(tl.int64)
     cols = tl.arange(0, BLOCK)
@@ -89,11 +107,11 @@ def _zero_shot(cosine, y, evidence, scale, k, BLOCK: tl.constexpr):
     p = tl.exp(a - top)
     total = tl.sum(p, axis=0)
     tl.store(y + i * k + cols, p / total, mask=cols < k)
-    tl.store(evidence + i, top + tl.log(total))
+    tl.store(log_sum + i, top + tl.log(total))
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _e_step(values, slope, offset, z, pointer, neighbour, weight, evidence, gamma, before, f, new, labels, new_gamma,
+def _e_step(values, slope, offset, z, pointer, neighbour, weight, log_sum, gamma, before, f, new, labels, new_gamma,
             free, laplacian, counts, weighted, k, d, wide, log_k, AT_ANCHOR: tl.constexpr, FIXED: tl.constexpr,
             BLOCK: tl.constexpr, DEPTH: tl.constexpr):  # fmt: skip
     """One program per row: votes of the neighbours, softmax, and what else is read off it while it is on the chip."""
@@ -125,7 +143,7 @@ def _e_step(values, slope, offset, z, pointer, neighbour, weight, evidence, gamm
         g = tl.minimum(tl.maximum(_entropy_weight(entropy, log_k), 0.0), 1.0)
     tl.store(new_gamma + i, g)
     agreement = tl.sum(p * votes, axis=0)
-    tl.store(free + i, g * (agreement - top - tl.log(total) + tl.load(evidence + i)))  # free_energy
+    tl.store(free + i, g * (agreement - top - tl.log(total) + tl.load(log_sum + i)))  # free_energy
     tl.store(weighted + i * wide + depth, (g * row).to(weighted.dtype.element_ty), mask=depth < d)  # weighted_sums
     tl.store(weighted + i * wide + d, g.to(weighted.dtype.element_ty))
 
@@ -173,17 +191,19 @@ def _votes(z, pointer, neighbour, weight, found, k, AGREEMENT: tl.constexpr, BLO
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _lengths(sums, anchor, squares, along, d, wide, BLOCK: tl.constexpr):
-    """One program per class: |S_k|^2 and S_k . anchor_k, for `cosine_to_means`."""
+def _class_numbers(sums, soft, counts, anchor, new_soft, new_counts, squares, along, d, wide, BLOCK: tl.constexpr):
+    """One program per class: what `cosine_to_means` and `class_pull` need, in arrays that are read side by side."""
     k = tl.program_id(0).to(tl.int64)
     cols = tl.arange(0, BLOCK)
+    tl.store(new_soft + k, tl.load(soft + k * wide))
+    tl.store(new_counts + k, tl.load(counts + k * wide))
     s = tl.load(sums + k * wide + cols, mask=cols < d, other=0.0)
     tl.store(squares + k, tl.sum(s * s, axis=0))
     tl.store(along + k, tl.sum(s * tl.load(anchor + k * d + cols, mask=cols < d, other=0.0), axis=0))
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _tide_step(base, cosine, dots, z, pointer, neighbour, weight, counts, hard, soft, squares, along, gamma, before, y,
+def _tide_step(base, cosine, dots, z, pointer, neighbour, weight, hard, soft, counts, squares, along, gamma, before, y,
                numbers, f, new, labels, new_gamma, right, new_hard, weighted, k, d, wide, log_k, FIRST: tl.constexpr,
                BLOCK: tl.constexpr, DEPTH: tl.constexpr):  # fmt: skip
     """Eq. 11 of TIDE, one program per row; the comments name the function of `core.tide` that a line is."""
@@ -194,7 +214,7 @@ def _tide_step(base, cosine, dots, z, pointer, neighbour, weight, counts, hard, 
     left_out, votes_count, smoothing = tl.load(numbers), tl.load(numbers + 1), tl.load(numbers + 2)
     votes = _votes_for(i, z, pointer, neighbour, weight, cols, k)
     old = tl.load(z + at, mask=inside, other=0.0)
-    n = tl.load(counts + cols * (1 if FIRST else wide), mask=inside, other=0.0)
+    n = tl.load(counts + cols, mask=inside, other=0.0)
     a = tl.load(base + at, mask=inside, other=float("-inf")) + votes_count * votes
     if FIRST:
         a += tl.log(n + smoothing)  # class_pull
@@ -206,7 +226,7 @@ def _tide_step(base, cosine, dots, z, pointer, neighbour, weight, counts, hard, 
         h = tl.maximum(tl.load(hard + cols, mask=inside, other=0.0) - own, 0.0)
         beta = h / (h + alpha)
         other = 1 - beta
-        beta = beta / tl.maximum(tl.load(soft + cols * wide, mask=inside, other=1.0) - mine, 1e-9)
+        beta = beta / tl.maximum(tl.load(soft + cols, mask=inside, other=1.0) - mine, 1e-9)
         t = tl.load(cosine + at, mask=inside, other=0.0)
         dot = tl.load(dots + at, mask=inside, other=0.0)
         square = tl.load(squares + cols, mask=inside, other=0.0) + mine * (mine - 2 * dot)
@@ -235,29 +255,48 @@ def _tide_step(base, cosine, dots, z, pointer, neighbour, weight, counts, hard, 
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _newton(target, confidence, rise, state, new):
-    """One step of `core.tide.calibration`; the state is the interval of T, and T."""
+def _newton(target, confidence, rise, state, new, parts, n, BLOCK: tl.constexpr):
+    """One step of `core.tide.calibration`, from parts of two sums over n samples; the state: low, high and T."""
+    sure, slope = tl.zeros((BLOCK,), tl.float32), tl.zeros((BLOCK,), tl.float32)
+    for start in range(0, parts, BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        sure += tl.load(confidence + at, mask=at < parts, other=0.0)
+        slope += tl.load(rise + at, mask=at < parts, other=0.0)
     low, high, power = tl.load(state), tl.load(state + 1), tl.load(state + 2)
-    gap = tl.load(target) - tl.load(confidence)
+    gap = tl.load(target) - tl.sum(sure, axis=0) / n
     low, high = tl.where(gap > 0, power, low), tl.where(gap > 0, high, power)
-    step = power * tl.exp(tl.minimum(tl.maximum(gap / tl.maximum(tl.load(rise), 1e-6), -1.0), 1.0))
+    step = power * tl.exp(tl.minimum(tl.maximum(gap / tl.maximum(tl.sum(slope, axis=0) / n, 1e-6), -1.0), 1.0))
     tl.store(new, low)
     tl.store(new + 1, high)
     tl.store(new + 2, tl.where((low <= step) & (step <= high), step, tl.sqrt(low * high)))
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _tide_confidence(log_z, power, confidence, slope, k, BLOCK: tl.constexpr):
+def _tide_confidence(z, label, power, confidence, slope, k, BLOCK: tl.constexpr):
     """Eq. 14 of TIDE, one program per row: `confidences` under the power that z is raised to."""
     i = tl.program_id(0).to(tl.int64)
     cols = tl.arange(0, BLOCK)
     inside = cols < k
     by = tl.load(power)
-    x = tl.load(log_z + i * k + cols, mask=inside, other=0.0)
+    x = tl.log(tl.load(z + i * k + cols, mask=inside, other=1.0) + 1e-30)  # log_ratios
+    x -= tl.log(tl.load(z + i * k + tl.load(label + i)) + 1e-30)
     e = tl.where(inside, tl.exp(by * x), 0.0)
     c = 1 / tl.sum(e, axis=0)
     tl.store(confidence + i, c)
     tl.store(slope + i, -by * tl.sum(e * x, axis=0) * c * c)
+
+
+def scaled_pair(x: Array, text: Array) -> tuple[Array, Array, Array]:
+    """Return unit rows of two matrices, and how many rows have no length to divide by, which become zeros.
+
+    Nothing waits for that number.
+    """
+    x, text = x.contiguous(), text.contiguous()
+    (n, d), found = x.shape, (torch.empty_like(x), torch.empty_like(text))
+    flaws = torch.zeros(1, dtype=torch.int32, device=x.device)
+    block, warps = _block(d)
+    _scaled[(n + len(text),)](x, text, *found, flaws, n, d, block, num_warps=warps)
+    return *found, flaws
 
 
 def top_m(features: Array, m: int, precision: str) -> tuple[Array, Array]:
@@ -281,14 +320,14 @@ def top_m(features: Array, m: int, precision: str) -> tuple[Array, Array]:
 def zero_shot(cosine: Array, scale: float) -> tuple[Array, Array]:
     """Return Eq. zero-shot from cosines: y (N, K) and the logs of the sums (N,)."""
     n, k = cosine.shape
-    y, evidence = torch.empty_like(cosine), torch.empty(n, dtype=torch.float32, device=cosine.device)
+    y, log_sum = torch.empty_like(cosine), torch.empty(n, dtype=torch.float32, device=cosine.device)
     block, warps = _block(k)
-    _zero_shot[(n,)](cosine, y, evidence, scale, k, block, num_warps=warps)
-    return y, evidence
+    _zero_shot[(n,)](cosine, y, log_sum, scale, k, block, num_warps=warps)
+    return y, log_sum
 
 
 def e_step(
-    values: Array, slope: Array | None, offset: Array, z: Array, edges: tuple[Array, Array, Array], evidence: Array,
+    values: Array, slope: Array | None, offset: Array, z: Array, edges: tuple[Array, Array, Array], log_sum: Array,
     gamma: Array, before: Array, f: Array, weighted: Array, fixed: bool,
 ) -> tuple[Array, ...]:  # fmt: skip
     """Return z, labels, gamma, free energy and Laplacian of the samples after an E-step, and K + 1 counts.
@@ -304,7 +343,7 @@ def e_step(
     counts = torch.zeros(k + 1, dtype=torch.float32, device=z.device)
     block, warps = _block(k)
     _e_step[(n,)](
-        values, offset if slope is None else slope, offset, z, *edges, evidence, gamma, before, f, new, labels, *rows,
+        values, offset if slope is None else slope, offset, z, *edges, log_sum, gamma, before, f, new, labels, *rows,
         counts, weighted, k, f.shape[1], weighted.shape[1], log_classes(k), slope is not None, fixed, block,
         max(16, triton.next_power_of_2(f.shape[1])), num_warps=warps,
     )  # fmt: skip
@@ -339,10 +378,10 @@ def tide_step(base: Array, cosine: Array, dots: Array | None, z: Array, edges: t
               weighted: Array) -> tuple[Array, ...]:  # fmt: skip
     """Return z, labels, gamma, the zero-shot probability of the label, and K + 1 counts after an E-step of TIDE.
 
-    `base` (N, K) are the logits at the anchors, without votes and prior; `classes` are counts, hard and soft counts,
-    |S_k|^2 and S_k . anchor_k, (K,) each; `numbers` are u, the weight of votes, a*, s and alpha. Without `dots`, in the
-    first E-step, all classes are at their anchors; else counts and soft counts are columns of a product with `weighted`
-    (N, > d), where gamma_i f_i and gamma_i are written. The counts are as those of `e_step`.
+    `base` (N, K) are the logits at the anchors, without votes and prior; `classes` are hard counts and
+    `class_numbers`, (K,) each; `numbers` are u, the weight of votes, a*, s and alpha. Without `dots`, in the first
+    E-step, all classes are at their anchors, and only the counts are read. gamma_i f_i and gamma_i are written to
+    `weighted` (N, > d). The counts returned are as those of `e_step`.
     """
     n, k = z.shape
     new, labels = torch.empty_like(z), torch.empty(n, dtype=torch.int64, device=z.device)
@@ -357,13 +396,16 @@ def tide_step(base: Array, cosine: Array, dots: Array | None, z: Array, edges: t
     return new, labels, new_gamma, right, hard
 
 
-def lengths(sums: Array, anchor: Array) -> tuple[Array, Array]:
-    """Return |S_k|^2 and S_k . anchor_k of the classes, (K,) each; `sums` (K, d) may be columns of a matrix."""
+def class_numbers(sums: Array, soft: Array, counts: Array, anchor: Array) -> tuple[Array, ...]:
+    """Return soft counts, counts, |S_k|^2 and S_k . anchor_k of the classes, (K,) each.
+
+    `sums` (K, d), `soft` and `counts` (K,) are columns of one matrix.
+    """
     k, d = sums.shape
-    squares, along = (torch.empty(k, dtype=torch.float32, device=sums.device) for _ in range(2))
+    found = [torch.empty(k, dtype=torch.float32, device=sums.device) for _ in range(4)]
     block = max(16, triton.next_power_of_2(d))
-    _lengths[(k,)](sums, anchor, squares, along, d, sums.stride(0), block, num_warps=4)
-    return squares, along
+    _class_numbers[(k,)](sums, soft, counts, anchor, *found, d, sums.stride(0), block, num_warps=4)
+    return tuple(found)
 
 
 def votes(z: Array, edges: tuple[Array, Array, Array], agreement: bool = False) -> Array:
@@ -378,27 +420,27 @@ def votes(z: Array, edges: tuple[Array, Array, Array], agreement: bool = False) 
     return found
 
 
-def tide_confidence(log_z: Array, power: Array) -> tuple[Array, Array]:
+def tide_confidence(z: Array, labels: Array, power: Array) -> tuple[Array, Array]:
     """Return the confidences under a power of z, and their derivatives by its logarithm, (N,) each."""
-    n, k = log_z.shape
-    confidence, slope = (torch.empty(n, dtype=torch.float32, device=log_z.device) for _ in range(2))
+    n, k = z.shape
+    confidence, slope = (torch.empty(n, dtype=torch.float32, device=z.device) for _ in range(2))
     block, warps = _block(k)
-    _tide_confidence[(n,)](log_z, power, confidence, slope, k, block, num_warps=warps)
+    _tide_confidence[(n,)](z, labels, power, confidence, slope, k, block, num_warps=warps)
     return confidence, slope
 
 
-def newton(target: Array, confidence: Array, rise: Array, state: Array) -> Array:
-    """Return the interval of T, and T, after a round of `core.tide.calibration`, (3,)."""
+def newton(target: Array, confidence: Array, rise: Array, state: Array, n: int) -> Array:
+    """Return the interval of T, and T, after a round of `core.tide.calibration` of n samples, (3,)."""
     new = torch.empty_like(state)
-    _newton[(1,)](target, confidence, rise, state, new)
+    _newton[(1,)](target, confidence, rise, state, new, confidence.numel(), n, 1024, num_warps=8)
     return new
 
 
-def calibration(target: Array, means_at: Callable[[Array], tuple[Array, Array]], low: float, high: float,
+def calibration(target: Array, sums_at: Callable[[Array], tuple[Array, Array]], n: int, low: float, high: float,
                 rounds: int) -> Array:  # fmt: skip
-    """Return the T of `core.tide.calibration`, with one kernel for the arithmetic of a round."""
+    """Return the T of `core.tide.calibration`; `sums_at(T)` may be arrays, which one kernel per round adds up."""
     target = target.float()
     state = torch.cat([torch.full((1,), x, dtype=torch.float32, device=target.device) for x in (low, high, 1.0)])
     for _ in range(rounds):
-        state = newton(target, *(x.float() for x in means_at(state[2])), state)
+        state = newton(target, *(x.float() for x in sums_at(state[2])), state, n)
     return state[2]

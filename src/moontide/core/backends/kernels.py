@@ -167,21 +167,13 @@ class _Captured:
         with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):  # other threads may use the GPU
             self.out = solve(self.f, self.text)
             tensors = [v for v in self.out if isinstance(v, torch.Tensor)]
-            self.packed = {  # one copy out for each dtype
-                dtype: torch.cat([v.reshape(-1) for v in tensors if v.dtype == dtype])
-                for dtype in {v.dtype for v in tensors}
-            }
+            of = {dtype: [v.reshape(-1) for v in tensors if v.dtype == dtype] for dtype in {v.dtype for v in tensors}}
+            self.packed = {dtype: torch.cat(parts) for dtype, parts in of.items()}  # one copy out for each dtype
+        self.sizes = {dtype: [len(part) for part in parts] for dtype, parts in of.items()}
 
     def run(self, f: Array, text: Array) -> tuple[Any, ...]:
         self.f.copy_(f)
         self.text.copy_(text)
         self.graph.replay()
-        copies = {dtype: flat.clone() for dtype, flat in self.packed.items()}
-        found, used = [], dict.fromkeys(copies, 0)
-        for value in self.out:
-            if isinstance(value, torch.Tensor):
-                start = used[value.dtype]
-                used[value.dtype] = stop = start + value.numel()
-                value = copies[value.dtype][start:stop].view(value.shape)
-            found.append(value)
-        return tuple(found)
+        copies = {dtype: iter(flat.clone().split(self.sizes[dtype])) for dtype, flat in self.packed.items()}
+        return tuple(next(copies[v.dtype]).view(v.shape) if isinstance(v, torch.Tensor) else v for v in self.out)

@@ -58,10 +58,10 @@ class TIDERows(tide_plain.TIDERows):
             numbers = fixed.left_out, fixed.vote_weight, fixed.smoothing, fixed.sharpness, fixed.alpha
             self.fixed, self.numbers = fixed, torch.stack([self._number(x) for x in numbers])  # (5,)
         f, dots = self.in_metric, None
-        of: tuple[Array, ...] = (classes.counts,) * 5
+        of: tuple[Array, ...] = (classes.counts.contiguous(),) * 5
         if len(classes.hard):
             dots = f @ classes.sums.T  # (n, K)
-            of = classes.counts, classes.hard, classes.soft, *_triton.lengths(classes.sums, self.anchor)
+            of = classes.hard, *_triton.class_numbers(classes.sums, classes.soft, classes.counts, self.anchor)
         given = self.gamma, self.labels, self.y, self.numbers, f, self.weighted
         self.z, self.labels, self.gamma, right, hard = _triton.tide_step(
             self.log_y, self.at_anchor, dots, self.z, self.votes_of.edges, of, *given
@@ -77,7 +77,5 @@ class TIDERows(tide_plain.TIDERows):
         return torch.full((), x, dtype=self.f.dtype, device=self.f.device)
 
     def confidence(self, power: Any) -> Confident:
-        """Add up the confidences under a power of z, and their slopes (Eq. 14)."""
-        if self.log_z is None:
-            self.log_z = eq.log_ratios(self.z, self.labels[:, None])  # (n, K)
-        return Confident(*(x.sum() for x in _triton.tide_confidence(self.log_z, power.to(self.f.dtype))))
+        """Return the confidences under a power of z and their slopes (Eq. 14), (n,) each, which `_triton` adds up."""
+        return Confident(*_triton.tide_confidence(self.z, self.labels, power.to(self.f.dtype)))
