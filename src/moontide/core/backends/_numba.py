@@ -268,9 +268,12 @@ def span_scores(scores: Any, a: Any, b: Any, cosine: Any, anchor_kappa: Any, anc
 
 @loops
 def e_step(start: Any, stop: Any, cosine: Any, slope: Any, offset: Any, present: Any, values: Any, pointer: Any,
-           neighbour: Any, weight: Any, z: Any, new: Any, labels: Any, log_sum: Any, gamma: Any, agreement: Any,
-           laplacian: Any, log_k: Any) -> None:  # fmt: skip
-    """Eq. update-z of rows from `start` to `stop`: the logits are cosine slope + offset, or `values` if `present`."""
+           neighbour: Any, weight: Any, z: Any, rest: Any, new: Any, labels: Any, log_sum: Any, gamma: Any,
+           agreement: Any, laplacian: Any, log_k: Any) -> None:  # fmt: skip
+    """Eq. update-z of rows from `start` to `stop`: the logits are cosine slope + offset, or `values` if `present`.
+
+    `rest` (4, N) are sums over entries of other columns: of q = exp(logit), q log q, q votes and z votes.
+    """
     k = z.shape[1]
     votes, a, q = padded(k, ZERO), padded(k, LOWEST - BIAS), padded(k, ZERO)
     for i in range(start, stop):
@@ -283,12 +286,17 @@ def e_step(start: Any, stop: Any, cosine: Any, slope: Any, offset: Any, present:
         top = largest(a[:k])
         for c in range(k):
             a[c] -= top  # here, since the padding stays where it is, far below zero
-        total, inner, with_votes, product_before = ZERO, ZERO, ZERO, ZERO
+        total, inner, with_votes, product_before = ZERO, ZERO, ZERO, rest[3, i]
         for c in range(a.shape[0]):
             q[c] = exp(a[c])
             total += q[c]
             inner += q[c] * a[c]
             with_votes += q[c] * votes[c]
+        if rest[0, i] > ZERO:
+            scale = np.exp(-top)
+            total += scale * rest[0, i]
+            inner += scale * (rest[1, i] - top * rest[0, i])
+            with_votes += scale * rest[2, i]
         by = ONE / total
         for c in range(k):
             p[c] = q[c] * by
@@ -300,11 +308,10 @@ def e_step(start: Any, stop: Any, cosine: Any, slope: Any, offset: Any, present:
 
 @loops
 def split(cosine: Any, slope: Any, offset: Any, shift: Any, present: Any, pointer: Any, neighbour: Any, weight: Any,
-          z: Any, p: Any, total: Any, inner: Any, top: Any, negligible: Any) -> Any:  # fmt: skip
+          z: Any, p: Any, sums: Any, top: Any, negligible: Any) -> Any:  # fmt: skip
     """Split z: return its present columns, which become 0 in z, and the positions and row starts of shared entries.
 
-    `p` becomes exp(logits - shift) of the other entries; `total`, `inner` and `top` its row sums, those of p log p, and
-    the row maxima.
+    `p` becomes exp(logits - shift) of the other entries; `sums` its row sums and those of p log p, `top` row maxima.
     """
     (n, k), width = z.shape, present.shape[0]
     kept = np.empty((n, width), np.float32)
@@ -333,7 +340,7 @@ def split(cosine: Any, slope: Any, offset: Any, shift: Any, present: Any, pointe
         for c in range(k):
             add += out[c]
             product += out[c] * (row[c] * slope[c] + offset[c] - by)
-        total[i], inner[i], top[i] = add, product, largest(out)
+        sums[0, i], sums[1, i], top[i] = add, product, largest(out)
     starts[n] = count
     return kept, found[:count].copy(), starts
 
@@ -362,82 +369,28 @@ def shared_votes(entries: Any, row_of: Any, pointer: Any, neighbour: Any, weight
 
 
 @loops
-def shared_logits(begin: Any, end: Any, vote_weight: Any, row_of: Any, first: Any, voter: Any, by: Any, logits: Any,
-                  shared: Any) -> Any:  # fmt: skip
-    """Return votes, logits and their exps of shared entries from `begin` to `end`."""
-    count = end - begin
-    vote_of, x, e = padded(count, ZERO), padded(count, ZERO), padded(count, ZERO)
-    weighted = shared * vote_weight[row_of]
-    for s in range(count):
-        for edge in range(first[begin + s], first[begin + s + 1]):
-            vote_of[s] += by[edge] * weighted[voter[edge]]
-        x[s] = logits[begin + s] + vote_of[s]
-    for s in range(x.shape[0]):  # exps are taken in long loops, since short ones are not vectorised
-        e[s] = exp(x[s])
-    return vote_of, x, e
+def shared_sums(shared: Any, by: Any, logits: Any, starts: Any, first: Any, voter: Any, weight: Any, sums: Any,
+                top: Any) -> Any:  # fmt: skip
+    """Return q = exp(logit) of shared entries (S,), and with them `rest` of `e_step` and the largest q of each row.
 
-
-@loops
-def present_e_step(start: Any, stop: Any, values: Any, vote_weight: Any, shift: Any, present: Any, pointer: Any,
-                   neighbour: Any, weight: Any, entries: Any, row_of: Any, starts: Any, first: Any, voter: Any,
-                   by: Any, p: Any, absent_total: Any, absent_inner: Any, absent_top: Any, logits: Any, z: Any,
-                   shared: Any, new: Any, new_shared: Any, labels: Any, log_sum: Any, gamma: Any, agreement: Any,
-                   laplacian: Any, scale: Any, log_k: Any) -> Any:  # fmt: skip
-    """Eq. update-z of rows from `start` to `stop` with most classes absent; return the largest logit and change."""
-    k, width, begin = p.shape[1], present.shape[0], starts[start]
-    vote_of, x, e = shared_logits(begin, starts[stop], vote_weight, row_of, first, voter, by, logits, shared)
-    at_once = max(1, 2048 // width)
-    votes, a, q = padded(at_once * width, ZERO), padded(at_once * width, ZERO), padded(at_once * width, ZERO)
-    highest, moved = LOWEST, ZERO
-    for block in range(start, stop, at_once):
-        end = min(block + at_once, stop)
-        votes[:] = ZERO
-        for i in range(block, end):
-            at = (i - block) * width
-            mine, logit, row, by_shift = votes[at : at + width], a[at : at + width], values[i], shift[i]
-            for edge in range(pointer[i], pointer[i + 1]):
-                j = neighbour[edge]
-                other, w = z[j], weight[edge] * vote_weight[j]
-                for l in range(width):
-                    mine[l] += w * other[l]
-            for l in range(width):
-                logit[l] = row[l] - by_shift + mine[l]
-        for c in range(a.shape[0]):
-            q[c] = exp(a[c])
-        for i in range(block, end):
-            at = (i - block) * width
-            mine, logit, share, out, old = votes[at : at + width], a[at : at + width], q[at : at + width], new[i], z[i]
-            total, inner, with_votes, product_before = absent_total[i], absent_inner[i], ZERO, ZERO
-            for l in range(width):
-                total += share[l]
-                inner += share[l] * logit[l]
-                with_votes += share[l] * mine[l]
-                product_before += old[l] * mine[l]
-            most, label = absent_top[i], -1
-            for s in range(starts[i] - begin, starts[i + 1] - begin):
-                total += e[s]
-                inner += e[s] * x[s]
-                with_votes += e[s] * vote_of[s]
-                product_before += shared[begin + s] * vote_of[s]
-                if e[s] > most:
-                    most, label = e[s], entries[begin + s] - i * k
-            top = largest(logit)
-            best = first_at(logit, top)
-            if most <= share[best]:
-                label = present[best]
-            elif label < 0:
-                label = first_at(p[i], most)
-            divide, log_total = ONE / total, np.log(total)
-            for s in range(starts[i], starts[i + 1]):
-                new_shared[s] = e[s - begin] * divide
-            for l in range(width):
-                out[l] = share[l] * divide
-                logit[l] = abs(out[l] - old[l])
-            labels[i], log_sum[i] = label, shift[i] + log_total
-            gamma[i] = weight_of(log_total - inner * divide, log_k)
-            agreement[i], laplacian[i], scale[i] = with_votes * divide, product_before, divide
-            highest, moved = max(highest, top), max(moved, largest(logit))
-    return highest, moved
+    `shared` are their z and `by` what their votes count; `sums` and `top` are those of the entries that are not shared.
+    """
+    votes, x, q = np.zeros_like(logits), np.empty_like(logits), np.empty_like(logits)
+    rest, most = sums.copy(), top.copy()
+    for s in range(logits.shape[0]):
+        for edge in range(first[s], first[s + 1]):
+            votes[s] += weight[edge] * shared[voter[edge]] * by[voter[edge]]
+        x[s] = logits[s] + votes[s]
+    for s in range(logits.shape[0]):
+        q[s] = exp(x[s])
+    for i in range(most.shape[0]):
+        for s in range(starts[i], starts[i + 1]):
+            rest[0, i] += q[s]
+            rest[1, i] += q[s] * x[s]
+            rest[2, i] += q[s] * votes[s]
+            rest[3, i] += shared[s] * votes[s]
+            most[i] = max(most[i], q[s])
+    return q, rest, most
 
 
 @loops

@@ -7,22 +7,22 @@ Three things are private to this backend, and none changes an answer by more tha
   of N x d x L, and no vectors of length d are made. Where |R_k| is small, that loses digits, and vectors are.
 - A class without samples is absent: at its anchor, with the logits it has there. In its column of z only the normaliser
   and the votes of neighbours change. So `Absent` keeps the sums of exp(logits) over the absent classes; an E-step works
-  on the L present columns, and on the `Shared` entries (i, k) of absent classes where a sample and its neighbours share
-  a class: the votes for i in class k add about z_ik sum_j M_ij z_jk to z_ik, and below `NEGLIGIBLE` they are left out.
+  on the L present columns, and on the shared entries (i, k) of absent classes where a sample and its neighbours share a
+  class: the votes for i in class k add about z_ik sum_j M_ij z_jk to z_ik, and below `NEGLIGIBLE` they are left out.
 - All N x K arrays are taken at once, and used again.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from moontide.core.arrays import affine, put
 from moontide.core.backends import _numba, plain
-from moontide.core.graph import Affinity, Graph
+from moontide.core.graph import Graph
 from moontide.core.mixture import VMF, First, Laplacian, Scores, Step, VMFClasses
 from moontide.core.ple import Assignment, free_energy, log_classes, weighted_sums
 from moontide.core.threads import in_threads, row_blocks
@@ -36,7 +36,7 @@ NEGLIGIBLE = 2.0**-28  # 1/32 of the rounding of numbers near 1
 GROWTH = 16.0  # where a row of absent classes has grown by more, shared entries are looked for again
 SMALL = 2**14  # entries of z below which the dense E-step is faster
 SHARE = 1 / 16  # of z large enough for that, at most: with more, nothing is gained
-HIGHEST = 60.0  # exp of more is near the end of float32
+TINY = 1e-26  # sums over rows of more than its inverse are near the end of float32
 
 run = plain.run
 
@@ -105,17 +105,15 @@ class Rows(plain.Rows):
         if values is None and scores.prototypes is not None:
             values = affine(self.f, scores.prototypes, scores.offset)
         old_labels, weight = self.labels, self.gamma
-        a = None if self.absent is None else self.absent.e_step(values, self.vote_weight)
+        old, a = (None, None) if self.absent is None else (self.absent.z, self.absent.e_step(values))
         if a is None:
             old = self._dense()
-            a = self._assign_all(scores, values, old)
-            changed = 0 if old_labels is None else int((a.labels != old_labels).sum())
-            moved = np.inf if old_labels is None or changed else float(np.abs(a.z - old).max())
+            a = self._dense_e_step(scores, values, old)
             self.new = None if old is self.y else old
             self.z = a.z
-        else:
-            changed, moved = int((a.labels != old_labels).sum()), self.absent.moved  # type: ignore[union-attr]
         self.labels = a.labels
+        changed = 0 if old_labels is None else int((a.labels != old_labels).sum())
+        moved = np.inf if old_labels is None or changed else float(np.abs(a.z - old).max())
         if self.method.gamma == "assignments":
             self.gamma = a.gamma
         free = free_energy(self.gamma, a.agreement, a.log_sum, self.log_sum_y)
@@ -132,23 +130,23 @@ class Rows(plain.Rows):
             self.z, self.absent = self.absent.dense(), None
         return self.z  # type: ignore[no-any-return]
 
-    def _assign_all(self, scores: Scores, values: Floats | None, z: Floats) -> Assignment:
+    def _dense_e_step(self, scores: Scores, values: Floats | None, z: Floats) -> Assignment:
         """Eq. update-z of all classes: the logits are cosine slope + offset, or `values` of the present classes."""
-        n, k = z.shape
         new = self._room() if self.new is None else self.new
         present = scores.present
         if values is None:
             present, values = np.zeros(0, np.int64), z[:, :0]
+        rest = np.zeros((4, len(z)), z.dtype)
+        return self.assign((self.cosine, scores.slope, scores.at_anchor, present, values), z, rest, new)
+
+    def assign(self, logits: tuple[Any, ...], z: Floats, rest: Floats, new: Floats) -> Assignment:
+        """Eq. update-z, written to `new`, from the `logits`, previous `z` and `rest` of `_numba.e_step`."""
+        n = len(z)
         labels, (log_sum, gamma, agreement, before) = np.empty(n, np.int64), np.empty((4, n), z.dtype)
-        edges = self.votes_of.weighted(self.vote_weight).edges
-        rows = (labels, log_sum, gamma, agreement, before, log_classes(k))
-
-        def block(part: slice) -> None:
-            at_anchor = self.cosine, scores.slope, scores.at_anchor
-            _numba.e_step(part.start, part.stop, *at_anchor, present, values, *edges, z, new, *rows)
-
-        in_threads(block, row_blocks(n, n * k))
-        return Assignment(new, labels, log_sum, gamma, agreement, before)
+        given = *logits, *self.votes_of.weighted(self.vote_weight).edges, z, rest, new
+        rows = labels, log_sum, gamma, agreement, before, log_classes(len(self.text))
+        in_threads(lambda at: _numba.e_step(at.start, at.stop, *given, *rows), row_blocks(n, z.size))
+        return Assignment(new, *rows[:5])
 
     def _find_present(self, a: Assignment, scores: Scores) -> Floats:
         """Find the classes that have samples now, and return the counts of all, (K,)."""
@@ -163,44 +161,20 @@ class Rows(plain.Rows):
                 self.present = found
                 if self.gram is not None:
                     self.near = self.cosine.take(found, axis=1)  # (N, L)
-            if self.steps and worthwhile(self.z, self.present):
+            if self.steps and self.votes_of.symmetric and worthwhile(self.z, self.present):
                 self.absent = Absent(self, a.log_sum, scores)
         self.steps += 1
         return counts
 
     def finish(self) -> Laplacian:
         """Return gamma_i z_i . (M z)_i of the assignments as they are, (N,)."""
-        if self.absent is not None:
-            products = self.absent.laplacian(self.vote_weight)
-        else:
-            products = _numba.laplacian(*self.votes_of.weighted(self.vote_weight).edges, self.z)
-        self._dense()
-        return Laplacian(self.gamma * products)
-
-
-class Shared(NamedTuple):
-    """The entries (i, k) of z that vote for each other, as positions i K + k, rising."""
-
-    entry: Ints  # (S,)
-    row: Ints  # (S,) i
-    starts: Ints  # (N + 1,) where the entries of each row begin
-    first: Ints  # (S + 1,) where the votes for each entry begin
-    voter: Ints  # (P,) which entry votes
-    weight: Floats  # (P,) M_ij
-
-
-def reach(votes_of: Affinity) -> Affinity:
-    """Return who votes for whom either way, with |M_ij| + |M_ji|, or |M_ij| where that is symmetric."""
-    if votes_of.symmetric:
-        return Affinity(votes_of.pointer, votes_of.neighbour, np.abs(votes_of.weight))
-    one_way = abs(votes_of.matrix.copy())  # a copy, since scipy sorts the entries in place
-    both = one_way + one_way.T.tocsr()
-    return Affinity(both.indptr.astype(np.int64), both.indices.astype(np.int64), both.data)
+        edges = self.votes_of.weighted(self.vote_weight).edges
+        return Laplacian(self.gamma * _numba.laplacian(*edges, self._dense()))
 
 
 def worthwhile(z: Floats, present: Ints) -> bool:
     """Tell whether `Absent` is fit for assignments z, (N, K): few classes present, few large entries."""
-    if z.size < SMALL or not 0 < 2 * len(present) <= z.shape[1]:
+    if z.size < SMALL or not 0 < 3 * len(present) <= z.shape[1]:
         return False
     return bool(np.count_nonzero(z > NEGLIGIBLE**0.5) < len(z) * len(present) + SHARE * z.size)
 
@@ -209,60 +183,50 @@ class Absent:
     """The assignments of rows after a dense E-step, with few classes present; takes over their z."""
 
     def __init__(self, rows: Rows, log_sum: Floats, scores: Scores) -> None:
-        z, self.present, self.votes_of, self.shift = rows.z, rows.present, rows.votes_of, log_sum
-        near = reach(self.votes_of)
+        z, self.rows, self.present, self.shift = rows.z, rows, rows.present, log_sum
         # (N, K) exp(logits - shift), 0 if present or shared
         self.p: Floats = rows._room() if rows.new is None else rows.new
-        self.total, self.inner, self.top = np.empty((3, len(z)), z.dtype)  # (N,) see `_numba.split`
-        self.z, entry, starts = _numba.split(
-            rows.cosine, scores.slope, scores.at_anchor, log_sum, self.present, *near.edges, z, self.p, self.total,
-            self.inner, self.top, np.float32(NEGLIGIBLE),
+        self.sums = np.zeros((4, len(z)), z.dtype)  # over each row of p, as `rest` of `_numba.e_step`
+        self.top = np.empty(len(z), z.dtype)  # (N,) the largest of each row of p
+        self.z, self.entry, starts = _numba.split(
+            rows.cosine, scores.slope, scores.at_anchor, log_sum, self.present, *rows.votes_of.edges, z, self.p,
+            self.sums, self.top, np.float32(NEGLIGIBLE),
         )  # fmt: skip
-        self.shared_z = z.ravel().take(entry)  # (S,)
-        row, k = entry // z.shape[1], entry % z.shape[1]  # (S,), (S,)
-        votes = _numba.shared_votes(entry, row, *self.votes_of.edges, z.view(np.int32).ravel())
-        self.shared = Shared(entry, row, starts, *votes)
-        logits = rows.cosine.ravel().take(entry) * scores.slope[k] + scores.at_anchor[k]
-        self.logits = logits - log_sum[row]  # (S,)
+        self.shared = self.q = z.ravel().take(
+            self.entry
+        )  # (S,) shared entries, (i, k) at i K + k: q = exp(logits - shift)
+        self.row, k = np.divmod(self.entry, z.shape[1])  # (S,), (S,)
+        logits = rows.cosine.ravel().take(self.entry) * scores.slope[k] + scores.at_anchor[k]
+        self.logits = logits - log_sum[self.row]  # (S,)
+        votes = _numba.shared_votes(self.entry, self.row, *rows.votes_of.edges, z.view(np.int32).ravel())
+        self.others = self.logits, starts, *votes, self.sums, self.top
         self.scale = np.ones_like(log_sum)  # (N,) z = p scale
-        self.moved = np.inf  # the largest change of z of a present class in the last E-step
         rows.new = z
 
-    def e_step(self, values: Floats, vote_weight: Floats | None) -> Assignment | None:
+    def e_step(self, values: Floats) -> Assignment | None:
         """Eq. update-z with the logits `values` (N, L) of the present classes; None where that is not accurate.
 
         The z of the answer is that of the present classes, (N, L).
         """
-        (z, shared, labels, log_sum, gamma, agreement, before, scale), highest, moved = self._loop(values, vote_weight)
-        if highest > HIGHEST or float(scale.max()) > GROWTH:
+        rows, one = self.rows, np.ones_like(values[0])
+        by = np.ones_like(self.shared) if rows.vote_weight is None else rows.vote_weight[self.row]  # (S,)
+        q, rest, most = _numba.shared_sums(self.shared, by, *self.others)
+        logits = values - self.shift[:, None], one, 0 * one, self.present[:0], values[:, :0]
+        a = rows.assign(logits, self.z, rest, np.empty_like(self.z))
+        scale = np.exp(-a.log_sum)  # (N,)
+        if not (scale.min() > TINY and scale.max() <= GROWTH):  # also for NaN
             return None
-        self.z, self.shared_z, self.scale, self.moved = z, shared, scale, moved
-        return Assignment(z, labels, log_sum, gamma, agreement, before)
+        self.z, self.q, self.shared, self.scale = a.z, q, q * scale[self.row], scale
+        labels = self.present[a.labels]
+        away = np.nonzero(most * scale > a.z[np.arange(len(labels)), a.labels])[0]  # those of a class that was absent
+        if len(away):
+            labels[away] = self.dense(away).argmax(axis=1)
+        return a._replace(labels=labels, log_sum=self.shift + a.log_sum)
 
-    def laplacian(self, vote_weight: Floats | None) -> Floats:
-        """Return z_i . votes_i of this z, (N,), as the next E-step finds it."""
-        return self._loop(self.z, vote_weight)[0][6]  # type: ignore[no-any-return]
-
-    def _loop(self, values: Floats, vote_weight: Floats | None) -> tuple[tuple[Any, ...], float, float]:
-        """Make an E-step: z, shared entries, labels, log sums, gamma, both products with the votes, and scale."""
-        n, k = self.p.shape
-        vote_weight = np.ones(n, np.float32) if vote_weight is None else vote_weight
-        out = np.empty_like(self.z), np.empty_like(self.shared_z), np.empty(n, np.int64), *np.empty((5, n), np.float32)
-        old = self.p, self.total, self.inner, self.top, self.logits, self.z, self.shared_z
-
-        def block(rows: slice) -> tuple[float, float]:
-            found: tuple[float, float] = _numba.present_e_step(
-                rows.start, rows.stop, values, vote_weight, self.shift, self.present, *self.votes_of.edges,
-                *self.shared, *old, *out, log_classes(k),
-            )  # fmt: skip
-            return found
-
-        highest, moved = zip(*in_threads(block, row_blocks(n, values.size)), strict=True)
-        return out, max(highest), max(moved)
-
-    def dense(self) -> Floats:
-        """Return z of all classes, (N, K), made in place of what was kept: the last thing to ask for."""
-        self.p *= self.scale[:, None]
-        self.p[:, self.present] = self.z
-        self.p.ravel()[self.shared.entry] = self.shared_z
-        return self.p
+    def dense(self, which: Any = slice(None)) -> Floats:
+        """Return z of all classes for some samples; for all, it is made in place: the last thing to ask for."""
+        self.p.ravel()[self.entry] = self.q
+        z: Floats = self.p[which]
+        z *= self.scale[which, None]
+        z[:, self.present] = self.z[which]
+        return z
