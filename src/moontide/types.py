@@ -23,7 +23,6 @@ from moontide.core.arrays import (
     like,
     namespace,
     to_numpy,
-    unit_pair,
     unit_rows,
 )
 from moontide.core.backends import fused
@@ -97,7 +96,7 @@ class Task:
                 )
 
     def _unit_rows(self, features: Array, text: Array) -> tuple[Array, Array]:
-        return unit_pair(features, text, ("image_features", "text_features"))
+        return unit_rows(features, "image_features"), unit_rows(text, "text_features")
 
     @classmethod
     def of_unit_rows(cls, features: Array, text: Array, logit_scale: float, **fields: Any) -> Task:

@@ -100,15 +100,6 @@ def unit_rows(x: Array, name: str | None = None) -> Array:
     return x / norm
 
 
-def unit_pair(x: Array, y: Array, names: tuple[str, str]) -> tuple[Array, Array]:
-    """Return `unit_rows` of two matrices; where both are on one GPU, it is waited for once."""
-    if device_type(x) != "cpu" and device_type(y) != "cpu" and x.device == y.device and x.dtype == y.dtype:
-        norms = namespace(x).concat([row_norms(x), row_norms(y)])
-        if _usual(norms):
-            return x / norms[: len(x), None], y / norms[len(x) :, None]
-    return unit_rows(x, names[0]), unit_rows(y, names[1])
-
-
 def _usual(norm: Array) -> bool:
     """Tell whether lengths are numbers, and far from the limits of float32."""
     low, high = namespace(norm).stack(norm.aminmax()).tolist() if is_torch_array(norm) else (norm.min(), norm.max())

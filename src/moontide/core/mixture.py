@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from moontide.core.arrays import Array, clip, column_dots, namespace, put
+from moontide.core.arrays import Array, clip, namespace, put
 from moontide.core.ple import anchor_kl, concentration, log_c
 from moontide.core.sums import ADDED, LARGER, SAME, Doubles, Sums
 
@@ -21,12 +21,6 @@ class First(Sums):
     total: Doubles  # sum_i y_ik
     along: Doubles  # sum_i y_ik cosine_ik
     largest: Doubles = field(metadata=LARGER)  # max_i y_ik
-
-    @classmethod
-    def of(cls, y: Array, cosine: Array) -> First:
-        """Add up zero-shot predictions y (N, K) class by class."""
-        xp = namespace(y)
-        return cls(len(y), xp.sum(y, axis=0), column_dots(y, cosine), xp.max(y, axis=0))
 
 
 @dataclass
@@ -90,13 +84,6 @@ class VMF:
     def __init__(self, options: Any, anchors: Anchors, scale: float) -> None:
         self.options, self.anchors, self.scale, self.d = options, anchors, scale, int(anchors.text.shape[1])
         self.at_anchor = self.logits_at(anchors.kappa)  # (K,), (K,)
-        self.held = ALL, anchors  # what `anchors_of` returned last
-
-    def anchors_of(self, present: Any) -> Anchors:
-        """Return the anchors of the classes present; the last ones are kept, as they seldom change."""
-        if self.held[0] is not present:
-            self.held = present, self.anchors.of(present)
-        return self.held[1]
 
     def kappa(self, r: Array) -> Array:
         """Eq. banerjee: the concentrations of resultant lengths r, capped, (L,)."""

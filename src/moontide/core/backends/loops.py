@@ -63,7 +63,7 @@ class SpanStep(Step):
         o, f = vmf.options, self.rows.f
         if not (o.inverse == "banerjee" and o.log_normaliser == "asymptotic" and o.update_mu and o.update_kappa):
             return None
-        text, anchor_kappa, anchor_r, alpha = vmf.anchors_of(self.present)
+        text, anchor_kappa, anchor_r, alpha = vmf.anchors.of(self.present)
         exact, epsilon = o.update == "exact", np.float32(o.count_epsilon)
         beta, a, b = _numba.span_weights(self.z, self.rows.gamma, self.counts, alpha, anchor_r, exact, epsilon)
         scores = self.rows.gram @ a  # (N, L)

@@ -16,6 +16,7 @@ from moontide.core.arrays import (
     affine,
     class_counts,
     clip,
+    column_dots,
     columns,
     device_type,
     like,
@@ -37,7 +38,7 @@ def run(solve: Callable[[Array, Array], T], method: Any, task: Any) -> T:
 
 def m_step(vmf: VMF, step: Step) -> VMFClasses:
     """Eqs. update-m and update-m-real: the class distributions that follow from the sums of an E-step."""
-    o, (text, anchor_kappa, anchor_r, alpha) = vmf.options, vmf.anchors_of(step.present)
+    o, (text, anchor_kappa, anchor_r, alpha) = vmf.options, vmf.anchors.of(step.present)
     sums, soft, counts = (like(x, text) for x in (step.sums, step.soft, step.counts))
     beta = formulas.shrinkage(counts, alpha)  # (L,)
     v = ple.means(sums, soft, o.count_epsilon)  # (L, d)
@@ -76,7 +77,7 @@ class Rows(Base):
     def _first(self, rows: slice) -> First:
         y, cosine, log_sum = self._zero_shot(rows)  # (b, K), (b, K), (b,)
         self._first_weights(rows, y, log_sum)
-        return First.of(y, cosine)
+        return First(len(y), y.sum(0), column_dots(y, cosine), namespace(y).max(y, axis=0))
 
     def _first_weights(self, rows: slice, y: Array, log_sum: Array) -> None:
         if self.alone and not self.method.m_steps:  # else nobody asks which labels the first E-step changed
