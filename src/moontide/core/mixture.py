@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from moontide.core.arrays import Array, clip, namespace, put
+from moontide.core.arrays import Array, clip, column_dots, namespace, put
 from moontide.core.ple import anchor_kl, concentration, log_c
 from moontide.core.sums import ADDED, LARGER, SAME, Doubles, Sums
 
@@ -21,6 +21,12 @@ class First(Sums):
     total: Doubles  # sum_i y_ik
     along: Doubles  # sum_i y_ik cosine_ik
     largest: Doubles = field(metadata=LARGER)  # max_i y_ik
+
+    @classmethod
+    def of(cls, y: Array, cosine: Array) -> First:
+        """Add up zero-shot predictions y (N, K) class by class."""
+        xp = namespace(y)
+        return cls(len(y), xp.sum(y, axis=0), column_dots(y, cosine), xp.max(y, axis=0))
 
 
 @dataclass

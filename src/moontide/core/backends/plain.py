@@ -16,7 +16,6 @@ from moontide.core.arrays import (
     affine,
     class_counts,
     clip,
-    column_dots,
     columns,
     device_type,
     like,
@@ -77,7 +76,7 @@ class Rows(Base):
     def _first(self, rows: slice) -> First:
         y, cosine, log_sum = self._zero_shot(rows)  # (b, K), (b, K), (b,)
         self._first_weights(rows, y, log_sum)
-        return First(len(y), y.sum(0), column_dots(y, cosine), namespace(y).max(y, axis=0))
+        return First.of(y, cosine)
 
     def _first_weights(self, rows: slice, y: Array, log_sum: Array) -> None:
         if self.alone and not self.method.m_steps:  # else nobody asks which labels the first E-step changed
