@@ -10,7 +10,7 @@ import pytest
 
 SOURCE = Path(__file__).parents[1] / "src/moontide"
 LAYERS = (
-    ("errors", "interrupts", "memory"),
+    ("cluster", "errors", "interrupts", "memory", "progress"),
     ("core", "metrics"),
     ("options", "types", "samplers", "simulate", "plausible", "multi", "views"),
     ("protocols",),

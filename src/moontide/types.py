@@ -113,6 +113,17 @@ class Task:
         made.__dict__.update({**empty, "features": features, "text": text, "logit_scale": logit_scale, **fields})
         return made
 
+    @classmethod
+    def of_classes(cls, text: Array, logit_scale: float = 100.0, **fields: Any) -> Task:
+        """Make a task of what is given for the classes, checked and scaled; its one sample stands for those to come.
+
+        >>> Task.of_classes(2 * np.eye(2), class_names=["cat", "dog"]).text
+        array([[1., 0.],
+               [0., 1.]])
+        """
+        text = as_real(text, "text_features")
+        return cls(namespace(text).ones_like(text[:1, :]), text, logit_scale, **fields)
+
     @property
     def n(self) -> int:
         """The number of samples N."""

@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from moontide.errors import FileError, MoontideError, ResourceError
+from moontide.errors import FileError, MoontideError, ResourceError, first_line
 from moontide.store.remote import filesystem, on_its_way, open_file, protocols, retried, unreachable
 
 
@@ -39,7 +39,7 @@ def reading(path: str | Path) -> Iterator[None]:
             raise unreachable(str(path), error.__cause__ or error) from error
         if isinstance(error, FileNotFoundError):
             raise FileError(f"There is no file {path}.") from None
-        why = str(error).strip().partition("\n")[0].rstrip(".") or type(error).__name__
+        why = first_line(error) or type(error).__name__
         raise FileError(f"{path} cannot be read; it is damaged, truncated or of another type ({why}).") from error
 
 

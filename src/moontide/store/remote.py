@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from importlib import import_module
 from typing import Any, ParamSpec, TypeVar
 
-from moontide.errors import FileError, MissingExtraError, MoontideError, OptionError, missing_extra
+from moontide.errors import FileError, MissingExtraError, MoontideError, OptionError, first_line, missing_extra
 
 HERE = {"file", "local", "memory"}  # these reach nothing
 STORAGE = {"s3", "gs", "az"}
@@ -173,5 +173,5 @@ def unreachable(path: str, error: BaseException) -> UnreachableError:
     >>> str(unreachable("s3://bucket/a.npy", TimeoutError("no answer")))
     's3://bucket/a.npy cannot be reached (no answer); check its name, the network and its permissions.'
     """
-    why = str(error).strip().partition("\n")[0].rstrip(".")[:100] or type(error).__name__
+    why = first_line(error)[:100] or type(error).__name__
     return UnreachableError(f"{path} cannot be reached ({why}); check its name, the network and its permissions.")
