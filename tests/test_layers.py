@@ -11,7 +11,7 @@ import pytest
 SOURCE = Path(__file__).parents[1] / "src/moontide"
 LAYERS = (
     ("cluster", "errors", "interrupts", "memory", "progress"),
-    ("core", "metrics"),
+    ("core", "metrics", "projection"),
     ("options", "types", "samplers", "simulate", "plausible", "multi", "views"),
     ("protocols",),
     ("methods", "registry"),
