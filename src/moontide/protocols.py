@@ -72,7 +72,7 @@ class Method(Options):
         raise OptionError(f"The method {self.name} does not run on shards.")
 
     def plan(self) -> Plan:
-        """Tell how long a run over shards is; refuse options that cannot be had there."""
+        """Return how long a run over shards is; refuse options that do not work there."""
         raise OptionError(f"The method {self.name} does not run on shards.")
 
     def __init_subclass__(cls) -> None:
@@ -362,7 +362,7 @@ def samples(method: Method, task: Task) -> Any:
 
 
 def renumber(numbers: Array, keep: Sequence[int], k: int) -> Array:
-    """Return numbers of k classes as their places in `keep`, -1 for classes that are not there and for -1.
+    """Return numbers of k classes as their positions in `keep`, -1 for classes that are not there and for -1.
 
     >>> import numpy as np
     >>> renumber(np.asarray([2, 0, -1]), [1, 2], 3)

@@ -122,7 +122,7 @@ class Stream:
         return self._advance(rows, known, whole=not self._late())
 
     def correct(self, x: Any, known: Array, before: Array | None = None) -> None:
-        """Tell the method the labels (n,) of samples (n, d) that were answered before; the next answers make use of it.
+        """Give the method the labels (n,) of samples (n, d) that were answered before, for the next answers to use.
 
         `before` are the labels that they had so far, -1 where none, which no longer count. Samples that still wait are
         not answered yet: they are not looked for, and count as others would.

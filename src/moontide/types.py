@@ -174,7 +174,7 @@ class Task:
 
 
 class UnverifiedTask(Task):
-    """A task on a GPU, scaled without waiting to hear whether all rows have a direction: ask `verified` after the run.
+    """A task on a GPU, scaled without waiting to know whether all rows have a direction: ask `verified` after the run.
 
     A fit of a fraction of a millisecond would take half as long again.
     """
@@ -191,7 +191,7 @@ class UnverifiedTask(Task):
         return rows[0], rows[1]
 
     def verified(self) -> bool:
-        """Tell whether every row had a length that it could be divided by; the others are zeros."""
+        """Return whether every row had a length that it could be divided by; the others are zeros."""
         return self.flaws is None or not int(self.flaws)
 
 
@@ -330,7 +330,7 @@ class Result:
     kappa: Array | None = None  # (K,) concentrations
     beta: Array | None = None  # (K,) share of the batch in each class mean; 0: the class is at its anchor
     details: Mapping[str, Any] = field(default_factory=dict)  # further arrays by name
-    unknown: Array | None = None  # (N,) the higher, the less likely is any of the classes; for methods that tell
+    unknown: Array | None = None  # (N,) the higher, the less likely is any of the classes; for methods that score it
     decided: Array | None = None  # (N,) labels, where probabilities are rounded after the decision
     class_names: Sequence[str] | None = None
 

@@ -20,7 +20,7 @@ except ImportError:  # `cluster.joined` names the extra
 
 ATTEMPTS = 5  # of one call
 WATCH = "watch"
-PATIENCE = 2.0  # seconds between questions how far the workers are
+PATIENCE = 2.0  # seconds between requests for the progress of the workers
 
 
 class Ray:
@@ -34,7 +34,7 @@ class Ray:
             num_cpus=1,
             num_gpus=int(job.device.startswith("cuda")),
             runtime_env={"env_vars": threads},
-            concurrency_groups={WATCH: 1},  # a thread that tells how far the other is
+            concurrency_groups={WATCH: 1},  # a thread that reports how far the other is
         )(Worker)
         self._add = ray.remote(num_cpus=0)(lambda a, b: a + b)
         self._job, self._resident, self._tick, self.replaced = ray.put(job), resident, tick, 0

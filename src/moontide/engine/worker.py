@@ -144,7 +144,7 @@ class Worker:
         return self.done
 
     def run(self, number: int, name: str, given: tuple[Any, ...]) -> Any:
-        """Call a method of every shard, or of this worker for each, and add up; `number` tells calls apart."""
+        """Call a method of every shard, or of this worker for each, and add up; `number` identifies the call."""
         total, self.done = None, (number, 0)
         for count, i in enumerate(self.mine, start=1):
             part = getattr(self, name)(i, *given) if name in OWN else self._ask(i, number, name, given)
@@ -155,7 +155,7 @@ class Worker:
         return total
 
     def check(self, i: int) -> Checked:
-        """Read a source and say what is wrong with it."""
+        """Read a source and report what is wrong with it."""
         source, none = self.job.sources[i], np.empty(0, np.uint8)
         try:
             kept = self._read(i)[1]

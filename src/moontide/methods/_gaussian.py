@@ -13,7 +13,7 @@ from moontide.core.ple import shrink
 from moontide.core.simplex import softmax
 
 # Smallest variance, in units of 1 / d, the mean square of a coordinate of a unit row. Variances of CLIP features are
-# 1e-2 to 1e2 of it; 1e-6 of it is near the rounding of half-precision features and says nothing of a class.
+# 1e-2 to 1e2 of it; 1e-6 of it is near the rounding of half-precision features and carries no information on a class.
 FLOOR = 1e-6
 CHUNK = 2500  # rows that the published programs take at once
 

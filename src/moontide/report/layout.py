@@ -55,7 +55,7 @@ def tsne(x: Floats) -> Floats:
     """
     n = len(x)
     y = principal_plane(x).astype(np.float32)  # (L, 2)
-    if n < 4:  # no perplexity to speak of
+    if n < 4:  # too few for a perplexity
         return y
     p = affinities(np.clip(2 - 2 * (x @ x.T), 0, None), min(PERPLEXITY, (n - 1) / 3))  # (L, L)
     y = y / max(float(y[:, 0].std()), 1e-12) * np.float32(1e-4)

@@ -18,7 +18,7 @@ from moontide.store.remote import filesystem, on_its_way, open_file, protocols, 
 
 @contextmanager
 def reading(path: str | Path) -> Iterator[None]:
-    """Say in a sentence what is wrong with a file that is read inside.
+    """Turn any failure to read a file inside into an error of one sentence.
 
     >>> with reading("no.csv"):
     ...     pass
@@ -58,7 +58,7 @@ def _check_file(path: str | Path) -> None:
 
 @contextmanager
 def opened(path: str | Path) -> Iterator[Any]:
-    """Open a file for reading, and say in a sentence what is wrong with it.
+    """Open a file for reading, and turn any failure into an error of one sentence.
 
     >>> with writing("memory://opened/a.txt") as handle:
     ...     _ = handle.write(b"text")
@@ -117,7 +117,7 @@ def writing(path: str) -> Iterator[Any]:
 
 @retried
 def exists(path: str) -> bool:
-    """Tell whether there is such a file.
+    """Return whether there is such a file.
 
     >>> exists("memory://nothing")
     False

@@ -1,4 +1,4 @@
-"""Files elsewhere, by fsspec: which protocols may be used, how long to wait, when to try again, and what to say.
+"""Files elsewhere, by fsspec: which protocols may be used, how long to wait, when to try again, and the errors.
 
 A path without :// is local. s3://, gs:// and az:// are object storage, which the path itself asks for; any other
 protocol reaches out only where the user has named it. Every request has a time limit, and what fails on the way is
@@ -114,7 +114,7 @@ def open_file(path: str, mode: str = "rb") -> Any:
 
 
 def on_its_way(path: str, error: Exception) -> bool:
-    """Tell whether a request for a file elsewhere has failed on its way, so that another may not.
+    """Return whether a request for a file elsewhere has failed on its way, so that another may not.
 
     >>> on_its_way("s3://b/a.npy", TimeoutError()), on_its_way("s3://b/a.npy", FileNotFoundError())
     (True, False)

@@ -82,7 +82,7 @@ def save_state(path: str | Path, method: Method, state: State, batch_size: int |
 
 
 def saved_batch_size(path: str | Path) -> int | None:
-    """Return the batch size that a state was made with, or None where the file does not say it.
+    """Return the batch size that a state was made with, or None where the file does not have it.
 
     >>> import tempfile
     >>> tda = moontide.method("tda")
