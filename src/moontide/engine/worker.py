@@ -159,7 +159,7 @@ class Worker:
         source, none = self.job.sources[i], np.empty(0, np.uint8)
         try:
             kept = self._read(i)[1]
-            bad = np.setdiff1d(np.arange(source.rows), kept).tolist()
+            bad = np.delete(np.arange(source.rows), kept).tolist()
             if not len(kept):
                 raise FileError(f"{source.path} has no usable row: all are zero, NaN or infinite.")
             if bad and not self.job.skip_bad_rows:
