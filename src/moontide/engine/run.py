@@ -242,7 +242,7 @@ def _check_checkpoint(job: Job, graph: str, report: Callable[[str], None]) -> No
 def _room(workers: Workers) -> Iterator[tuple[int, float]]:
     """Join the cluster where one is asked for; yield how many workers there can be, and the memory of all in bytes."""
     here = available_bytes() or math.inf
-    if workers.engine == "local":
+    if workers.engine != "ray":
         yield 1, here
         return
     with joined(workers.address, workers.count) as started:
