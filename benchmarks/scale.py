@@ -6,7 +6,7 @@ scripts/bench scale --size 10000000x100x512 --memory 4 --shards 1000 --out large
 scripts/bench scale --fit growth.jsonl              the model and its predictions from lines measured before
 
 Each measurement is a process of its own: random float16 rows around the centres of half the classes are written to
-Parquet in blocks, one file a shard, and `moontide.engine.run.adapt_shards` labels them. Started again with the same
+Parquet in blocks, one file per shard, and `moontide.engine.run.adapt_shards` labels them. Started again with the same
 --out, sizes that are in it are not measured again, and a size that was stopped goes on with its data and checkpoint,
 though its line then says so and is not fitted. Data are under --folder while a size is measured, then removed.
 

@@ -10,8 +10,8 @@ import pytest
 
 SOURCE = Path(__file__).parents[1] / "src/moontide"
 LAYERS = (
-    ("errors", "interrupts", "memory"),
-    ("core", "metrics"),
+    ("cluster", "errors", "interrupts", "memory", "progress"),
+    ("core", "metrics", "projection"),
     ("options", "types", "samplers", "simulate", "plausible", "multi", "views"),
     ("protocols",),
     ("methods", "registry"),

@@ -15,10 +15,10 @@ from moontide.checks.tasks import embeddings
 from moontide.core.arrays import unit_rows
 from moontide.core.graph import nearest_neighbours
 from moontide.core.ple import initial_resultant, log_c
-from moontide.core.progress import reporting
 from moontide.core.simplex import zero_shot
 from moontide.core.vmf import bessel_ratio
 from moontide.errors import OptionError
+from moontide.progress import reporting
 
 seeds = st.integers(0, 10_000)
 TASK = Task(*embeddings(24, 12, 64))  # some classes have no sample

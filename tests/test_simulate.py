@@ -194,8 +194,8 @@ def test_class_names() -> None:
         ({"imbalance": float("inf")}, "must be a number of at least 1, or None. Got inf instead."),
         ({"imbalance": "10"}, "must be a number of at least 1, or None. Got '10' instead."),
         ({"imbalance": 1000}, "must leave a sample to each of 5 classes. Got 1000 with 8 samples instead; lower it"),
-        ({"class_names": ["cat"]}, r"must be 5 strings, one a class, or None. Got \['cat'\] instead."),
-        ({"class_names": "abcde"}, "must be 5 strings, one a class, or None. Got 'abcde' instead."),
+        ({"class_names": ["cat"]}, r"must be 5 strings, one per class, or None. Got \['cat'\] instead."),
+        ({"class_names": "abcde"}, "must be 5 strings, one per class, or None. Got 'abcde' instead."),
     ],
 )
 def test_bad_arguments(options: dict[str, Any], sentence: str) -> None:

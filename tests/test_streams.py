@@ -81,7 +81,7 @@ def test_a_stream_is_its_steps() -> None:
     state, result = run_stream(method, task, 8, progress=lambda *done: calls.append(done))
     by_hand, results = method.start(task), []
     for start in (0, 8, 16):
-        by_hand, part = method.step(by_hand, task.features[start : start + 8])
+        by_hand, part = method.advance(by_hand, task.features[start : start + 8])
         results.append(part)
     np.testing.assert_array_equal(result.probs, Result.concatenate(results).probs)
     assert state.seen == 20

@@ -17,7 +17,7 @@ from moontide.methods import moon
 from moontide.simulate import simulate
 
 SOURCE = Path(moontide.__file__).parent
-TOOLS = {"core.arrays", "core.threads", "core.progress"}  # general: they know nothing of mixtures
+TOOLS = {"core.arrays", "core.threads", "progress"}  # general: they know nothing of mixtures
 DATA = "types"  # a task, which is asked for its sizes
 
 

@@ -75,7 +75,7 @@ def answer(
 ) -> Answers:
     """Return the answers for the samples of a result.
 
-    unknown, roll_up: as in the module's text; None leaves it out. paths: the places of the classes in the tree.
+    unknown, roll_up: as in the module's text; None leaves it out. paths: the positions of the classes in the tree.
     known: (N,) class numbers, -1 where not known; these samples keep their label. is_none: (N,) which samples are known
     to be of none of the classes.
 

@@ -72,7 +72,7 @@ class Predictions:
 
     @classmethod
     def of(cls, held: Mapping[str, Any]) -> Predictions:
-        """Create it from a response of the server."""
+        """Create an object of this class from a response of the server."""
         return cls(**_own(cls, held))
 
 
@@ -97,7 +97,7 @@ class StreamInfo:
 
     @classmethod
     def of(cls, held: Mapping[str, Any]) -> StreamInfo:
-        """Create it from a response of the server."""
+        """Create an object of this class from a response of the server."""
         return cls(**_own(cls, held))
 
 
@@ -107,7 +107,7 @@ def _own(cls: Any, held: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Call:
-    """A request; `again` tells whether it can be repeated."""
+    """A request; `again`: whether it can be repeated."""
 
     verb: str
     path: str

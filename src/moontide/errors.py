@@ -121,6 +121,15 @@ def shorten(text: str, length: int = LENGTH) -> str:
     return text if len(text) <= length else f"{text[:half]}...{text[-half:]}"
 
 
+def first_line(error: BaseException) -> str:
+    r"""Return the first line of the message of an error, without a full stop.
+
+    >>> first_line(ValueError("It failed.\nAt line 3."))
+    'It failed'
+    """
+    return str(error).strip().partition("\n")[0].rstrip(".")
+
+
 def replaced_name(kind: str, name: str, by: str) -> UnknownNameError:
     """Create the error for a removed name of a `kind` (method, ...), with its replacement.
 

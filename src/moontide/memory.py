@@ -13,7 +13,7 @@ SMALL = 2**26  # what is not worth asking for: 64 MiB
 
 
 def available_bytes() -> int | None:
-    """Return the memory that a new job can take on this machine, or None where it cannot be told."""
+    """Return the memory that a new job can take on this machine, or None where that is unknown."""
     limits = []
     try:
         for line in Path("/proc/meminfo").read_text().splitlines():

@@ -1,7 +1,7 @@
 """Several classes per image: the probability that each class is present, calibrated on the batch.
 
-The probabilities q_ik of a method sum to 1 over the classes: they say which one class an image is of. Here every class
-is a question of its own. A cosine of image i and class k, less the mean over the classes of that image, is taken as
+The probabilities q_ik of a method sum to 1 over the classes: they give the one class of an image. Here every class is a
+question of its own. A cosine of image i and class k, less the mean over the classes of that image, is taken as
 
     r_ik ~ N(m_k + delta_k, s^2)  where class k is in image i,   N(m_k, s^2)  where it is not
 
@@ -19,8 +19,8 @@ shares its probability between them:
 with the a that makes sigmoid(a o + .) agree best with q, the c that makes p do so, and the b with which images have
 `per_image` classes on average.
 
-Limits: the batch does not say how many classes an image has on average, so that the user has to (else it is 1); it
-takes some hundred images to tell a class that is there from one that is not; a class that is in nearly all images looks
+Limits: a batch does not determine how many classes an image has on average, so that the user has to (else it is 1); it
+takes some hundred images to distinguish a present class from an absent one; a class that is in nearly all images looks
 like one that is in none; and an encoder of whole images sees small things badly. `benchmarks/multi.py` measures it.
 """
 

@@ -82,7 +82,7 @@ class Spec:
         return ", or ".join(words)
 
     def allows(self, value: Any) -> bool:
-        """Tell whether `value` may be set."""
+        """Return whether `value` may be set."""
         if isinstance(self.default, bool) or isinstance(value, bool):
             return isinstance(self.default, bool) and isinstance(value, bool)
         if isinstance(value, str):

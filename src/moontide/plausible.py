@@ -28,7 +28,7 @@ from moontide.types import Task
 FloatArray = npt.NDArray[np.floating[Any]]
 
 IMAGES, CLASSES = 256, 512  # rows that are looked at
-FEW, FEW_CLASSES = 20, 8  # images and classes that say something of the space
+LEAST_IMAGES, LEAST_CLASSES = 20, 8  # images and classes from which the space can be judged
 NEAR_ZERO = 3.5  # mean of the largest cosines, in units of 1 / sqrt(d), below which they are near zero
 SKEW = 0.15  # of the cosines without the effects of image and class; classes of the same space give more
 CLUSTERED, NEAREST, TOP = 0.85, 2.1, 2.35  # of text rows that are images; in standard deviations
@@ -81,14 +81,14 @@ def doubt(task: Task, raw: Any = None) -> str | None:
             f"The {task.n} image features look like class names and the {task.k} text features like images; if they "
             "are swapped, pass the image features first and the text features second."
         )
-    if len(x) < FEW:
+    if len(x) < LEAST_IMAGES:
         return _alike(task, x)
     if float(np.linalg.norm(x.mean(0))) < COMMON < float(np.linalg.norm(t.mean(0))):
         return (
             "The image features have no common direction, as if their mean had been subtracted; pass them as the "
             "encoder gives them, neither centred nor standardised."
         )
-    if len(t) >= FEW_CLASSES and _unrelated(cosines, plain, task.d):
+    if len(t) >= LEAST_CLASSES and _unrelated(cosines, plain, task.d):
         return (
             "The image features do not match the text features: cosines are near 0, and no class stands out. Make both "
             "with the same model, including its projection."
@@ -102,8 +102,8 @@ def doubt(task: Task, raw: Any = None) -> str | None:
 
 
 def _swapped(task: Task, x: FloatArray, t: FloatArray, plain: FloatArray) -> bool:
-    """Tell whether text rows, many for each sample, cluster around the samples as images do around class names."""
-    if task.k < MORE_CLASSES * task.n or task.n < FEW_CLASSES or not plain.std():
+    """Return whether text rows, many for each sample, cluster around the samples as images do around class names."""
+    if task.k < MORE_CLASSES * task.n or task.n < LEAST_CLASSES or not plain.std():
         return False
     if task.k < MANY * task.n and mean_cosine(t) > mean_cosine(x):  # class names are more alike
         return False
@@ -138,10 +138,10 @@ def _lengths(raw: Any) -> str | None:
 
 
 def _alike(task: Task, x: FloatArray) -> str | None:
-    if task.k < MANY * task.n or task.n < FEW_CLASSES or mean_cosine(x) < ALIKE:
+    if task.k < MANY * task.n or task.n < LEAST_CLASSES or mean_cosine(x) < ALIKE:
         return None
     return (
-        f"The {task.n} samples are almost the same, and there are {task.k} classes: such a batch says little about "
+        f"The {task.n} samples are almost the same, and there are {task.k} classes: such a batch shows little of "
         "them. Use fewer classes, or more varied samples."
     )
 

@@ -72,7 +72,7 @@ class Method(Options):
         raise OptionError(f"The method {self.name} does not run on shards.")
 
     def plan(self) -> Plan:
-        """Tell how long a run over shards is; refuse options that cannot be had there."""
+        """Return how long a run over shards is; refuse options that do not work there."""
         raise OptionError(f"The method {self.name} does not run on shards.")
 
     def __init_subclass__(cls) -> None:
@@ -362,7 +362,7 @@ def samples(method: Method, task: Task) -> Any:
 
 
 def renumber(numbers: Array, keep: Sequence[int], k: int) -> Array:
-    """Return numbers of k classes as their places in `keep`, -1 for classes that are not there and for -1.
+    """Return numbers of k classes as their positions in `keep`, -1 for classes that are not there and for -1.
 
     >>> import numpy as np
     >>> renumber(np.asarray([2, 0, -1]), [1, 2], 3)
@@ -400,7 +400,7 @@ def change_classes(method: OnlineMethod, state: State, keep: Sequence[int], text
         wanted = xp.concat([wanted, added])
     fields = dataclasses.fields(state)
     live = {f.name: getattr(state, f.name) for f in fields if f.metadata.get("live")}
-    fresh = method.start(Task(wanted[:1, :], wanted, state.logit_scale, extras=live))
+    fresh = method.start(Task.of_classes(wanted, state.logit_scale, extras=live))
     changed = {
         f.name: carry(getattr(state, f.name), getattr(fresh, f.name), index, state.text.shape[0], **f.metadata)
         for f in fields

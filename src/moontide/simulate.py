@@ -5,7 +5,7 @@ The geometry, all of it Gaussian before the rows are scaled to unit length:
 * Two cones. Every image shares one direction and every prompt another (the modality gap: Liang et al., "Mind the Gap",
   NeurIPS 2022, arXiv:2203.02053).
 * Concepts. The encoder knows `CONCEPTS` of them, a few large and many small superclasses; the classes are some of them.
-  So confusions are among siblings, and few classes are easier to tell apart than many.
+  So confusions are among siblings, and few classes are easier to distinguish than many.
 * Class centres. A concept's image centre is an appearance that its superclass shares and that no prompt names, plus a
   meaning, part of it the superclass's and part its own. A prompt is the meaning plus an error of its own.
 * Spread. The images of a class lean towards similar concepts, a little all together and mostly each on its own; on top
@@ -231,7 +231,7 @@ def _names(class_names: Sequence[str] | None, n_classes: int) -> tuple[str, ...]
     names = tuple(class_names)
     if isinstance(class_names, str) or len(names) != n_classes or not all(isinstance(name, str) for name in names):
         raise OptionError(
-            f"The 'class_names' parameter of simulate must be {n_classes} strings, one a class, or None. "
+            f"The 'class_names' parameter of simulate must be {n_classes} strings, one per class, or None. "
             f"Got {class_names!r} instead."
         )
     return names

@@ -44,7 +44,7 @@ __all__ = ["EXPECTED_FAILURES", "TideClassifier"]
 
 
 def _is_unknown(value: Any) -> bool:
-    """Tell whether an entry of y says that the class is not known."""
+    """Return whether an entry of y means that the class is not known."""
     return value is None or (not isinstance(value, bool) and value in (-1, ""))
 
 

@@ -163,7 +163,7 @@ def _rename_back(rows: Sequence[tuple[Path, Path]]) -> int:
 
 
 def _same(source: Path, target: Path) -> bool:
-    """Tell whether a file is still the copy that was made of another."""
+    """Return whether a file is still the copy that was made of another."""
     if target.is_symlink() or not target.is_file() or not source.is_file():
         return False
     first, second = source.stat(), target.stat()

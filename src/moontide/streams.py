@@ -22,7 +22,7 @@ from typing import Any
 
 from moontide.core.arrays import Array, as_real, device, is_torch_array, like, namespace
 from moontide.errors import FileError, InputError, MissingInputError, OptionError, unknown_name
-from moontide.protocols import Method, OnlineMethod, State, as_online, change_classes, copy_array, renumber, samples
+from moontide.protocols import Method, State, as_online, change_classes, copy_array, renumber, samples
 from moontide.registry import DEFAULT
 from moontide.registry import method as make_method
 from moontide.store import states
@@ -33,7 +33,6 @@ from moontide.types import Result, Task, check_class_names
 __all__ = ["Stream", "load_state", "run_stream", "save_state", "saved_batch_size"]
 
 WAITING, WAITING_KNOWN = "stream.waiting", "stream.waiting_known"
-SAME_TEXT = 1e-3  # how far class embeddings may differ and still be the same ones, in another precision
 
 
 class Stream:
@@ -81,27 +80,22 @@ class Stream:
         missing = sorted(chosen.needs - {"views", "images"} - extras.keys())
         if missing:
             raise MissingInputError(f"The method {chosen.name} needs {' and '.join(missing)}: pass {missing[0]}=...")
-        prototypes = as_real(text, "text_features")
-        task = Task(prototypes[:1, :], prototypes, logit_scale, class_names, None, extras, None, class_prior, negatives)
+        inputs = {"class_names": class_names, "class_prior": class_prior, "negatives": negatives}
+        task = Task.of_classes(text, logit_scale, extras=extras, **inputs)
         for name in ("class_prior", "negatives"):
             if getattr(task, name) is not None:
                 chosen.require_accepted(name)
-        self._begin(as_online(chosen), as_online(chosen).start(task), task.class_names, batch_size, max_wait, clock)
-
-    def _begin(
-        self, method: OnlineMethod, state: State, class_names: Any, batch_size: Any, max_wait: Any, clock: Any,
-        rows: Any = None, known: Any = None,
-    ) -> None:  # fmt: skip
         if batch_size is not None and not (isinstance(batch_size, int) and batch_size >= 1):
             raise OptionError(f"'batch_size' must be an integer of at least 1, or None. Got {batch_size!r} instead.")
         if max_wait is not None and batch_size is None:
             raise OptionError("'max_wait' has no effect without 'batch_size': nothing waits. Leave it out.")
         if max_wait is not None and not max_wait >= 0:
             raise OptionError(f"'max_wait' must be a number of seconds of at least 0, or None. Got {max_wait!r}.")
-        self.method, self.state = method, state
-        self.class_names = None if class_names is None else tuple(class_names)
-        self.batch_size, self.max_wait, self._clock = batch_size, max_wait, clock
-        self._rows, self._known, self._since = rows, known, clock()  # samples that wait, and their known labels
+        self.method, self.class_names = as_online(chosen), task.class_names
+        self.state = self.method.start(task)
+        self.batch_size, self.max_wait, self._clock, self._since = batch_size, max_wait, clock, clock()
+        self._rows: Any = None  # samples that wait
+        self._known: Any = None  # their known labels
 
     @property
     def waiting(self) -> int:
@@ -123,11 +117,12 @@ class Stream:
         if known is not None:
             known = self.method.check_known(self.state, x, known)
         rows = x if self._rows is None else join(self._rows, x)
-        labels = known if self._rows is None else join_known(self._known, self.waiting, known, len(x), self.state.text)
-        return self._advance(rows, labels, 1 if self._late() else self.batch_size or 1)
+        if known is not None or self._known is not None:
+            known = join_known(self._known, self.waiting, known, len(x), self.state.text)
+        return self._advance(rows, known, whole=not self._late())
 
     def correct(self, x: Any, known: Array, before: Array | None = None) -> None:
-        """Tell the method the labels (n,) of samples (n, d) that were answered before; the next answers make use of it.
+        """Give the method the labels (n,) of samples (n, d) that were answered before, for the next answers to use.
 
         `before` are the labels that they had so far, -1 where none, which no longer count. Samples that still wait are
         not answered yet: they are not looked for, and count as others would.
@@ -140,24 +135,24 @@ class Stream:
 
     def flush(self) -> Result:
         """Return answers to all samples that wait."""
-        return self._advance(self._rows, self._known, 1)
+        return self._advance(self._rows, self._known, whole=False)
 
     def _late(self) -> bool:
         return self.waiting > 0 and self.max_wait is not None and self._clock() - self._since >= self.max_wait
 
-    def _advance(self, rows: Any, known: Array | None, least: int) -> Result:
-        """Label `rows` in micro-batches while at least `least` are left, and keep the others waiting."""
-        state, results, start, n = self.state, [], 0, 0 if rows is None else len(rows)
-        while n - start >= least:
-            stop = min(start + (self.batch_size or n), n)
-            labels = None if known is None else known[start:stop]
-            state, result = self.method.advance(state, rows[start:stop], labels)
+    def _advance(self, rows: Any, known: Array | None, whole: bool) -> Result:
+        """Label `rows` in micro-batches, only in `whole` ones or all of them, and keep the others waiting."""
+        n = 0 if rows is None else len(rows)
+        size = self.batch_size or max(n, 1)
+        done = n - n % size if whole else n
+        state, results = self.state, []
+        for at in (slice(start, start + size) for start in range(0, done, size)):
+            state, result = self.method.advance(state, rows[at], None if known is None else known[at])
             results.append(result)
-            start = stop
-        if start or not self.waiting:
+        if done or not self.waiting:
             self._since = self._clock()
-        self.state, self._rows = state, None if start == n else copy_array(rows[start:])
-        self._known = None if start == n or known is None else copy_array(known[start:])
+        self.state, self._rows = state, None if done == n else copy_array(rows[done:])
+        self._known = None if done == n or known is None else copy_array(known[done:])
         answers = Result.concatenate(results) if results else self._nothing()
         return dataclasses.replace(answers, class_names=self.class_names)
 
@@ -219,9 +214,10 @@ class Stream:
         if "stream" not in metadata:
             raise FileError(f"{path} is a state without a stream; load it by moontide.streams.load_state.")
         method, state = states.read_state(metadata, arrays, str(path), ref, **live)
+        settings = json.loads(metadata["stream"])
+        stream = cls(method, state.text, logit_scale=state.logit_scale, clock=clock, **settings, **live)
         rows, known = (states.restore(arrays[x], ref) if x in arrays else None for x in (WAITING, WAITING_KNOWN))
-        stream = cls.__new__(cls)
-        stream._begin(method, state, clock=clock, rows=rows, known=known, **json.loads(metadata["stream"]))
+        stream.state, stream._rows, stream._known = state, rows, known
         return stream
 
 
@@ -258,31 +254,17 @@ def run_stream(
         state = online.start(task)
     else:
         states.check_state(online, state)
-        check_same_classes(state, task)
-    x, step, results = samples(online, task), online.step, []
+        states.check_same_classes(state, task)
+    x, step = samples(online, task), online.step
     if x is task.features:  # checked with the task
         x, step = like(x, state.text), online.advance
-    for start in range(0, n, batch_size):
-        stop = min(start + batch_size, n)
-        state, result = step(state, x[start:stop], None if task.known is None else task.known[start:stop])
+    results = []
+    for at in (slice(start, min(start + batch_size, n)) for start in range(0, n, batch_size)):
+        state, result = step(state, x[at], None if task.known is None else task.known[at])
         results.append(result)
         if progress is not None:
-            progress(stop, n)
+            progress(at.stop, n)
     return state, Result.concatenate(results)
-
-
-def check_same_classes(state: State, task: Task) -> None:
-    """Refuse to go on with other classes, or another logit scale, than a state was made with."""
-    rule = "'text_features' must be those that the state was made with."
-    if tuple(task.text.shape) != tuple(state.text.shape):
-        raise InputError(f"{rule} Got shape {tuple(task.text.shape)} instead of {tuple(state.text.shape)}.")
-    xp = namespace(state.text)
-    if not bool(xp.all(xp.abs(like(task.text, state.text) - state.text) <= SAME_TEXT)):
-        raise InputError(f"{rule} They differ in values.")
-    if abs(task.logit_scale / state.logit_scale - 1) > SAME_TEXT:
-        raise InputError(
-            f"'logit_scale' must be the one of the state, {state.logit_scale:g}. Got {task.logit_scale:g} instead."
-        )
 
 
 def join(first: Any, second: Any) -> Any:
@@ -296,10 +278,8 @@ def join(first: Any, second: Any) -> Any:
     return [*first, *second]
 
 
-def join_known(first: Array | None, n: int, second: Array | None, m: int, ref: Array) -> Array | None:
-    """Put known labels of m samples after those of n others; None stands for samples without any, also as an answer."""
-    if first is None and second is None:
-        return None
+def join_known(first: Array | None, n: int, second: Array | None, m: int, ref: Array) -> Array:
+    """Put known labels of m samples after those of n others, in the kind of `ref`; None: no label is known."""
     xp = namespace(ref)
-    none = [xp.full((size,), -1, dtype=xp.int64, device=device(ref)) for size in (n, m)]
-    return xp.concat([none[0] if first is None else first, none[1] if second is None else second])
+    none = xp.full((n + m,), -1, dtype=xp.int64, device=device(ref))
+    return xp.concat([none[:n] if first is None else first, none[n:] if second is None else second])

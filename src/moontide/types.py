@@ -112,6 +112,17 @@ class Task:
         made.__dict__.update({**empty, "features": features, "text": text, "logit_scale": logit_scale, **fields})
         return made
 
+    @classmethod
+    def of_classes(cls, text: Array, logit_scale: float = 100.0, **fields: Any) -> Task:
+        """Make a task of what is given for the classes, checked and scaled; its one sample stands for those to come.
+
+        >>> Task.of_classes(2 * np.eye(2), class_names=["cat", "dog"]).text
+        array([[1., 0.],
+               [0., 1.]])
+        """
+        text = as_real(text, "text_features")
+        return cls(namespace(text).ones_like(text[:1, :]), text, logit_scale, **fields)
+
     @property
     def n(self) -> int:
         """The number of samples N."""
@@ -162,7 +173,7 @@ class Task:
 
 
 class UnverifiedTask(Task):
-    """A task on a GPU, scaled without waiting to hear whether all rows have a direction: ask `verified` after the run.
+    """A task on a GPU, scaled without waiting to know whether all rows have a direction: ask `verified` after the run.
 
     A fit of a fraction of a millisecond would take half as long again.
     """
@@ -179,7 +190,7 @@ class UnverifiedTask(Task):
         return rows[0], rows[1]
 
     def verified(self) -> bool:
-        """Tell whether every row had a length that it could be divided by; the others are zeros."""
+        """Return whether every row had a length that it could be divided by; the others are zeros."""
         return self.flaws is None or not int(self.flaws)
 
 
@@ -318,7 +329,7 @@ class Result:
     kappa: Array | None = None  # (K,) concentrations
     beta: Array | None = None  # (K,) share of the batch in each class mean; 0: the class is at its anchor
     details: Mapping[str, Any] = field(default_factory=dict)  # further arrays by name
-    unknown: Array | None = None  # (N,) the higher, the less likely is any of the classes; for methods that tell
+    unknown: Array | None = None  # (N,) the higher, the less likely is any of the classes; for methods that score it
     decided: Array | None = None  # (N,) labels, where probabilities are rounded after the decision
     class_names: Sequence[str] | None = None
 

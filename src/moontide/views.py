@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from moontide.core.progress import track
+from moontide.progress import track
 
 if TYPE_CHECKING:
     from PIL.Image import Image

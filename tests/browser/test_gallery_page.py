@@ -102,8 +102,8 @@ def test_says_why_an_image_changed(shown, case):
     shown.run(f"open({i})")
     names = task.class_names
     why = shown.run("$('why').innerText")
-    assert f"Zero-shot said “{names[result.zero_shot_labels[i]]}”" in why
-    assert f"it is “{names[result.labels[i]]}”" in why
+    assert f"Zero-shot predicts “{names[result.zero_shot_labels[i]]}”" in why
+    assert f"the prediction is “{names[result.labels[i]]}”" in why
     near = result.details["graph"].neighbours[i]
     agree = int((result.labels[near] == result.labels[i]).sum())
     assert f"{agree} of its 3 nearest images" in why

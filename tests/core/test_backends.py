@@ -385,7 +385,7 @@ def test_compiling_is_shown_once(tmp_path: Path) -> None:
     program = """
 import numpy as np
 from moontide.core.backends import compiled
-from moontide.core.progress import reporting
+from moontide.progress import reporting
 shown, gram = [], np.eye(3, dtype=np.float32)
 with reporting(lambda *given: shown.append(given)):
     for _ in range(2):

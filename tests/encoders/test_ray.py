@@ -19,7 +19,7 @@ from .conftest import picture
 
 ray = pytest.importorskip("ray")
 pytest.importorskip("ray.data")
-from moontide.engine import ray as engine  # noqa: E402
+from moontide.cluster import joined, worker_count  # noqa: E402
 from moontide.errors import ResourceError  # noqa: E402
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.xdist_group("ray")]  # Ray's own warnings
@@ -29,9 +29,8 @@ Run = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture(scope="module", autouse=True)
 def cluster() -> Iterator[None]:
-    engine.connect(None, 2)
-    yield
-    engine.disconnect()
+    with joined(None, 2):
+        yield
 
 
 @pytest.fixture
@@ -120,5 +119,5 @@ def test_what_ray_cannot_do_is_said(photos: Path, onnx_folder: Path, tmp_path: P
     assert "'--address' has no effect without '--engine ray'" in run(*command, "--address", "auto")[2]
     assert "has 2 CPUs, and each of 9 workers" in run(*command, "--engine", "ray", "--workers", "9")[2]
     with pytest.raises(ResourceError, match="has 0 GPUs"):
-        engine.worker_count(None, "cuda")
+        worker_count(None, "cuda")
     shutil.rmtree(tmp_path / "store")

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from moontide.encoders import encoder, runtimes
-from moontide.encoders.base import CLOSE, FEW, TorchEncoder
+from moontide.encoders.base import CLOSE, PER_THREAD, TorchEncoder
 from moontide.encoders.pipeline import encode_files, encode_to_store
 from moontide.encoders.places import ImageFile
 from moontide.encoders.steps import photographs
@@ -162,4 +162,4 @@ def test_progress_is_by_image(folder: str, request: pytest.FixtureRequest, tmp_p
     rows = list(encode_files(model, images, batch_size=32, done=steps.append))
     assert sum(steps) == 40
     assert sum(len(part.images) for part in rows) == 39
-    assert max(steps) <= (16 if folder == "onnx_folder" else FEW)
+    assert max(steps) <= (16 if folder == "onnx_folder" else PER_THREAD)

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from moontide import method
+from moontide.cluster import joined
 from moontide.engine.run import ShardTask, Workers, adapt_shards
 from moontide.errors import FileError
 from moontide.simulate import simulate
@@ -27,9 +28,8 @@ pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.xdist_group("ray
 
 @pytest.fixture(scope="module", autouse=True)
 def cluster() -> Iterator[None]:
-    engine.connect(None, 2)
-    yield
-    engine.disconnect()
+    with joined(None, 2):
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -18,9 +18,9 @@ import pytest
 from safetensors.numpy import load
 
 from moontide import memory
+from moontide.projection import DENSE, principal_plane
 from moontide.registry import method_type
 from moontide.serve import batching, parsing, push_log, pushes, server
-from moontide.serve.records import DENSE, flat_map
 from moontide.serve.service import TICK, usable_methods
 from moontide.serve.state import ServedStream
 
@@ -282,10 +282,10 @@ def test_a_map_costs_by_the_smaller_side(shape):
     x = np.random.default_rng(0).normal(size=shape).astype(np.float32)
     x[: len(x) // 2, :3] += 30
     start = time.process_time()
-    flat = flat_map(x)
+    flat = principal_plane(x)
     assert time.process_time() - start < 5
     assert flat.shape == (len(x), 2)
-    np.testing.assert_array_equal(flat, flat_map(x))
+    np.testing.assert_array_equal(flat, principal_plane(x))
 
 
 def test_a_map_is_the_first_two_principal_components_either_way():
@@ -294,7 +294,7 @@ def test_a_map_is_the_first_two_principal_components_either_way():
         x = rng.normal(size=(n, d)).astype(np.float32) * np.linspace(3, 0.1, d)
         unit = x / np.linalg.norm(x, axis=1, keepdims=True)
         values = np.linalg.svd(unit - unit.mean(axis=0), compute_uv=False)[:2]
-        spread = np.linalg.norm(flat_map(x.astype(np.float32)), axis=0)
+        spread = np.linalg.norm(principal_plane(x.astype(np.float32)), axis=0)
         np.testing.assert_allclose(spread[: len(values)], values, rtol=0.01, atol=1e-5)
 
 

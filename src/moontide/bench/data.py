@@ -1,9 +1,9 @@
 """What a benchmark runs on: feature files and feature stores, each one dataset seen by one backbone.
 
-The name of a file says both: "imagenet1k_vitb32.npz" is the dataset "imagenet" (an alias in `datasets/imagenet.toml`)
+The name of a file gives both: "imagenet1k_vitb32.npz" is the dataset "imagenet" (an alias in `datasets/imagenet.toml`)
 under the backbone "clip_vit_b32" (`backbones.toml`). It may end in the split, "dtd_vitb32_test.npz", and a number after
-the name says how many of its classes there are: "pets24" is of "oxford_pets". A name that no file knows stays as it is:
-"cifar10_vitb32" is "cifar10" under "clip_vit_b32". A store says its dataset and its encoder itself.
+the name is that of its classes: "pets24" is of "oxford_pets". A name that no file knows stays as it is:
+"cifar10_vitb32" is "cifar10" under "clip_vit_b32". A store records its own dataset and encoder.
 """
 
 from __future__ import annotations

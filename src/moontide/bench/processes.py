@@ -55,7 +55,7 @@ def _start(worker: Callable[[Any], Any]) -> None:
     global _worker
     _worker = worker
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends its workers
-    warnings.simplefilter("ignore", UserWarning)  # the parent has read the same files and told
+    warnings.simplefilter("ignore", UserWarning)  # the parent has read the same files and warned
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
 

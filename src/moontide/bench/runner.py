@@ -70,7 +70,7 @@ def run_suite(
 ) -> RunCounts:
     """Run what the folder `out` does not hold yet; interrupted at any moment, the next call goes on.
 
-    `limit` says how many of the runs of the suite a method does, for those that take too long; None: all of them.
+    `limit` gives how many of the runs of the suite a method does, for those that take too long; None: all of them.
     `device` is where methods run. `encoder` names the one that made the features of a store, for methods that adapt it.
 
     >>> import tempfile
@@ -151,7 +151,7 @@ def plan(
     limit: Limit | None = None,
     source: Source | None = None,
 ) -> list[Job]:
-    """List the jobs that are left; count in `counts` what is done, and say what cannot be done.
+    """List the jobs that are left; count in `counts` what is done, and report what cannot be done.
 
     Data of which none can be read are an error.
 
@@ -205,9 +205,9 @@ def _facts(suite: Suite, pack: Pack, scenario: Scenario, run: int, entry: Entry)
         "features": pack.hash,
         "samples": len(pack.labels),
         "classes": int(pack.text.shape[0]),
-        "scenario": {**scenario.facts(), "place": suite.scenarios.index(scenario), **_elsewhere(scenario, pack)},
+        "scenario": {**scenario.facts(), "order": suite.scenarios.index(scenario), **_elsewhere(scenario, pack)},
         "run": run,
-        "place": suite.entries.index(entry),
+        "order": suite.entries.index(entry),
         "method": entry.name,
         "options": dict(entry.options),
         "label": entry.label,
@@ -217,7 +217,7 @@ def _facts(suite: Suite, pack: Pack, scenario: Scenario, run: int, entry: Entry)
 
 
 def _elsewhere(scenario: Scenario, pack: Pack) -> Record:
-    """Return what says that a run was not on the CPU: a scenario of its own."""
+    """Return the mark of a run that was not on the CPU: a scenario of its own."""
     return {} if pack.device == "cpu" else {"id": f"{scenario.id}-{pack.device}", "device": pack.device}
 
 
@@ -288,7 +288,7 @@ def forward_seconds(pack: Pack, batches: Sequence[IntArray]) -> Record:
 
 
 def score(method: Method, pack: Pack, batches: Sequence[IntArray], setting: str) -> Record:
-    """Run a method on the batches of one run, a fresh state at the start of a stream, and score what it says.
+    """Run a method on the batches of one run, a fresh state at the start of a stream, and score its predictions.
 
     Accuracy is the mean over batches; `correct` of `n` is the pooled one, `top5` of `n` that of the five most probable
     classes; `gaps` is what the calibration error of many

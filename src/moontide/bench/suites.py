@@ -92,7 +92,7 @@ class Scenario:
         return [self.sampler.draw(labels, rng)]
 
     def facts(self) -> dict[str, Any]:
-        """Return what a record says of the scenario."""
+        """Return the fields of a record that describe the scenario."""
         facts = {key: value for key, value in vars(self.sampler).items() if value is not None}
         return {"id": self.id, "name": self.name, "setting": self.setting, **facts}
 
@@ -118,7 +118,7 @@ class Entry:
 
     @property
     def key(self) -> tuple[str, str]:
-        """What its results depend on: the method and its options, as JSON."""
+        """What the results depend on: the method and its options, as JSON."""
         return self.name, json.dumps(json_safe(dict(self.options)), sort_keys=True)
 
     def build(self) -> Method:

@@ -125,8 +125,8 @@ def _run(
     method: Method, task: Task, groups: Sequence[str] | None, batch_size: int | None, shuffle_seed: int | None
 ) -> Result:
     """Label the task and print a summary."""
-    from moontide.core.progress import reporting
     from moontide.evaluate import run_groups, split_rows
+    from moontide.progress import reporting
 
     parts = len(split_rows(task.n, groups, batch_size, shuffle_seed))
     start = time.perf_counter()

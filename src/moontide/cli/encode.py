@@ -337,10 +337,9 @@ def _pass(
     if engine == "local":
         yield None
         return
-    from moontide.engine.ray import connect, disconnect
+    from moontide.cluster import joined
 
-    started = connect(address, choice.workers)
-    try:
+    with joined(address, choice.workers):
         from moontide.encoders.cluster import encode_on_ray
 
         batch = choice.encode_batch or encoder.batch_size
@@ -348,6 +347,3 @@ def _pass(
             images, encoder.dim, choice.encoder, choice.device, encoder.precision, encoder.runtime,
             batch_size=batch, workers=choice.workers, fast=choice.fast,
         )  # fmt: skip
-    finally:
-        if started:
-            disconnect()

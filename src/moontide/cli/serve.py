@@ -159,7 +159,7 @@ class ImageChoice:
         )
 
 
-NO_TOKEN_CHOICE, NO_UPKEEP, NO_IMAGE_CHOICE = TokenChoice(), Upkeep(), ImageChoice()  # nothing said
+NO_TOKEN_CHOICE, NO_UPKEEP, NO_IMAGE_CHOICE = TokenChoice(), Upkeep(), ImageChoice()  # no option given
 
 
 def serve(

@@ -59,7 +59,7 @@ NO_CLUSTER = Cluster()  # no option given
 
 
 def is_many(features: str, cluster: Cluster) -> bool:
-    """Tell whether FEATURES are shards: a glob, a folder that is no store, a URL, or anything with --engine.
+    """Return whether FEATURES are shards: a glob, a folder that is no store, a URL, or anything with --engine.
 
     >>> is_many("a/*.npy", NO_CLUSTER), is_many("a.npy", NO_CLUSTER)
     (True, False)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from moontide.core.arrays import Array, like, to_numpy, unit_rows
 from moontide.core.graph import largest_entries, offer
-from moontide.core.progress import track
+from moontide.progress import track
 
 LIST = 1000  # rows of a list
 PROBES = 8  # lists that a row is compared with
@@ -47,9 +47,10 @@ def inverted_file(features: Floats, m: int, seed: int = 0) -> tuple[Ints, Floats
             own = np.flatnonzero(members[c][at] == rows)
             similarity[own, at[own]] = -np.inf  # never its own neighbour
             offer(rows, members[c], similarity, neighbours, weights)
-    found = recall(features, weights, rng)
+    rows = rng.choice(n, min(SAMPLE, n), replace=False)
+    recall = share_found(weights[rows], nearest_cosines(features[rows], features, m + 1))
     weights[np.isneginf(weights)] = 0  # where the lists of a row hold fewer than m others: no vote
-    return neighbours, weights, found
+    return neighbours, weights, recall
 
 
 def coarse_centres(features: Floats, count: int, rng: np.random.Generator) -> Floats:
@@ -82,12 +83,6 @@ def nearest_cosines(rows: Floats, features: Array, count: int) -> Floats:
         near = to_numpy(asked @ features[start : start + BLOCK_ROWS].T)  # (s, b)
         best = np.partition(np.concatenate([best, near], axis=1), -count, axis=1)[:, -count:]
     return np.sort(best, axis=1)[:, ::-1]
-
-
-def recall(features: Floats, weights: Floats, rng: np.random.Generator) -> float:
-    """Return the share of true nearest neighbours that were found, on a sample of rows, ties counted as found."""
-    rows = rng.choice(len(features), min(SAMPLE, len(features)), replace=False)
-    return share_found(weights[rows], nearest_cosines(features[rows], features, weights.shape[1] + 1))
 
 
 def share_found(weights: Floats, cosines: Floats) -> float:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
-from moontide.core.progress import track
+from moontide.progress import track
 
 C = TypeVar("C")
 R = TypeVar("R", covariant=True)

@@ -9,14 +9,14 @@ equally near samples the one with the lower index wins; for N <= m every other s
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from moontide.core.arrays import Array, device, is_torch_array, namespace, to_numpy
+from moontide.core.arrays import Array, device, is_torch_array, like, namespace, to_numpy
 from moontide.core.backends import fused
-from moontide.core.progress import track
 from moontide.errors import InputError
+from moontide.progress import track
 
 EXACT_ROWS = 100_000  # rows up to which every pair is compared; above, `core.ann`
 SLOTS = 8  # neighbours that the fused search of a GPU can keep of a sample
@@ -68,21 +68,22 @@ class Affinity:
     weight: Array  # (E,)
     width: int | None = None  # how many samples vote, where that is not N
     symmetric: bool = False  # whether it is known to be
+    _parts: dict[tuple[int, int], Affinity] = field(default_factory=dict, repr=False, compare=False)  # see `rows`
 
     @cached_property
     def matrix(self) -> Any:
         """The matrix in the library's own form: scipy's or torch's."""
         n = self.pointer.shape[0] - 1
-        width = n if self.width is None else self.width
+        shape = n, n if self.width is None else self.width
         if is_torch_array(self.weight):
             import torch
 
             rows = torch.repeat_interleave(torch.diff(self.pointer), output_size=self.weight.shape[0])
             edges = torch.stack([rows, self.neighbour])
-            return torch.sparse_coo_tensor(edges, self.weight, (n, width), check_invariants=False).coalesce()
+            return torch.sparse_coo_tensor(edges, self.weight, shape, check_invariants=False).coalesce()
         from scipy.sparse import csr_array
 
-        return csr_array((self.weight, self.neighbour, self.pointer), shape=(n, width))
+        return csr_array((self.weight, self.neighbour, self.pointer), shape=shape)
 
     def __call__(self, z: Array) -> Array:
         """Return the votes of the neighbours, (N, K)."""
@@ -96,9 +97,8 @@ class Affinity:
         if key not in self._parts:
             pointer = self.pointer[which.start : which.stop + 1]
             edges = slice(int(pointer[0]), int(pointer[-1]))
-            self._parts[key] = Affinity(
-                pointer - edges.start, self.neighbour[edges], self.weight[edges], self.width or n
-            )
+            of = pointer - edges.start, self.neighbour[edges], self.weight[edges]
+            self._parts[key] = Affinity(*of, self.width or n)
         return self._parts[key]
 
     def weighted(self, by: Array | None) -> Affinity:
@@ -116,10 +116,6 @@ class Affinity:
         """Return the samples that vote at all, (V,), and the votes as a map from their assignments alone."""
         voters, at = namespace(self.neighbour).unique_inverse(self.neighbour)
         return voters, Affinity(self.pointer, at, self.weight, int(voters.shape[0]))
-
-    @cached_property
-    def _parts(self) -> dict[tuple[int, int], Affinity]:
-        return {}
 
 
 def neighbour_votes(graph: Graph, symmetric: bool, mean: bool, weight: float) -> Affinity:
@@ -198,13 +194,9 @@ def adapt_graph(graph: Graph, features: Array) -> Graph:
         raise InputError(
             f"'graph' must have one row per sample ({features.shape[0]}). Got {graph.neighbours.shape[0]} instead."
         )
-    n, xp = features.shape[0], namespace(graph.neighbours)
-    if graph.m and not (int(xp.min(graph.neighbours)) >= 0 and int(xp.max(graph.neighbours)) < n):
+    n, xp = features.shape[0], namespace(features)
+    if graph.m and not (int(graph.neighbours.min()) >= 0 and int(graph.neighbours.max()) < n):
         raise InputError(f"'neighbours' of a graph must be row numbers from 0 to {n - 1}.")
-    xp = namespace(features)
-    move = (lambda x: x) if is_torch_array(features) and is_torch_array(graph.weights) else to_numpy
-    return Graph(
-        xp.asarray(move(graph.neighbours), dtype=xp.int64, device=device(features)),
-        xp.asarray(move(graph.weights), dtype=features.dtype, device=device(features)),
-        graph.recall,
-    )
+    neighbours = graph.neighbours if is_torch_array(features) else to_numpy(graph.neighbours)
+    neighbours = xp.asarray(neighbours, dtype=xp.int64, device=device(features))
+    return Graph(neighbours, like(graph.weights, features), graph.recall)

@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 from moontide.core.arrays import Array, device, is_torch_array, like, namespace, to_numpy
 from moontide.core.graph import Affinity, Graph, nearest_neighbours, neighbour_votes
 from moontide.core.ple import zero_shot
-from moontide.core.progress import track
 from moontide.core.sums import Counted, Sums
 from moontide.core.threads import in_threads, workers
 from moontide.errors import OptionError
+from moontide.progress import track
 
 NEIGHBOURS = 3  # m of the published programs
 LARGE = 2**27  # N x K above which a CPU works in blocks of rows, with assignments in 16 bits

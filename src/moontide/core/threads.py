@@ -25,7 +25,7 @@ def workers() -> int:
 
 
 def row_blocks(n: int, entries: int) -> list[slice]:
-    """Cut n rows into one part a thread, or fewer where that would be less than `LEAST` of their entries."""
+    """Cut n rows into one part per thread, or fewer where that would be less than `LEAST` of their entries."""
     most = min(n, entries // LEAST)
     count = min(workers(), most) if most > 1 else 1
     return [slice(n * i // count, n * (i + 1) // count) for i in range(count)]

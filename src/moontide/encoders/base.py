@@ -40,18 +40,18 @@ if TYPE_CHECKING:
 
 FloatArray: TypeAlias = npt.NDArray[np.float32]
 Prepared: TypeAlias = Mapping[str, npt.NDArray[Any]]  # what a model reads of one image, by the name of its input
-Done: TypeAlias = Callable[[int], None]  # is told how many more images are embedded
+Done: TypeAlias = Callable[[int], None]  # called with the number of images embedded since the last call
 
 DEFAULT = "openai/clip-vit-base-patch16"
-BATCH = 64  # images or prompts that go through a model together, where the device does not say otherwise
+BATCH = 64  # images or prompts that go through a model together, where the device has no size of its own
 PRECISIONS = ("auto", "float32", "float16", "bfloat16")
-FEW = 4  # images that a thread embeds at a time on a CPU: few stay in its cache, and are soon told of
+PER_THREAD = 4  # images that a thread embeds at a time on a CPU: they stay in its cache, and progress is reported often
 RUNTIMES = ("auto", "torch", "channels-last", "onnxruntime")
 CLOSE = 0.99995  # cosine in half precision to float32, at least, over some photographs: others then stay above 0.9999
 
 
 def _ignored(count: int) -> None:
-    """Tell nobody."""
+    """Report nothing."""
 
 
 class Encoder(ABC):
@@ -122,12 +122,12 @@ class Encoder(ABC):
 
     @property
     def resizes(self) -> bool:
-        """Whether it takes decoded images and resizes them on its device."""
+        """Whether the encoder takes decoded images and resizes them on its device."""
         return False
 
     @property
     def decodes_jpeg(self) -> bool:
-        """Whether it decodes JPEG files on its device."""
+        """Whether the encoder decodes JPEG files on its device."""
         return False
 
     def decoded(self, batch: Sequence[Prepared]) -> list[Prepared | str]:
@@ -232,7 +232,7 @@ class TorchEncoder(Encoder):
 
     @property
     def resizes(self) -> bool:
-        """Whether it takes images as they were decoded and resizes them on its device: on a GPU."""
+        """Whether the encoder takes decoded images and resizes them on its device: on a GPU."""
         from moontide.encoders.steps import FILTERS
 
         return self.device != "cpu" and self.steps is not None and self.steps.resample in FILTERS
@@ -373,7 +373,7 @@ class TorchEncoder(Encoder):
             self.session  # noqa: B018
         threads = torch.get_num_threads()
         several = threads > 1 and len(batch) > 1
-        parts, rows = list(batches(batch, max(1, min(FEW, -(-len(batch) // threads))))), []
+        parts, rows = list(batches(batch, max(1, min(PER_THREAD, -(-len(batch) // threads))))), []
         try:
             with ThreadPoolExecutor(threads, "encode") as pool:
                 for part, found in zip(parts, (pool.map if several else map)(run, parts), strict=True):
@@ -459,7 +459,7 @@ def check_precision(precision: str) -> str:
 
 
 def _fast_bfloat16() -> bool:
-    """Tell whether this CPU has hardware support for bfloat16."""
+    """Return whether this CPU has hardware support for bfloat16."""
     import torch
 
     checks = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")

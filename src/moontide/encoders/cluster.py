@@ -74,10 +74,10 @@ def encode_on_ray(
     workers: int | None = None,
     fast: bool = False,
 ) -> Iterator[Encoded]:
-    """Encode images batch by batch, in their order, on the cluster that `engine.ray.connect` joined."""
+    """Encode images batch by batch, in their order, on the cluster that was joined."""
     import ray.data
 
-    from moontide.engine.ray import resources, worker_count
+    from moontide.cluster import resources, worker_count
 
     count = worker_count(workers, device)
     cpus = max(1, int(resources()["CPU"]) // count)

@@ -63,7 +63,7 @@ class Decoder:
         self.steps = None if terms.steps is None else Steps.parse(terms.steps)
 
     def answer(self, number: int, slot: int, request: dict[str, Any]) -> list[Any]:
-        """Decode an image into its slot, and return the line that says so."""
+        """Decode an image into its slot, and return the line that reports it."""
         try:
             start = time.perf_counter()
             image = image_from(request)

@@ -93,7 +93,7 @@ def _upright(image: Image) -> Image:
 
     try:
         return ImageOps.exif_transpose(image)
-    except Exception:  # damaged EXIF data say nothing about the picture, which is whole
+    except Exception:  # the EXIF data are damaged, the picture is whole
         return image
 
 
@@ -131,7 +131,7 @@ def upright_rgb(image: Image) -> Image:
 
 
 def is_plain_jpeg(data: bytes) -> bool:
-    """Tell whether a file is a whole JPEG in colour or grey that needs no turning, which a GPU can decode.
+    """Return whether a file is a whole JPEG in colour or grey that needs no turning, which a GPU can decode.
 
     >>> is_plain_jpeg(b"GIF89a")
     False
@@ -145,5 +145,5 @@ def is_plain_jpeg(data: bytes) -> bool:
             _check_size(*image.size)
             plain = image.mode in ("RGB", "L") and not image.info.get("progressive")
             return plain and image.getexif().get(ORIENTATION, 1) == 1
-    except Exception:  # the full decoder says what is wrong with it
+    except Exception:  # the full decoder reports what is wrong with it
         return False

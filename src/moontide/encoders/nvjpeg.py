@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def works(device: str) -> bool:
-    """Tell whether JPEG files can be decoded on a device, by trying one.
+    """Return whether JPEG files can be decoded on a device, by trying one.
 
     >>> works("cpu")
     False

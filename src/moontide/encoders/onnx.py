@@ -120,7 +120,7 @@ class Exported(NamedTuple):
     torch_images_per_second: float  # of the model that was exported
 
     def __str__(self) -> str:
-        """Describe it in a sentence."""
+        """Describe the export in a sentence."""
         speed, other = self.images_per_second, self.torch_images_per_second
         faster = "onnxruntime" if speed >= other else "torch"
         return (

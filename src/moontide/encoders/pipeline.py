@@ -90,7 +90,7 @@ def encode_files(
     """Encode images batch by batch, in order; `workers` processes decode them.
 
     batch_size, workers: None is what suits the device. fast: let a GPU decode JPEG files, with small differences.
-    seconds: is told where the time goes. done: is told how many more images are through, whenever some are.
+    seconds: collects the time of each part. done: called with the number of images finished since its last call.
 
     >>> from moontide.encoders.base import Encoder
     >>> class Size(Encoder):

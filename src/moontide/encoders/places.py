@@ -106,13 +106,13 @@ class UrlImage(ImageFile):
     """An image at a public http or https address, which is its id."""
 
     def data(self) -> bytes | Image:
-        """Download it."""
+        """Download the image."""
         from moontide.encoders.web import fetch
 
         return fetch(self.id)
 
     def describe(self) -> dict[str, Any]:
-        """Return its address."""
+        """Return the address of the image."""
         return {"kind": "url", "id": self.id}
 
 
@@ -121,7 +121,7 @@ class FrameImage(ImageFile):
     """A frame of a video file; `offset` is its number."""
 
     def data(self) -> bytes | Image:
-        """Decode it; frames of one file are best asked for in their order."""
+        """Decode the frame; frames of one file are best asked for in their order."""
         from moontide.encoders.video import read_frame
 
         return read_frame(self.path, self.offset or 0)
@@ -143,16 +143,16 @@ class HeldImage(ImageFile):
     image: Any = None
 
     def data(self) -> bytes | Image:
-        """Return it upright and in RGB."""
+        """Return the image upright and in RGB."""
         return upright_rgb(self.image)
 
     def describe(self) -> dict[str, Any]:
-        """Return its size; the pixels go along."""
+        """Return the size of the image; `inline` has the pixels."""
         width, height = self.image.size
         return {"kind": "held", "id": self.id, "size": [width, height]}
 
     def inline(self) -> bytes | None:
-        """Return its pixels."""
+        """Return the pixels of the image."""
         rgb: Image = upright_rgb(self.image)
         return rgb.tobytes()
 

@@ -76,12 +76,12 @@ class _Process:
         self.write(terms.write())
 
     def write(self, line: str) -> None:
-        with suppress(OSError):  # it has died, which its output tells
+        with suppress(OSError):  # it has died, as its output shows
             self.stdin.write((line + "\n").encode())
             self.stdin.flush()
 
     def lines(self) -> list[list[Any]] | None:
-        """Return its answer, or None when it has ended."""
+        """Return the lines that the process has answered, or None when it has ended."""
         data = os.read(self.stdout.fileno(), 2**16)
         if not data:
             return None

@@ -55,7 +55,7 @@ class Way:
     cosine: float  # the smallest one to float32 in torch, over some photographs
 
     def __str__(self) -> str:
-        """Name it, with its speed."""
+        """Name the runtime and precision, with the speed."""
         return f"{self.runtime} in {self.precision} {self.images_per_second:.1f} images/s"
 
 
@@ -100,12 +100,12 @@ def follow(encoder: Encoder, runtime: str, precision: str) -> None:
 
 
 def _open(encoder: Encoder) -> TypeGuard[TorchEncoder]:
-    """Tell whether an encoder has several runtimes and none is chosen yet."""
+    """Return whether an encoder has several runtimes and none is chosen yet."""
     return isinstance(encoder, TorchEncoder) and encoder.device == "cpu" and not encoder.settled
 
 
 def _not_worth_measuring(encoder: TorchEncoder, images: int | None) -> bool:
-    """Tell whether measuring takes longer than it saves; torch is timed, but for so few that no model takes long."""
+    """Return whether measuring takes longer than it saves; torch is timed, but for so few that no model takes long."""
     if images is None or images < LONG / 10:
         return images is not None
     start = time.perf_counter()
@@ -177,7 +177,7 @@ def _export(encoder: TorchEncoder, folder: Path) -> None:
         files = {path.name: digest(path) for path in sorted(temporary.iterdir())}
         (temporary / FILES).write_text(json.dumps(files), encoding="utf-8")
         folder.mkdir(exist_ok=True)
-        for path in sorted(temporary.iterdir(), key=lambda path: path.name == FILES):  # which says that all are there
+        for path in sorted(temporary.iterdir(), key=lambda path: path.name == FILES):  # last: then all are there
             os.replace(path, folder / path.name)
     except OSError as error:
         if isinstance(error, MoontideError):
@@ -188,7 +188,7 @@ def _export(encoder: TorchEncoder, folder: Path) -> None:
 
 
 def _whole(folder: Path) -> bool:
-    """Tell whether an export lies in a folder as it was written."""
+    """Return whether an export lies in a folder as it was written."""
     try:
         files = json.loads((folder / FILES).read_text(encoding="utf-8"))
         return IMAGE in files and all(digest(folder / Path(name).name) == known for name, known in files.items())

@@ -10,7 +10,7 @@
     .tar            (webdataset) its members that are named like an image, read where they lie, never unpacked;
                     links are not followed
 
-A line of a list may be an http or https address where `allow_urls` says so. Paths in a list are relative to the folder
+A line of a list may be an http or https address where `allow_urls` is set. Paths in a list are relative to the folder
 of the list, or to `root`, and must stay in it; so must the members of an archive. What is an image by its name and
 cannot be used is named as skipped, with the reason. An image is known by its path, that of the folder as it was given
 with the rest after it; one that is named twice is taken once.

@@ -111,7 +111,7 @@ class Steps:
         return (pixels.permute(0, 3, 1, 2).float() / 255 - mean) / std
 
     def equals(self, prepare: Callable[[Image], FloatArray], tolerance: float) -> bool:
-        """Tell whether another preprocessing does the same, on images of several shapes."""
+        """Return whether another preprocessing does the same, on images of several shapes."""
         pairs = ((self(image), prepare(image)) for image in probes())
         return all(a.shape == b.shape and np.abs(a - b).max() <= tolerance for a, b in pairs)
 

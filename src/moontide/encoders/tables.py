@@ -19,7 +19,7 @@ ROWS = 64  # that are read together
 
 
 def is_dataset(folder: Path) -> bool:
-    """Tell whether a folder is a dataset saved by `datasets`: .arrow files with a state.json beside them.
+    """Return whether a folder is a dataset saved by `datasets`: .arrow files with a state.json beside them.
 
     >>> is_dataset(Path("photos"))
     False

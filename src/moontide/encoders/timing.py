@@ -41,7 +41,7 @@ class Timing:
         return self.steady / self.model
 
     def table(self) -> str:
-        """Write it as lines of text.
+        """Return the measurements as lines of text.
 
         >>> timing = Timing(90, 0, 2.0, 0.5, 80.0, Seconds(decode=1.0), 2, 32, "float32", "torch", "cpu")
         >>> print(timing.table().partition("read")[0])

@@ -22,7 +22,7 @@ PIECE = 2**16
 
 
 def is_url(line: str) -> bool:
-    """Tell whether a line of a list is an address and no path.
+    """Return whether a line of a list is an address and no path.
 
     >>> is_url("https://example.org/a.jpg"), is_url("photos/a.jpg")
     (True, False)

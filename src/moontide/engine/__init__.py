@@ -1,1 +1,1 @@
-"""The same MOON as a map over shards of rows and a sum of K x d statistics: where N x K arrays no longer fit."""
+"""Mixtures over shards of rows, as a map and a sum of K x d statistics: for tasks whose N x K arrays do not fit."""

@@ -17,7 +17,7 @@ from moontide.core.ann import SAMPLE, TRAIN, coarse_centres, nearest_lists, shar
 
 LISTS = 64  # lists of a group
 MOST_LISTS = 4096
-FEW_ROWS = 16  # rows of a list, at least
+LEAST_ROWS = 16  # rows of a list, at least
 
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]
@@ -25,7 +25,7 @@ Ints = NDArray[np.int64]
 
 def quantiser(run: Callable[..., Any], n: int, groups: int) -> tuple[Floats, Ints]:
     """Return the centres (C, d) and the group of each (C,), from a sample of the n rows that `run` reaches."""
-    lists = max(groups, min(LISTS * groups, MOST_LISTS, n // FEW_ROWS))
+    lists = max(groups, min(LISTS * groups, MOST_LISTS, n // LEAST_ROWS))
     sample = run("sample", min(1.0, TRAIN * lists / n), 0).sorted().rows
     lists = min(lists, len(sample))
     centres = coarse_centres(sample, lists, np.random.default_rng(0))

@@ -7,54 +7,20 @@ they were after their last step; the call is then repeated, which costs the othe
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from moontide.engine.worker import Job, Worker
-from moontide.errors import MoontideError, ResourceError, missing_extra
+from moontide.errors import MoontideError, ResourceError, first_line
 
 try:
     import ray
-except ImportError:  # the extra is named when a cluster is asked for
+except ImportError:  # `cluster.joined` names the extra
     ray = None
 
 ATTEMPTS = 5  # of one call
 WATCH = "watch"
-PATIENCE = 2.0  # seconds between questions how far the workers are
-
-
-def connect(address: str | None, cpus: int | None = None) -> bool:
-    """Join the cluster at an address, or start Ray on this machine; tell whether this call did it."""
-    if ray is None:
-        raise missing_extra("ray", "ray", "The engine 'ray'")
-    if ray.is_initialized():
-        return False
-    own: dict[str, Any] = {"num_cpus": cpus, "include_dashboard": False} if address is None else {}
-    try:
-        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **own)
-    except (ConnectionError, ValueError, RuntimeError) as error:
-        raise ResourceError(f"There is no Ray cluster at {address!r} ({_first_line(error)}).") from error
-    return True
-
-
-def disconnect() -> None:
-    """Leave the cluster, or end the one that `connect` started."""
-    ray.shutdown()
-
-
-def resources() -> dict[str, float]:
-    """Return what the cluster has: CPU, GPU, memory in bytes."""
-    return ray.cluster_resources()  # type: ignore[no-any-return]
-
-
-def worker_count(workers: int | None, device: str = "cpu") -> int:
-    """Return how many workers to start: `workers`, else one per CPU or GPU; more than there are is an error."""
-    kind = "GPU" if device.startswith("cuda") else "CPU"
-    have = int(resources().get(kind, 0))
-    if have < (workers or 1):
-        raise ResourceError(f"The Ray cluster has {have} {kind}s, and each of {workers or 1} workers needs one.")
-    return workers or have
+PATIENCE = 2.0  # seconds between requests for the progress of the workers
 
 
 class Ray:
@@ -68,7 +34,7 @@ class Ray:
             num_cpus=1,
             num_gpus=int(job.device.startswith("cuda")),
             runtime_env={"env_vars": threads},
-            concurrency_groups={WATCH: 1},  # a thread that tells how far the other is
+            concurrency_groups={WATCH: 1},  # a thread that reports how far the other is
         )(Worker)
         self._add = ray.remote(num_cpus=0)(lambda a, b: a + b)
         self._job, self._resident, self._tick, self.replaced = ray.put(job), resident, tick, 0
@@ -92,7 +58,7 @@ class Ray:
                     raise
                 last = error
         died = f"Workers died {ATTEMPTS} times in one call, probably for want of memory"
-        raise ResourceError(f"{died}; split the shards, or use fewer workers on a machine ({_first_line(last)}).")
+        raise ResourceError(f"{died}; split the shards, or use fewer workers on a machine ({first_line(last)}).")
 
     def close(self) -> None:
         """End the workers."""
@@ -127,10 +93,6 @@ class Ray:
             self.workers[w] = self._start(self.shares[w])
         self.replaced += len(dead)
         return len(dead)
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0].rstrip(".")
 
 
 def _progress(worker: Any, number: int) -> int:

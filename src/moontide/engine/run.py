@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from moontide.core.arrays import as_real, to_numpy, unit_rows
+from moontide.cluster import joined, resources, worker_count
+from moontide.core.arrays import as_real, to_numpy
 from moontide.core.driver import solve
 from moontide.core.rows import LARGE
 from moontide.core.sums import unpack
@@ -26,13 +28,13 @@ from moontide.engine.partition import quantiser, recall
 from moontide.engine.worker import Job, Worker
 from moontide.errors import FileError, OptionError, ResourceError, without_credentials
 from moontide.memory import available_bytes, human
-from moontide.protocols import Method
+from moontide.protocols import Method, Plan
 from moontide.registry import method_names, method_type
 from moontide.store.disk import exists, opened, remove, writing
 from moontide.store.remote import check_remote
 from moontide.store.shards import bad_shards, expand, look_at, relative_names
 from moontide.store.tensors import read_tensors, write_tensors
-from moontide.types import check_class_names, check_class_prior, check_negatives
+from moontide.types import Task
 
 SHARE = 0.7  # of the available memory that workers may take
 CHECKPOINT = "checkpoint"
@@ -92,51 +94,49 @@ HERE = Workers()
 class Journal:
     """The calls of a run, each answered once: by the engine, or from disk where it was answered before."""
 
-    def __init__(self, job: Job, report: Callable[[str], None], progress: Callable[[int, int], None]) -> None:
+    def __init__(self, job: Job, plan: Plan, report: Callable[[str], None], progress: Callable[[int, int], None]):
         self.folder, self.report, self.progress = job.folder, report, progress
-        self.parts = len(job.sources)
-        self.number = self.steps = self.replaced = 0
+        self.calls, self.steps, self.shards = plan.calls, plan.steps, len(job.sources)
+        self.number = self.step = self.replaced = 0
         self.ticks = 0  # shards that have answered, in all calls
         self.seconds: list[float] = []  # of the steps made
         self.engine: Any = None  # a `Worker`, or a `Ray`
-        self.calls = self.expected_steps = 1
 
     def tick(self, shards: int) -> None:
         """Note that some shards have answered."""
         self.ticks += shards
-        self.progress(min(self.ticks, self.calls * self.parts), self.calls * self.parts)
+        self.progress(min(self.ticks, self.calls * self.shards), self.calls * self.shards)
 
-    def use(self, engine: Any) -> None:
-        """Send the next calls to another engine, and let go of the one before."""
+    def close(self) -> None:
+        """Let go of the engine."""
         if self.engine is not None:
             self.replaced += self.engine.replaced
             self.engine.close()
-        self.engine = engine
+        self.engine = None
 
     def __call__(self, verb: str, *given: Any) -> Any:
         """Call a method of all shards and add up."""
         self.number += 1
         path = f"{self.folder}/call-{self.number:04d}.safetensors"
-        start = time.perf_counter()
-        known = exists(path)
+        known, start = exists(path), time.perf_counter()
         if known:
             total = unpack(read_tensors(path))
         else:
             total = self.engine.run(self.number, verb, given)
             write_tensors(path, total.pack())
-        self.ticks = self.number * self.parts
+        self.ticks = self.number * self.shards
         if verb == "step":
-            self._report_step(total.changed, None if known else time.perf_counter() - start)
+            self.seconds += [] if known else [time.perf_counter() - start]
+            self._report_step(total.changed, known)
         return total
 
-    def _report_step(self, changed: int, seconds: float | None) -> None:
-        self.steps += 1
+    def _report_step(self, changed: int, known: bool) -> None:
+        self.step += 1
         how = " (from the checkpoint)"
-        if seconds is not None:
-            self.seconds.append(seconds)
-            left = (self.expected_steps - self.steps) * float(np.mean(self.seconds))
-            how = f", {seconds:.1f} s, about {left:.0f} s left"
-        self.report(f"iteration {self.steps} of {self.expected_steps}: {changed} labels changed{how}")
+        if not known:
+            left = (self.steps - self.step) * float(np.mean(self.seconds))
+            how = f", {self.seconds[-1]:.1f} s, about {left:.0f} s left"
+        self.report(f"iteration {self.step} of {self.steps}: {changed} labels changed{how}")
 
 
 def adapt_shards(
@@ -156,71 +156,71 @@ def adapt_shards(
     if method.rows_type is None:
         names = [name for name in method_names() if method_type(name).rows_type]
         raise OptionError(f"Only {', '.join(names[:-1])} and {names[-1]} run on shards. Got {method.name!r}.")
-    plan = method.plan()
-    job, given = _job(task, method, out.rstrip("/"), workers.device)
-    _check_checkpoint(job, graph, given, report)
-    journal = Journal(job, report, progress)
-    journal.calls = plan.calls + AROUND + 3 * (graph == "global")  # and sample, scatter, gather
-    journal.expected_steps = plan.steps
-    with _engines(workers, journal) as use:
-        use(job, [source.rows for source in job.sources])
+    across, plan = graph == "global", method.plan()
+    job = _job(task, method, out.rstrip("/"), workers.device)
+    _check_checkpoint(job, graph, report)
+    calls = plan.calls + AROUND + 3 * across  # and sample, scatter, gather
+    journal, rows = Journal(job, Plan(calls, plan.steps), report, progress), [source.rows for source in job.sources]
+    with _room(workers) as room, closing(journal):
+        _engine(job, rows, workers, room, journal)
         checked = journal("check")
         if checked.problems:
             remove(job.folder)
             raise bad_shards(checked.problems, len(job.sources))
         if checked.skipped:
             report(f"{checked.skipped} rows cannot be used and are skipped")
-        groups: tuple[int, ...] = ()
-        if graph == "global":
-            sizes = journal("scatter", *quantiser(journal, checked.rows, len(job.sources))).counts.astype(int)
-            groups = tuple(np.flatnonzero(sizes).tolist())
-            use(replace(job, groups=groups), sizes[sizes > 0].tolist())
+        if across:
+            sizes = journal("scatter", *quantiser(journal, checked.rows, len(rows))).counts.astype(int)
+            groups = np.flatnonzero(sizes)
+            grouped = replace(job, groups=tuple(groups.tolist()))
+            _engine(grouped, sizes[groups].tolist(), workers, room, journal)
         neighbours = getattr(method, "neighbours", 0) if getattr(method, "laplacian_weight", 1.0) else 0
         found = recall(journal, checked.rows, neighbours)
         if found is not None:
             report(f"graph: {graph}, {100 * found:.1f} % of the true nearest neighbours among all rows (on a sample)")
-        converged = bool(solve(method.mixture(job.text, job.logit_scale, **given), journal).converged)
-        journal.calls = journal.number + 1 + bool(groups)  # it may have taken fewer than planned
+        mixture = method.mixture(job.classes.text, job.classes.logit_scale, **_given(job))
+        converged = bool(solve(mixture, journal).converged)
+        journal.calls = journal.number + 1 + across  # it may have taken fewer than planned
         written = journal("write")
-        if groups:
-            use(job, [source.rows for source in job.sources])
-            journal("gather", groups)
+        if across:
+            _engine(job, rows, workers, room, journal)
+            journal("gather", len(groups))
     remove(job.folder)
-    counts, died = written.counts, journal.replaced
-    return Labelled(written.n, checked.skipped, written.changed, counts, found, converged, died, job.outputs)
+    done = written.n, checked.skipped, written.changed, written.counts
+    return Labelled(*done, found, converged, journal.replaced, job.outputs)
 
 
-def _job(task: ShardTask, method: Method, out: str, device: str) -> tuple[Job, dict[str, NDArray[np.float32]]]:
-    """Check a task; return what the workers must know, and what the method is given besides the rows."""
+def _job(task: ShardTask, method: Method, out: str, device: str) -> Job:
+    """Check a task and return what the workers must know of it."""
     for path in (out, *([task.pattern] if isinstance(task.pattern, str) else task.pattern)):
         check_remote(path, task.allow_remote)
     paths = expand(task.pattern) if isinstance(task.pattern, str) else list(task.pattern)
     outputs = tuple(f"{out}/{name}.parquet" for name in relative_names(paths))
     if set(outputs) & set(paths):
         raise FileError(f"The folder {out} would receive files with the names of the shards; give another one.")
-    text = unit_rows(to_numpy(as_real(task.text, "text_features")).astype(np.float32), "text_features")
-    sources = look_at(paths, text.shape[1])
-    names = None if task.class_names is None else check_class_names(task.class_names, len(text))
-    given = {}
-    if task.class_prior is not None:
-        given["class_prior"] = check_class_prior(task.class_prior, len(text), text)
-    if task.negatives is not None:
-        given["negatives"] = check_negatives(task.negatives, text)
-    for name in given:
-        method.require_accepted(name)
-    half, folder = sum(source.rows for source in sources) * len(text) > LARGE, f"{out}/{CHECKPOINT}"
-    job = Job(method, text, task.logit_scale, sources, outputs, folder, names, task.skip_bad_rows, (), half, device)
-    return job, given
+    text = to_numpy(as_real(task.text, "text_features")).astype(np.float32)
+    inputs = {"class_names": task.class_names, "class_prior": task.class_prior, "negatives": task.negatives}
+    classes = Task.of_classes(text, task.logit_scale, **inputs)
+    method.require(classes)
+    sources, folder = look_at(paths, classes.d), f"{out}/{CHECKPOINT}"
+    half = sum(source.rows for source in sources) * classes.k > LARGE
+    return Job(method, classes, sources, outputs, folder, task.skip_bad_rows, half=half, device=device)
 
 
-def _check_checkpoint(job: Job, graph: str, given: Mapping[str, Any], report: Callable[[str], None]) -> None:
+def _given(job: Job) -> dict[str, NDArray[np.float32]]:
+    """Return what is given for the classes besides their text."""
+    inputs = {"class_prior": job.classes.class_prior, "negatives": job.classes.negatives}
+    return {name: x for name, x in inputs.items() if x is not None}
+
+
+def _check_checkpoint(job: Job, graph: str, report: Callable[[str], None]) -> None:
     """Write down what the run is, or refuse a checkpoint that is of another one."""
     own = {
         "sources": [[without_credentials(source.path), source.rows, source.size] for source in job.sources],
         "method": {job.method.name: asdict(job.method)},  # type: ignore[call-overload]
-        "text": hashlib.sha256(job.text.tobytes()).hexdigest(),
-        "given": {name: hashlib.sha256(x.tobytes()).hexdigest() for name, x in given.items()},
-        "logit_scale": job.logit_scale,
+        "text": hashlib.sha256(job.classes.text.tobytes()).hexdigest(),
+        "given": {name: hashlib.sha256(x.tobytes()).hexdigest() for name, x in _given(job).items()},
+        "logit_scale": job.classes.logit_scale,
         "graph": graph,
         "skip_bad_rows": job.skip_bad_rows,
         "device": job.device,
@@ -239,42 +239,34 @@ def _check_checkpoint(job: Job, graph: str, given: Mapping[str, Any], report: Ca
 
 
 @contextmanager
-def _engines(workers: Workers, journal: Journal) -> Iterator[Callable[[Job, Sequence[int]], None]]:
-    """Yield the function that sets the journal's engine for a job and the numbers of rows of its shards."""
-    started, have, count = False, available_bytes(), 1
-    if workers.engine == "ray":
-        from moontide.engine import ray
-
-        started = ray.connect(workers.address, workers.count)
-        count = ray.worker_count(workers.count, workers.device)
-        have = have if started else int(ray.resources()["memory"])  # of all machines
-
-    def use(job: Job, sizes: Sequence[int]) -> None:
-        used = min(count, len(sizes))
-        budget = workers.memory if workers.memory is not None or have is None else int(SHARE * have) // used
-        resident = _fits(job, sizes, used, budget, journal.report)
-        journal.use(None)
-        more = resident, journal.tick
-        journal.use(ray.Ray(job, used, *more) if workers.engine == "ray" else Worker(job, job.shards, *more))
-
-    try:
-        yield use
-    finally:
-        journal.use(None)
-        if started:
-            ray.disconnect()
+def _room(workers: Workers) -> Iterator[tuple[int, float]]:
+    """Join the cluster where one is asked for; yield how many workers there can be, and the memory of all in bytes."""
+    here = available_bytes() or math.inf
+    if workers.engine != "ray":
+        yield 1, here
+        return
+    with joined(workers.address, workers.count) as started:
+        yield worker_count(workers.count, workers.device), here if started else resources()["memory"]
 
 
-def _fits(job: Job, sizes: Sequence[int], used: int, budget: int | None, report: Callable[[str], None]) -> bool:
-    """Tell whether workers can hold all of their shards in the memory that each may take, or refuse too large ones."""
-    each, passing = [job.kept_bytes(n) for n in sizes], job.passing_bytes(max(sizes))
-    one = 2 * max(each) + passing  # the one before is still being saved
-    all_of_them = max(sum(each[w::used]) for w in range(used)) + passing
-    resident = budget is None or all_of_them <= budget
-    if budget is not None and not resident and one > budget:
+def _engine(job: Job, sizes: Sequence[int], workers: Workers, room: tuple[int, float], journal: Journal) -> None:
+    """Send the next calls to an engine for a job whose shards have `sizes` rows; refuse what exceeds its memory."""
+    count = min(room[0], len(sizes))
+    budget = SHARE * room[1] / count if workers.memory is None else workers.memory
+    kept, passing = [job.kept_bytes(n) for n in sizes], job.passing_bytes(max(sizes))
+    one = 2 * max(kept) + passing  # the one before is still being saved
+    together = max(sum(kept[w::count]) for w in range(count)) + passing
+    resident = together <= budget
+    if min(one, together) > budget:
         needs = f"A worker needs about {human(one)} for the largest shard, of {max(sizes)} rows"
-        raise ResourceError(f"{needs}, and may take {human(budget)}. Split that shard, or use fewer workers.")
+        raise ResourceError(f"{needs}, and may take {human(int(budget))}. Split that shard, or use fewer workers.")
     how = "all of its shards in memory" if resident else "one shard at a time, the others on disk"
-    each_with = f"workers: {used}, each with up to {human(all_of_them if resident else one)} of memory ({how})"
-    report(f"{len(sizes)} shards, {sum(sizes)} rows; {each_with}")
-    return resident
+    each = f"each with up to {human(together if resident else one)} of memory ({how})"
+    journal.report(f"{len(sizes)} shards, {sum(sizes)} rows; workers: {count}, {each}")
+    journal.close()
+    if workers.engine == "ray":
+        from moontide.engine.ray import Ray
+
+        journal.engine = Ray(job, count, resident, journal.tick)
+    else:
+        journal.engine = Worker(job, job.shards, resident, journal.tick)

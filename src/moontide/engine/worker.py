@@ -26,15 +26,16 @@ from moontide.core.arrays import to_numpy
 from moontide.core.devices import to_device
 from moontide.core.graph import Graph
 from moontide.core.rows import BLOCK_ENTRIES, Rows
-from moontide.core.sums import TOGETHER, Doubles, Sums, unpack
-from moontide.errors import MoontideError
+from moontide.core.sums import TOGETHER, Counted, Doubles, Sums, unpack
+from moontide.errors import FileError, MoontideError, listed
 from moontide.protocols import Method
 from moontide.store.disk import exists
 from moontide.store.predictions import write_shard
 from moontide.store.shards import Source, read_ids, read_rows
 from moontide.store.tensors import read_tensors, write_tensors
+from moontide.types import Task
 
-SHOWN, SEED = 8, 0
+SHOWN = 40  # characters of the numbers of bad rows in an error
 OWN = ("check", "sample", "nearest", "scatter", "write", "gather")  # a worker answers these, its shards the others
 PROCESS = 2**27  # bytes of an interpreter with numpy, scipy and pyarrow
 
@@ -44,12 +45,10 @@ class Job:
     """Everything about a run that a worker must know."""
 
     method: Method
-    text: NDArray[np.float32]  # (K, d) unit rows
-    logit_scale: float
+    classes: Task  # what is given for the classes: text (K, d), logit scale, names
     sources: tuple[Source, ...]
     outputs: tuple[str, ...]  # one per source
     folder: str  # of the checkpoints
-    class_names: tuple[str, ...] | None = None
     skip_bad_rows: bool = False
     groups: tuple[int, ...] = ()  # none: a shard is a source; else the groups that the rows of all sources went to
     half: bool = False  # assignments in 16 bits
@@ -67,13 +66,12 @@ class Job:
 
     def kept_bytes(self, n: int) -> int:
         """Estimate the memory of a shard of n rows: features, old and new assignments, graph."""
-        k, d = map(int, self.text.shape)
         graph: int = 40 * getattr(self.method, "neighbours", 0)
-        return n * (4 * d + 2 * k * (2 if self.half else 4) + graph + 64)
+        return n * (4 * self.classes.d + 2 * self.classes.k * (2 if self.half else 4) + graph + 64)
 
     def passing_bytes(self, n: int) -> int:
         """Estimate what reading a shard of n rows, a step on it or saving it takes for a while."""
-        k, d = map(int, self.text.shape)
+        k, d = self.classes.k, self.classes.d
         scores = 4 * n * k * self.rows_type.SCORES
         return max(8 * n * d, scores) + 8 * 4 * BLOCK_ENTRIES + 40 * k * d + PROCESS
 
@@ -84,7 +82,7 @@ class Checked(Sums):
 
     rows: int  # usable
     skipped: int
-    text: NDArray[np.uint8] = field(metadata=TOGETHER)  # sentences, one a line
+    text: NDArray[np.uint8] = field(metadata=TOGETHER)  # one line per shard that cannot be used
 
     @property
     def problems(self) -> list[str]:
@@ -117,14 +115,9 @@ class Sample(Sums):
 
 @dataclass
 class Nearest(Sums):
-    """The largest cosines of some rows to all others."""
+    """The m largest cosines of some rows to all others, largest first."""
 
-    cosines: Doubles  # (s, m)
-
-    def __add__(self, other: Nearest) -> Nearest:
-        """Keep the m largest of both."""
-        both = np.concatenate([self.cosines, other.cosines], axis=1)
-        return Nearest(-np.sort(-both, axis=1)[:, : self.cosines.shape[1]])
+    cosines: Doubles = field(metadata={"join": lambda a, b: -np.sort(-np.c_[a, b])[:, : a.shape[1]]})  # (s, m)
 
 
 class Worker:
@@ -151,7 +144,7 @@ class Worker:
         return self.done
 
     def run(self, number: int, name: str, given: tuple[Any, ...]) -> Any:
-        """Call a method of every shard, or of this worker for each, and add up; `number` tells calls apart."""
+        """Call a method of every shard, or of this worker for each, and add up; `number` identifies the call."""
         total, self.done = None, (number, 0)
         for count, i in enumerate(self.mine, start=1):
             part = getattr(self, name)(i, *given) if name in OWN else self._ask(i, number, name, given)
@@ -162,25 +155,24 @@ class Worker:
         return total
 
     def check(self, i: int) -> Checked:
-        """Read a source and say what is wrong with it."""
-        source, problem, rows = self.job.sources[i], "", 0
+        """Read a source and report what is wrong with it."""
+        source, none = self.job.sources[i], np.empty(0, np.uint8)
         try:
             kept = self._read(i)[1]
-            rows = len(kept)
-            bad = sorted(set(range(source.rows)) - set(kept.tolist())) if rows < source.rows else []
-            if not rows:
-                problem = f"{source.path} has no usable row: all are zero, NaN or infinite."
-            elif bad and not self.job.skip_bad_rows:
-                shown = ", ".join(map(str, bad[:SHOWN])) + (f" and {len(bad) - SHOWN} more" if len(bad) > SHOWN else "")
-                problem = f"{source.path} has NaN, infinity or only zeros in the rows {shown} (--skip-bad-rows)."
+            bad = np.delete(np.arange(source.rows), kept).tolist()
+            if not len(kept):
+                raise FileError(f"{source.path} has no usable row: all are zero, NaN or infinite.")
+            if bad and not self.job.skip_bad_rows:
+                shown = listed(map(str, bad), SHOWN)
+                raise FileError(f"{source.path} has NaN, infinity or only zeros in the rows {shown} (--skip-bad-rows).")
         except MoontideError as error:
-            problem = " ".join(str(error).split())
-        text = np.frombuffer(f"{problem}\n".encode() if problem else b"", np.uint8)
-        return Checked(rows, 0 if problem else source.rows - rows, text)
+            line = " ".join(str(error).split())
+            return Checked(0, 0, np.frombuffer(f"{line}\n".encode(), np.uint8))
+        return Checked(len(kept), len(bad), none)
 
     def sample(self, i: int, share: float, m: int) -> Sample:
         """Draw a share of the rows of a shard, at least one, with the weights of their m neighbours (none: -inf)."""
-        features, rng = self._read(i)[0], np.random.default_rng([SEED, i])
+        features, rng = self._read(i)[0], np.random.default_rng([0, i])
         n = len(features)
         at = np.sort(rng.choice(n, max(1, min(n, round(share * n))), replace=False))  # (s,)
         weights = np.full((len(at), m), -np.inf)
@@ -195,44 +187,35 @@ class Worker:
 
     def scatter(self, i: int, centres: NDArray[np.float32], group: NDArray[np.int64]) -> Written:
         """Put the rows of a source into groups by their nearest centre."""
-        features, kept = self._read(i)
+        (features, kept), groups = self._read(i), int(group.max()) + 1
         own = group[nearest_lists(features, centres, 1)[:, 0]]  # (n,)
-        pieces: dict[str, NDArray[Any]] = {}
-        for g in np.unique(own).tolist():
-            pieces |= {f"features-{g}": features[own == g], f"rows-{g}": kept[own == g]}
+        pieces = {f"features-{g}": features[own == g] for g in range(groups)}
+        pieces |= {f"rows-{g}": kept[own == g] for g in range(groups)}
         write_tensors(self._path("piece", i), pieces)
-        return Written(len(kept), 0, np.bincount(own, minlength=int(group.max()) + 1).astype(np.float64))
+        return Written(len(kept), 0, np.bincount(own, minlength=groups).astype(np.float64))
 
     def write(self, i: int) -> Written:
         """Write the predictions of a shard."""
-        shard, _, _ = self._shard(i)
-        columns = shard.predictions()
+        columns, rows = self._shard(i)[0].predictions(), self._read(i)[1]
         labels, before = columns["label"], columns["before"]
         if self.job.groups:
-            lengths = [len(rows) for rows in self._pieces(i, "rows")]
-            cuts = np.cumsum(lengths)[:-1]
-            parts = {f"{name}-{s}": x for name in columns for s, x in enumerate(np.split(columns[name], cuts))}
-            write_tensors(self._path("result", i), parts)
+            cuts = np.cumsum([len(piece) for piece in self._pieces(i, "rows")])[:-1]
+            cut = {name: np.split(x, cuts) for name, x in {"rows": rows, **columns}.items()}
+            write_tensors(self._path("result", i), {f"{name}-{s}": x for name in cut for s, x in enumerate(cut[name])})
         else:
-            self._output(i, self._read(i)[1], columns)
-        counts = np.bincount(labels, minlength=len(self.job.text)).astype(np.float64)
+            self._output(i, rows, columns)
+        counts = np.bincount(labels, minlength=self.job.classes.k).astype(np.float64)
         return Written(len(labels), int((labels != before).sum()), counts)
 
-    def gather(self, i: int, groups: tuple[int, ...]) -> Written:
+    def gather(self, i: int, groups: int) -> Counted:
         """Write the predictions of a source, whose rows are in many groups."""
-        names = self.job.rows_type.COLUMNS
-        parts: dict[str, list[NDArray[Any]]] = {name: [] for name in ("rows", *names)}
-        for shard, g in enumerate(groups):
-            rows = read_tensors(self._path("piece", i), f"rows-{g}").get(f"rows-{g}")
-            if rows is not None:
-                found = read_tensors(self._path("result", shard), *(f"{name}-{i}" for name in names))
-                for name, xs in parts.items():
-                    xs.append(rows if name == "rows" else found[f"{name}-{i}"])
-        columns = {name: np.concatenate(xs) for name, xs in parts.items()}
-        order = np.argsort(columns["rows"])
-        columns = {name: x[order] for name, x in columns.items()}
-        self._output(i, columns.pop("rows"), columns)
-        return Written(0, 0, np.zeros(len(self.job.text)))
+        names = [f"{name}-{i}" for name in ("rows", *self.job.rows_type.COLUMNS)]
+        parts = [read_tensors(self._path("result", shard), *names) for shard in range(groups)]
+        rows, *columns = (np.concatenate([part[name] for part in parts]) for name in names)
+        order = np.argsort(rows)
+        found = (column[order] for column in columns)
+        self._output(i, rows[order], dict(zip(self.job.rows_type.COLUMNS, found, strict=True)))
+        return Counted(len(rows))
 
     def _ask(self, i: int, number: int, name: str, given: tuple[Any, ...]) -> Any:
         """Call a method of a shard; one that changes it is saved, and done once."""
@@ -259,7 +242,8 @@ class Worker:
         features = to_device(self._read(i)[0], None, job.device)
         if exists(path):
             graph = Graph(**{name: to_device(x, None, job.device) for name, x in read_tensors(path).items()})
-        shard = job.rows_type(job.method, features, job.text, job.logit_scale, graph, half=job.half, keep=False)
+        given = features, job.classes.text, job.classes.logit_scale, graph
+        shard = job.rows_type(job.method, *given, half=job.half, keep=False)
         if graph is None:
             write_tensors(path, {name: to_numpy(getattr(shard.graph, name)) for name in ("neighbours", "weights")})
         if exists(self._path("shard", i)):
@@ -274,27 +258,28 @@ class Worker:
         """Return the usable rows of a shard, of unit length, and their numbers in the source."""
         if i in self.rows:
             return self.rows[i]
+        path = self._path("rows", i)
         if self.job.groups:
             found = np.concatenate(self._pieces(i, "features")), np.concatenate(self._pieces(i, "rows"))
-        elif exists(self._path("rows", i)):
-            rows = read_tensors(self._path("rows", i))
+        elif exists(path):
+            rows = read_tensors(path)
             found = rows["features"], rows["kept"]
         else:
-            found = read_rows(self.job.sources[i].path, self.job.text.shape[1])
+            found = read_rows(self.job.sources[i].path, self.job.classes.d)
             if not self.resident:  # it will be read again, and is not slow to read then
-                write_tensors(self._path("rows", i), {"features": found[0], "kept": found[1]})
+                write_tensors(path, {"features": found[0], "kept": found[1]})
         if self.resident:
             self.rows[i] = found
         return found
 
     def _pieces(self, i: int, name: str) -> list[NDArray[Any]]:
         """Return what each source put into the group of a shard."""
-        key, d = f"{name}-{self.job.groups[i]}", self.job.text.shape[1]
-        none = np.empty((0, d), np.float32) if name == "features" else np.empty(0, np.int64)
-        return [read_tensors(self._path("piece", s), key).get(key, none) for s in range(len(self.job.sources))]
+        key = f"{name}-{self.job.groups[i]}"
+        return [read_tensors(self._path("piece", s), key)[key] for s in range(len(self.job.sources))]
 
     def _path(self, kind: str, i: int) -> str:
         return f"{self.job.folder}/{kind}-{i:05d}.safetensors"
 
     def _output(self, i: int, rows: NDArray[np.int64], columns: Mapping[str, NDArray[Any]]) -> None:
-        write_shard(self.job.outputs[i], rows, columns, read_ids(self.job.sources[i].path), self.job.class_names)
+        ids, names = read_ids(self.job.sources[i].path), self.job.classes.class_names
+        write_shard(self.job.outputs[i], rows, columns, ids, names)

@@ -91,7 +91,7 @@ class Labels:
     def read(cls, path: str | Path) -> Labels:
         """Read a table of labels that `moontide classify` or `moontide adapt` wrote: .csv, .jsonl, .json or .parquet.
 
-        A table has no logits and no vectors, and names the classes that it speaks of only.
+        A table has no logits and no vectors, and names only the classes that occur in it.
 
         >>> import tempfile
         >>> with tempfile.TemporaryDirectory() as folder:

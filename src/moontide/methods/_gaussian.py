@@ -13,7 +13,7 @@ from moontide.core.ple import shrink
 from moontide.core.simplex import softmax
 
 # Smallest variance, in units of 1 / d, the mean square of a coordinate of a unit row. Variances of CLIP features are
-# 1e-2 to 1e2 of it; 1e-6 of it is near the rounding of half-precision features and says nothing of a class.
+# 1e-2 to 1e2 of it; 1e-6 of it is near the rounding of half-precision features and carries no information on a class.
 FLOOR = 1e-6
 CHUNK = 2500  # rows that the published programs take at once
 
@@ -48,47 +48,48 @@ def class_weights(log_z: Array) -> Array:
     return softmax(log_z.T)
 
 
-def class_variance(weights: Array, f: Array, v: Array, mu: Array) -> Array:
-    """Eq. stata-shrinkage: T_k = sum_i w_ki (f_i - mu_k)^2 for `weights` w (K, N), `v` = w f the means under them.
+def class_variance(squares: Array, v: Array, mu: Array) -> Array:
+    """Eq. stata-shrinkage: T_k = sum_i w_ki (f_i - mu_k)^2 for weights w whose rows sum to 1, (K, d).
+
+    `squares` is w f^2 and `v` is w f; all are taken around one point near the features, where little cancels.
 
     >>> import numpy as np
     >>> w, f = np.asarray([[0.5, 0.5]]), np.asarray([[0.0], [2.0]])
-    >>> class_variance(w, f, w @ f, np.asarray([[4.0]]))
+    >>> class_variance(w @ f**2, w @ f, np.asarray([[4.0]]))
     array([[10.]])
     """
-    xp = namespace(f)
-    centre = xp.mean(f, axis=0)  # (d,)
-    within = weights @ (f - centre) ** 2 - (v - centre) ** 2  # (K, d)
-    return xp.clip(within, min=0.0) + (v - mu) ** 2
+    return namespace(v).clip(squares - v**2, min=0.0) + (v - mu) ** 2
 
 
-def anchored_variance(weights: Array, f: Array, v: Array, mu: Array, beta: Array, text: Array, anchor: Array) -> Array:
+def anchored_variance(squares: Array, v: Array, mu: Array, beta: Array, text: Array, anchor: Array) -> Array:
     """Eq. stata-shrinkage: Sigma_k = beta_k T_k + (1 - beta_k) (Sigma' + (t_k - mu_k)^2), at least the floor, (K, d).
 
     >>> import numpy as np
     >>> w, f = np.asarray([[0.5, 0.5]]), np.asarray([[0.0], [2.0]])
-    >>> anchored_variance(w, f, w @ f, w @ f, np.asarray([0.5]), np.asarray([[4.0]]), np.asarray([[2.0]]))
+    >>> anchored_variance(w @ f**2, w @ f, w @ f, np.asarray([0.5]), np.asarray([[4.0]]), np.asarray([[2.0]]))
     array([[6.]])
     """
-    variance = shrink(class_variance(weights, f, v, mu), beta, anchor + (text - mu) ** 2)  # (K, d)
-    return namespace(f).clip(variance, min=FLOOR / f.shape[1])
+    variance = shrink(class_variance(squares, v, mu), beta, anchor + (text - mu) ** 2)  # (K, d)
+    return namespace(v).clip(variance, min=FLOOR / v.shape[1])
 
 
-def pooled_variance(z: Array, f: Array, mu: Array, faithful: bool) -> Array:
+def moments(z: Array, f: Array, w: Array) -> tuple[Array, Array, Array]:
+    """Return sum_i w_i z_ik f_i, (K, d), sum_i w_i f_i^2, (1, d), and sum_i w_i z_ik, (K,), of weights w (N,)."""
+    return z.T @ (w[:, None] * f), (w @ f**2)[None, :], w @ z
+
+
+def pooled_variance(sums: Array, squares: Array, soft: Array, mu: Array) -> Array:
     """App. "Revisiting StatA": Sigma'_j = sum_ik z_ik (f_ij - mu_kj)^2 / N, at least the floor, (1, d).
 
-    `faithful`: with the defect of the published programs, see `row_weights`.
+    From the `moments` with the weights of `row_weights`, around the point that mu is taken around.
 
     >>> import numpy as np
-    >>> pooled_variance(np.eye(2), np.asarray([[0.0], [2.0]]), np.asarray([[1.0], [5.0]]), False)
+    >>> f = np.asarray([[0.0], [2.0]])
+    >>> pooled_variance(*moments(np.eye(2), f, row_weights(f, False)), np.asarray([[1.0], [5.0]]))
     array([[5.]])
     """
-    xp = namespace(f)
-    centre = xp.mean(f, axis=0)  # (d,)
-    f, mu, w = f - centre, mu - centre, row_weights(f, faithful)
-    sums = z.T @ (w[:, None] * f)  # (K, d)
-    variance = w @ f**2 + (w @ z) @ mu**2 - 2 * xp.sum(mu * sums, axis=0)  # (d,)
-    return xp.clip(variance, min=FLOOR / f.shape[1])[None, :]
+    variance = squares + soft @ mu**2 - 2 * (mu * sums).sum(0)  # (1, d)
+    return namespace(mu).clip(variance, min=FLOOR / mu.shape[1])
 
 
 def row_weights(f: Array, faithful: bool) -> Array:

@@ -2,7 +2,8 @@
 
 S = sum_i (x_i - mean)(x_i - mean)' is the scatter of n rows, Cov = S / (n - 1). S + ridge tr(S) I is positive definite
 unless all rows are equal, where the pseudo-inverse of the published programs is 0: no decomposition beyond Cholesky's
-is needed. Rows are (differences of) unit vectors, so a scatter of rounding errors is told from a real one by its size.
+is needed. Rows are (differences of) unit vectors, so the size of a scatter shows whether it is only
+rounding errors.
 """
 
 from __future__ import annotations
@@ -143,7 +144,7 @@ def _identity(d: int, ref: Array) -> Array:
 
 
 def _no_spread(trace: float, n: int, ref: Array) -> bool:
-    """Tell whether the mean squared distance of unit rows to their mean is within rounding of 0."""
+    """Return whether the mean squared distance of unit rows to their mean is within rounding of 0."""
     return trace <= 16 * float(namespace(ref).finfo(ref.dtype).eps) * n
 
 

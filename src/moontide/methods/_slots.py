@@ -21,7 +21,8 @@ NONE = -1  # the slot of a sample that does not enter
 def choose_slots(entropy: Array, labels: HostArray, h: HostArray, admitted: HostArray | None = None) -> HostArray:
     """Give the samples, in order, their slots in the class of their label, (n,); NONE to those that do not enter.
 
-    A sample takes an empty slot, or the one of the highest entropy if its own is lower. `admitted` (n,) says who may.
+    A sample takes an empty slot, or the one of the highest entropy if its own is lower. Samples outside of the
+    mask `admitted` (n,) take none.
 
     >>> choose_slots(np.asarray([[0.5, np.inf]]), np.asarray([0, 0, 0]), np.asarray([0.9, 0.7, 0.8]))
     array([ 1,  1, -1])

@@ -192,7 +192,7 @@ def most_confident(h: Array, labels: Array, size: int) -> Array:
     rows = xp.argsort(h, stable=True)  # (N,) by entropy
     rows = rows[xp.argsort(labels[rows], stable=True)]  # by class, then by entropy
     of = labels[rows]
-    rank = xp.arange(h.shape[0], device=device(h)) - xp.searchsorted(of, of)  # place within the class
+    rank = xp.arange(h.shape[0], device=device(h)) - xp.searchsorted(of, of)  # rank within the class
     return rows[rank < size]
 
 

@@ -45,7 +45,7 @@ class ECALPState(State):
     features: Array  # (M, d)
     near: Array  # (M, k_image + 2) rows of images
     similarity: Array  # (M, k_image + 2), -inf for none
-    labels: Array = field(metadata=per_class(1))  # (M, K) at most one entry a row
+    labels: Array = field(metadata=per_class(1))  # (M, K) at most one entry per row
 
 
 @dataclass(frozen=True)

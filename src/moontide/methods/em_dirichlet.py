@@ -16,8 +16,8 @@ The first estimate, of all classes from all samples, is solved by Newton's metho
 takes about 150 and stops at 1e-4 of the maximum. A hard cluster of few samples has none: its parameters grow without
 end, and what the original has after 1000 steps is repeated step by step, which is what the time goes into; where K is
 large, at some points of a curve instead of K (`dirichlet_estimate`). The inner solver works on classes that have
-samples, and leaves those at rest: what it skips would not change. `scores` are one-hot rows, as the original's; `probs`
-are the assignments before they are made hard.
+samples, and leaves those alone that have settled. `scores` are one-hot rows, as the original's; `probs` are the
+assignments before they are made hard.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ TOLERANCE = 1e-11  # squared relative change of all parameters at which the inne
 NEWTON_STEPS, MM_FIRST = 40, 3  # of the first estimate, and steps of the inner solver before them
 ENDLESS = 1e6  # sum of the parameters of a class from where they are taken to grow without end
 NEWTON_BLOCK = 2**15  # numbers in a block of rows, so that they stay in the cache
-REST = 1e-24  # squared relative change of one class at which it is left alone
+SETTLED = 1e-24  # squared relative change of one class at which it is left alone
 
 
 @dataclass(frozen=True)
@@ -124,14 +124,14 @@ def dirichlet_estimate(a: Array, y: Array) -> Array:
         blank = xp.ones_like(curve.points)
         a, y, w = (xp.concat(pair, axis=1) for pair in ((a, blank), (y, curve.points), (w, 0 * blank)))
     out, size = xp.asarray(a[:, :k], copy=True), xp.zeros_like(a[:, 0])  # (C, K) results, (C,) their squared lengths
-    rows = xp.arange(a.shape[0], device=device(a))  # those not at rest
+    rows = xp.arange(a.shape[0], device=device(a))  # those not settled
     for step in range(MAX_STEPS):
         before, a = a, mm_step(a, y, xp.sum(a * w, axis=1, keepdims=True))
         if step and step % CHECK_EVERY == 0:
             change, size[rows] = xp.sum((a - before) ** 2 * w, axis=1), xp.sum(a * a * w, axis=1)  # (C,)
             if bool(xp.sum(change) < TOLERANCE * xp.sum(size)):
                 break
-            moves = change > REST * size[rows]
+            moves = change > SETTLED * size[rows]
             if not bool(xp.all(moves)):
                 out[rows[~moves]] = spread(curve, a[~moves], rows[~moves], k)
                 rows, a, y, w = rows[moves], a[moves], y[moves], w[moves]
@@ -153,8 +153,8 @@ class Curve:
     >>> import numpy as np
     >>> y = np.linspace(-9.0, -1.0, 500)[None, :]
     >>> curve = Curve.through(y)
-    >>> curve.points.shape, float(((np.exp(curve.points) * curve.weights).sum() - np.exp(y).sum()).round(9))
-    ((1, 68), 0.0)
+    >>> curve.points.shape, float(((np.exp(curve.points) * curve.weights).sum() / np.exp(y).sum()).round(9))
+    ((1, 68), 1.0)
     >>> float(np.abs(curve.values(np.exp(curve.points), np.asarray([0])) / np.exp(y) - 1).max().round(9))
     0.0
     """
@@ -240,7 +240,7 @@ def newton_estimate(a: Array, y: Array) -> Array:
                 xp.sum(w / curvature, axis=1, keepdims=True) - 1 / total_curvature
             )
             before, b = b, xp.maximum(b + (gradient - shared) / curvature, b / 4)
-            settled = xp.sum((b - before) ** 2, axis=1) <= REST * xp.sum(b * b, axis=1)  # (c,)
+            settled = xp.sum((b - before) ** 2, axis=1) <= SETTLED * xp.sum(b * b, axis=1)  # (c,)
             if done := bool(xp.all(settled)):
                 break
         if done:

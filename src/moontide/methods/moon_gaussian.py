@@ -22,7 +22,14 @@ from moontide.core.arrays import Array, namespace, unit_rows
 from moontide.core.ple import EPS, anchor_weights, class_confidence, sample_weights, shrink
 from moontide.core.simplex import log_softmax
 from moontide.methods._alternation import Mixture, Smoothed, counted
-from moontide.methods._gaussian import anchored_variance, class_weights, log_density, pooled_variance
+from moontide.methods._gaussian import (
+    anchored_variance,
+    class_weights,
+    log_density,
+    moments,
+    pooled_variance,
+    row_weights,
+)
 from moontide.options import option
 from moontide.types import Result, Task
 
@@ -46,7 +53,9 @@ class MOONGaussian(Smoothed):
         f, text = task.features, task.text
         log_y = log_softmax(task.logit_scale * (f @ text.T))  # (N, K)
         y = xp.exp(log_y)  # (N, K)
-        anchor = pooled_variance(y, f, text, faithful=False)  # (1, d)
+        centre = xp.mean(f, axis=0)  # (d,)
+        around = f - centre  # (N, d)
+        anchor = pooled_variance(*moments(y, around, row_weights(f, faithful=False)), text - centre)  # (1, d)
         alpha = anchor_weights(class_confidence(xp.mean(y, axis=0), xp.max(y, axis=0)))  # (K,)
 
         def m_step(log_z: Array) -> Mixture:
@@ -56,7 +65,9 @@ class MOONGaussian(Smoothed):
             weights = class_weights(log_z + xp.log(gamma + EPS)[:, None])  # (K, N)
             v = weights @ f  # v_k = sum_i gamma_i z_ik f_i / sum_i gamma_i z_ik, (K, d)
             mu = unit_rows(shrink(v, beta, text))  # mu_k = beta_k v_k + (1 - beta_k) t_k, (K, d)
-            return Mixture(mu, anchored_variance(weights, f, v, mu, beta, text, anchor), beta)
+            squares = weights @ around**2  # (K, d)
+            spread = anchored_variance(squares, v - centre, mu - centre, beta, text - centre, anchor)  # (K, d)
+            return Mixture(mu, spread, beta)
 
         return self._alternate(
             task,

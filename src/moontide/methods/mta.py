@@ -80,7 +80,7 @@ class MTA(Method):
         super().require(replace(task, extras={**task.extras, "views": task.extras["images"]}) if made else task)
 
     def check(self, task: Task) -> Array:
-        """Return the views as unit rows, or say why they cannot be used."""
+        """Return the views as unit rows, or raise an error that names why they cannot be used."""
         given = task.extras.get("views")
         if given is None:
             given = make_views(task.extras["encoder"], task.extras["images"], self.views, self.seed)

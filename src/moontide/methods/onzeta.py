@@ -20,7 +20,7 @@ among the true labels.
 The published step c_w = 0.5 is chaotic: steps are longer than the proxies, and a difference in the 16th digit grows by
 1e7 to 1e9 over a few hundred samples. Everything but the features is therefore fixed: text and temperature are taken in
 float32, as the published program has them, and all else is computed in float64, so that numpy and torch, and streams
-cut in other places, agree. Features in float32 still end in other labels than the same ones in float64. The preset
+cut elsewhere, agree. Features in float32 still end in other labels than the same ones in float64. The preset
 "small_step" (0.02) is well behaved.
 """
 

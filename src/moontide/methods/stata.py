@@ -30,7 +30,7 @@ from moontide.core.simplex import softmax_log_sum
 from moontide.core.sums import Doubles, Sums
 from moontide.errors import OptionError
 from moontide.methods._alternation import Mixture, Repeated
-from moontide.methods._gaussian import FLOOR, row_weights
+from moontide.methods._gaussian import anchored_variance, moments, pooled_variance, row_weights
 from moontide.options import option
 from moontide.protocols import Plan
 from moontide.types import Result, Task
@@ -76,8 +76,7 @@ class StatARows(Rows):
 
         def block(at: slice) -> GaussianSums:
             y, _, _ = self._zero_shot(at)
-            f, w = self.f[at] - centre, weight[at]  # (b, d), (b,)
-            return GaussianSums(len(y), y.T @ (w[:, None] * f), (w @ f**2)[None, :], w @ y, 0 * y[0], 0)
+            return GaussianSums(len(y), *moments(y, self.f[at] - centre, weight[at]), 0 * y[0], 0)
 
         found: GaussianSums = self._add_up(block, "zero-shot")
         if self.keep and self.z.dtype == self.f.dtype:
@@ -116,9 +115,8 @@ class StatARows(Rows):
         if self.around is not None:
             return self.around
         f = self.f[rows] - centre
-        found = f, f**2
-        self.around = found if self.alone else None
-        return found
+        self.around = (f, f**2) if self.alone else None
+        return self.around or (f, f**2)
 
     def _assign(self, rows: slice, scores: Array, new: Array) -> Array:
         """Eq. update-z of some rows, written to `new`: softmax(scores + votes), (b, K)."""
@@ -195,10 +193,8 @@ class GaussianMixture(driver.Mixture[Mixture, Fitted]):
         self.centre = mean.sums / mean.n  # (d,)
         first = run("first", self.centre)
         self.t = like(self.text, self.centre)
-        self.scaled_text = self.scale * self.t
-        far = self.t - self.centre  # (K, d)
-        anchor = (first.squares + first.soft @ far**2 - 2 * (far * first.sums).sum(0)) / first.n  # (1, d)
-        self.anchor = namespace(anchor).clip(anchor, min=FLOOR / self.text.shape[1])
+        sums, squares, soft = (x / first.n for x in (first.sums, first.squares, first.soft))
+        self.anchor = pooled_variance(sums, squares, soft, self.t - self.centre)  # (1, d)
         return Mixture(self.t, self.anchor, 0 * self.t[:, 0])
 
     def shown(self, classes: Mixture) -> tuple[Array, ...]:
@@ -208,20 +204,18 @@ class GaussianMixture(driver.Mixture[Mixture, Fitted]):
         inside = row_dots(away, scaled) + namespace(spread).log(spread).sum(1)  # (K,)
         offset = self.scale * (self.t @ self.centre) - inside / (2 * temper)  # (K,)
         scaled /= temper
-        scaled += self.scaled_text
+        scaled += self.scale * self.t
         return self.centre, scaled, (0.5 / temper) / spread, offset
 
     def update(self, classes: Mixture, step: GaussianSums) -> Mixture:
         """Eq. stata-shrinkage: means and variances of the classes from their statistics."""
-        o, t, xp = self.options, self.t, namespace(self.t)
+        o, t = self.options, self.t
         beta = formulas.shrinkage(step.soft if o.beta == "soft" else step.counts, o.alpha)  # (K,)
         v = means(step.sums, step.soft, 0.0)  # v_k around the centre, (K, d)
-        mean = v + self.centre
-        mu = unit_rows(shrink(unit_rows(mean), beta, t))  # mu_k = beta_k v_k + (1 - beta_k) t_k, (K, d)
-        within = means(step.squares, step.soft, 0.0) - v**2  # (K, d)
-        variance = xp.clip(within, min=0.0) + (mean - mu) ** 2  # T_k, (K, d)
-        spread = shrink(variance, beta, self.anchor + (t - mu) ** 2)  # Sigma_k, (K, d)
-        return Mixture(mu, xp.clip(spread, min=FLOOR / t.shape[1]), beta)
+        mu = unit_rows(shrink(unit_rows(v + self.centre), beta, t))  # mu_k = beta_k v_k + (1 - beta_k) t_k, (K, d)
+        squares = means(step.squares, step.soft, 0.0)  # (K, d)
+        spread = anchored_variance(squares, v, mu - self.centre, beta, t - self.centre, self.anchor)  # Sigma_k, (K, d)
+        return Mixture(mu, spread, beta)
 
     def finish(self, run: driver.Run, classes: Mixture, step: GaussianSums, trace: list[None]) -> Fitted:
         """Return the classes."""

@@ -7,7 +7,7 @@ Symbols:  gamma, beta of the normalisation layers -> weights (one flat array)   
 
 CLIP's image tower has no batch normalisation; as in the published comparisons, weight and bias of its layer norms (and
 of group and batch norms, where a tower has them) are adapted by SGD with Nesterov momentum, and the prediction of a
-batch is the one before its last update. The published text says five steps a batch; what ran was one, the default.
+batch is the one before its last update. The paper gives five steps per batch; the program ran one, the default.
 
 The state holds weights and momentum. The encoder gets them for the time of a step and its own back after it. The
 original programs leave the adapted weights in the model, so that a second run starts from the end of the first:
@@ -95,7 +95,7 @@ class TENT(OnlineMethod):
 
 
 def affine_parameters(encoder: Any) -> list[Any]:
-    """Return weight and bias of every normalisation layer of the encoder's image tower, or say why there are none."""
+    """Return weight and bias of every normalisation layer of the encoder's image tower; none is an error."""
     import torch
 
     kinds = (torch.nn.LayerNorm, torch.nn.GroupNorm, torch.nn.modules.batchnorm._BatchNorm)

@@ -24,7 +24,7 @@ from typing import Any, ClassVar
 from moontide.core.arrays import Array, namespace, unit_rows
 from moontide.core.simplex import log_softmax, softmax
 from moontide.methods._alternation import Mixture, Repeated
-from moontide.methods._gaussian import class_weights, log_density, pooled_variance
+from moontide.methods._gaussian import class_weights, log_density, moments, pooled_variance, row_weights
 from moontide.options import option
 from moontide.types import Result, Task
 
@@ -52,12 +52,14 @@ class TransCLIP(Repeated):
         xp = namespace(task.features)
         f, text = task.features, task.text
         log_y = log_softmax(task.logit_scale * (f @ text.T))  # (N, K)
+        centre, weights = xp.mean(f, axis=0), row_weights(f, self.faithful)  # (d,), (N,)
         free = xp.ones_like(text[:, 0])  # (K,) beta = 1: the means are those of the batch alone
 
         def m_step(log_z: Array) -> Mixture:
             # mu_k = normalise(sum_i z_ik f_i / sum_i z_ik),  sigma^2_j = sum_ik z_ik (f_ij - mu_kj)^2 / N
             mu = unit_rows(class_weights(log_z) @ f)  # (K, d)
-            return Mixture(mu, pooled_variance(xp.exp(log_z), f, mu, self.faithful), free)
+            spread = pooled_variance(*moments(xp.exp(log_z), f - centre, weights), mu - centre)  # (1, d)
+            return Mixture(mu, spread, free)
 
         mu = text if self.initial_means == "text" else image_means(log_y, f)  # (K, d)
         return self._alternate(

@@ -143,7 +143,7 @@ def normalised_laplacian(edges: Graph, alpha: float) -> Callable[[Array], Array]
 
 
 def conjugate_gradients(apply: Callable[[Array], Array], b: Array) -> tuple[Array, int, bool]:
-    """Solve A x = b for a symmetric positive definite A; a column rests once |b - A x| <= TOLERANCE |b|.
+    """Solve A x = b for a symmetric positive definite A; a column is left alone once |b - A x| <= TOLERANCE |b|.
 
     Also returns the steps taken and whether every column was solved in at most MAX_STEPS.
 

@@ -29,7 +29,7 @@ DETAILS = (
 def write_report(results: str | Path, out: str | Path, curves: str | Path | None = None) -> list[Path]:
     """Write report.md, report.tex, report.html, the figures and the tables as CSV; return the paths.
 
-    Without matplotlib the report has no figures and says so. `curves` is a CSV file of curves to draw beside one's own.
+    Without matplotlib the report has a note instead of figures. `curves` is a CSV file of further curves to draw.
 
     >>> write_report("no-such-folder", "report")
     Traceback (most recent call last):

@@ -190,8 +190,8 @@ function images() {
 let current = -1;
 function why(i) {
   const now = label[i], was = before[i], lines = [];
-  if (now === was) lines.push(`Zero-shot said ${quoted(was)} too (${tenths(D.before_share[i])}).`);
-  else lines.push(`Zero-shot said ${quoted(was)} (${tenths(D.before_share[i])}); seen together with the others it is ${quoted(now)} (${tenths(confidence(i))}).`);
+  if (now === was) lines.push(`Zero-shot predicts ${quoted(was)} too (${tenths(D.before_share[i])}).`);
+  else lines.push(`Zero-shot predicts ${quoted(was)} (${tenths(D.before_share[i])}); together with the other images the prediction is ${quoted(now)} (${tenths(confidence(i))}).`);
   const near = nearest(i);
   if (near.length) {
     const count = (k) => near.filter(([j]) => label[j] === k).length;

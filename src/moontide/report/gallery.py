@@ -72,8 +72,8 @@ def write_gallery(
 
     names: how the samples are called, mostly their paths. thumbnail: makes the picture of one; called from threads.
     truth: their class numbers where these are known. skipped: files that are not in the task, and why.
-    parts: which rows were labelled together, None where all were. about: what else to say of it, as name and value.
-    answers: what is said of the samples, where that is not just their classes.
+    parts: which rows were labelled together, None where all were. about: further facts on the run, by name.
+    answers: the answers to the samples, where these are not just their classes.
 
     >>> import tempfile
     >>> task = Task(np.eye(3), np.eye(3), class_names=("cat", "dog", "fox"))
@@ -170,7 +170,7 @@ def calibration(truth: IntArray, result: Result, rows: IntArray) -> dict[str, An
 
 
 def identity(names: Sequence[str], class_names: Sequence[str] | None, labels: AnyArray) -> str:
-    """Return what tells a report from others, under which a browser keeps the corrections that are made in it.
+    """Return the identity of a report, under which a browser keeps the corrections that are made in it.
 
     >>> identity(["a.jpg"], ["cat"], np.asarray([0])) == identity(["a.jpg"], ["cat"], np.asarray([0]))
     True

@@ -89,7 +89,7 @@ def scenario_title(table: Table) -> str:
 
 
 def experiment(table: Table) -> str:
-    """Say which experiment it is, at the end of a caption.
+    """Return the end of a caption, which names the experiment.
 
     >>> from moontide.report.results import example
     >>> experiment(example()[0])

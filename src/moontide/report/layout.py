@@ -11,6 +11,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from moontide.projection import principal_plane
+
 Floats = npt.NDArray[np.float32]
 
 LANDMARKS = 1000  # exact t-SNE takes time and memory with their square
@@ -52,8 +54,8 @@ def tsne(x: Floats) -> Floats:
     (5, 2)
     """
     n = len(x)
-    y = principal_components(x)  # (L, 2)
-    if n < 4:  # no perplexity to speak of
+    y = principal_plane(x).astype(np.float32)  # (L, 2)
+    if n < 4:  # too few for a perplexity
         return y
     p = affinities(np.clip(2 - 2 * (x @ x.T), 0, None), min(PERPLEXITY, (n - 1) / 3))  # (L, L)
     y = y / max(float(y[:, 0].std()), 1e-12) * np.float32(1e-4)
@@ -66,22 +68,6 @@ def tsne(x: Floats) -> Floats:
         velocity = (0.5 if early else 0.8) * velocity - np.float32(rate) * gains * gradient
         y = y + velocity
     return y
-
-
-def principal_components(x: Floats) -> Floats:
-    """Return the first two principal components (L, 2); the sign of each makes its largest entry positive.
-
-    >>> principal_components(np.asarray([[3.0, 0.0], [-3.0, 0.0], [0.0, 1.0], [0.0, -1.0]])).round(3).tolist()
-    [[3.0, 0.0], [-3.0, 0.0], [0.0, 1.0], [0.0, -1.0]]
-    """
-    from scipy.linalg import eigh
-
-    n, centred = len(x), x - x.mean(axis=0)
-    value, vector = eigh(centred @ centred.T, subset_by_index=[max(n - 2, 0), n - 1])  # (m,), (L, m), rising
-    y = np.zeros((n, 2), dtype=np.float32)
-    y[:, : len(value)] = (vector * np.sqrt(np.clip(value, 0, None)))[:, ::-1]
-    largest = np.take_along_axis(y, np.abs(y).argmax(axis=0)[None], axis=0)  # (1, 2)
-    return y * np.where(largest < 0, np.float32(-1), np.float32(1))
 
 
 def affinities(squared: Floats, perplexity: float) -> Floats:

@@ -54,7 +54,7 @@ class Row(NamedTuple):
 
     @property
     def ours(self) -> bool:
-        """Whether it is MOON as published, the method that the paper is about."""
+        """Whether this is MOON as published, the method that the paper is about."""
         return (self.method, self.options) == ("moon", "{}")
 
     @property
@@ -172,7 +172,7 @@ class Table:
     def paper_values(self, row: Row, parts: Sequence[Sequence[str]]) -> tuple[str, list[float | None]]:
         """Return whose numbers the paper has for a row, and its averages over each of some lists of datasets.
 
-        Where it has none for a backbone of CLIP they are those of its main backbone, and the words say so.
+        Where it has none for a backbone of CLIP they are those of its main backbone, and the sentence names it.
         """
         about = self.about(row)
         values = [paper().average(about, part) for part in parts]
@@ -183,7 +183,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Results:
-    """Everything in a results folder that a report shows, and what must be said about it.
+    """Everything in a results folder that a report shows, and the notes that go with it.
 
     >>> Results([], Counter(), ["Nothing yet."]).notes
     ['Nothing yet.']
@@ -212,7 +212,7 @@ def collect(folder: str | Path) -> Results:
     moontide.errors.FileError: There are no results in no-such-folder; create some with 'moontide bench run'.
     """
     found = {key(record): record for record in read_records(folder)}.values()
-    records = sorted(found, key=lambda r: (r["scenario"].get("place", 0), r.get("place", 0)))  # as the suites have them
+    records = sorted(found, key=lambda r: (r["scenario"].get("order", 0), r.get("order", 0)))  # as in the suites
     if not records:
         raise FileError(f"There are no results in {folder}; create some with 'moontide bench run'.")
     newest = {r["suite"]: r["version"] for r in sorted(records, key=lambda r: r["version"])}  # the last one stays
@@ -294,7 +294,7 @@ def _maker(record: Record) -> str:
 
 
 def _size_notes(records: Iterable[Record]) -> Iterable[str]:
-    """Say where features named after a dataset of the paper are not those of its test set."""
+    """Return a note where features named after a dataset of the paper are not those of its test set."""
     found = sorted({(r["dataset"], r["samples"], r["classes"]) for r in records if r["dataset"] in DATASETS})
     pairs = [(dataset(name), samples, classes) for name, samples, classes in found]
     other = [
@@ -307,7 +307,7 @@ def _size_notes(records: Iterable[Record]) -> Iterable[str]:
 
 
 def _run_notes(tables: Iterable[Table]) -> Iterable[str]:
-    """Say where runs are one run repeated, and where methods do not have the same number of them."""
+    """Return notes where runs are one run repeated, and where methods do not have the same number of them."""
     for table in tables:
         whole = sorted({column for (_, column), cell in table.cells.items() if _is_whole(cell.records[0])})
         if whole:

@@ -14,9 +14,8 @@ import numpy as np
 import numpy.typing as npt
 from safetensors.numpy import save
 
-from moontide.core.arrays import Array, to_numpy, unit_rows
+from moontide.core.arrays import Array, to_numpy
 from moontide.errors import InputError
-from moontide.memory import require_memory
 from moontide.serve.stream_store import Answered
 from moontide.store.tensors import Tensors
 from moontide.types import Result
@@ -31,7 +30,6 @@ ANSWER = np.dtype([
     ("known", "<i4"),  # the true class, -1 where it is not known
 ])  # fmt: skip
 PUSH = np.dtype([("key", "V16"), ("first", "<i8"), ("size", "<i4"), ("digest", "V32")])  # size 0: a correction
-DENSE = 512  # rows or columns up to which the map is made from all axes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -210,29 +208,3 @@ def pushes_in(row: Answered) -> Known:
     """
     pushes = np.frombuffer(row.data, PUSH, offset=row.size * ANSWER.itemsize)
     return {bytes(key): (int(first), int(size), bytes(digest)) for key, first, size, digest in pushes}
-
-
-def flat_map(x: Floats) -> npt.NDArray[np.float64]:
-    """Project samples (n, d) onto the two directions in which they differ most, (n, 2), the same way every time.
-
-    >>> flat_map(np.asarray([[1, 0], [1, 0], [0.6, 0.8]], np.float32))[:, 0].round(2)
-    array([-0.3, -0.3,  0.6])
-    """
-    n, d = x.shape
-    require_memory(4 * 8 * n * d, f"The map of {n} samples", x)
-    x = unit_rows(x).astype(np.float64)
-    x = x - x.mean(axis=0)
-    if min(n, d) > DENSE:  # by products with a few vectors (randomised subspace iteration)
-        axes = np.random.default_rng(0).normal(size=(d, 16))
-        for _ in range(8):
-            axes = np.linalg.qr(x.T @ np.linalg.qr(x @ axes)[0])[0]  # (d, 16)
-        axes = axes @ np.linalg.svd(x @ axes, full_matrices=False)[2].T
-    elif d <= n:
-        axes = np.linalg.eigh(x.T @ x)[1][:, ::-1]
-    else:
-        axes = x.T @ np.linalg.eigh(x @ x.T)[1][:, ::-1][:, :2]
-        axes = axes / np.maximum(np.linalg.norm(axes, axis=0), 1e-12)
-    axes = np.pad(axes[:, :2], ((0, 0), (0, max(0, 2 - axes.shape[1]))))  # (d, 2); one axis: the other is 0
-    largest = np.abs(axes).argmax(axis=0)
-    flat: npt.NDArray[np.float64] = x @ (axes * np.where(axes[largest, [0, 1]] < 0, -1, 1))
-    return flat

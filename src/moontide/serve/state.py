@@ -28,6 +28,7 @@ from moontide.core.arrays import Array, to_numpy
 from moontide.core.devices import to_device
 from moontide.errors import InputError, MissingInputError, MoontideError, ResourceError
 from moontide.memory import require_memory
+from moontide.projection import principal_plane
 from moontide.protocols import Method, State, as_online
 from moontide.serve.records import (
     ANSWER,
@@ -43,7 +44,6 @@ from moontide.serve.records import (
     Labels,
     Tally,
     answers_of,
-    flat_map,
     key_of,
     pushes_in,
 )
@@ -373,7 +373,7 @@ class ServedStream:
 
     def flat_map(self, moment: Moment) -> tuple[int, npt.NDArray[np.float64], Answers]:
         """Return the number of the window's first sample, a position in the plane (n, 2) and the answer for each."""
-        flat = flat_map(self.window_of(moment))
+        flat = principal_plane(self.window_of(moment))
         first, rows = self.predictions(moment.total - len(flat), len(flat))
         return first, flat[len(flat) - len(rows) :], rows
 

@@ -45,7 +45,7 @@ AnyArray = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class ClassList:
-    """Names of classes with what else is known of them: further prompts, and their places in a tree.
+    """Names of classes with what else is known of them: further prompts, and their positions in a tree.
 
     >>> classes = ClassList.of(["animal/dog/beagle", "animal/cat"])
     >>> classes.names, classes.paths
@@ -76,7 +76,7 @@ class ClassList:
         return cls(tuple(own), paths=tuple(parts), **more)
 
     def with_prompts(self, more: Mapping[str, Sequence[str]]) -> ClassList:
-        """Return the list with synonyms and descriptions of some classes, told apart by their length.
+        """Return the list with synonyms and descriptions of some classes, distinguished by their length.
 
         >>> ClassList(("cat", "dog")).with_prompts({"cat": ["kitty", "a small animal with soft fur"]}).synonyms
         {'cat': ['kitty']}
@@ -119,14 +119,14 @@ class ClassList:
                 np.add.at(sums, list(owners), rows)
                 return np.asarray(unit_rows(sums, "text_features"))
         if len(self.prompts()) == len(self.names):
-            return text  # a task says what is wrong
+            return text  # a task raises the error
         raise InputError(
             f"'text_features' must have one row for each of the {len(self.names)} classes, or for each of their "
             f"{len(self.prompts())} names, synonyms and descriptions in the order of the file. It has {len(text)}."
         )
 
     def doubts(self) -> list[str]:
-        """Say which synonyms stand for more than one class."""
+        """Warn of synonyms that stand for more than one class."""
         owners: dict[str, set[str]] = {}
         for name in self.names:
             for word in {name, *self.synonyms.get(name, ())}:

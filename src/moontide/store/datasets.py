@@ -1,11 +1,11 @@
 """Image datasets on disk: the paper's eleven in the layout of CoOp, and any folder with one sub-folder per class.
 
 What is known of each of the eleven is data, `bench/datasets/*.toml`: prompt template, number of classes and samples,
-folder, images and the files that name the test images. `layout` says how these are read:
+folder, images and the files that name the test images. `layout` names how these are read:
 
     split     a JSON of CoOp, "test": [[path, label, class name], ...], paths from the folder `images`
-    imagenet  classnames.txt, lines "n01440764 tench", and one folder a class under `images`
-    aircraft  variants.txt, one class a line, and images_variant_test.txt, lines "1514522 707-320"
+    imagenet  classnames.txt, lines "n01440764 tench", and one folder per class under `images`
+    aircraft  variants.txt, one class per line, and images_variant_test.txt, lines "1514522 707-320"
 
 In class names "_" becomes a space.
 """
@@ -123,7 +123,7 @@ dtd/images (the images) and dtd/split_zhou_DescribableTextures.json, the layout 
 
 
 def read_folders(root: str | Path, template: str = TEMPLATE) -> ImageSet:
-    """Read a folder that has one sub-folder of images a class; hidden files and other files are left out.
+    """Read a folder that has one sub-folder of images per class; hidden files and other files are left out.
 
     >>> read_folders("no-such-folder")
     Traceback (most recent call last):

@@ -12,13 +12,13 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from moontide.errors import FileError, MoontideError, ResourceError
+from moontide.errors import FileError, MoontideError, ResourceError, first_line
 from moontide.store.remote import filesystem, on_its_way, open_file, protocols, retried, unreachable
 
 
 @contextmanager
 def reading(path: str | Path) -> Iterator[None]:
-    """Say in a sentence what is wrong with a file that is read inside.
+    """Turn any failure to read a file inside into an error of one sentence.
 
     >>> with reading("no.csv"):
     ...     pass
@@ -39,7 +39,7 @@ def reading(path: str | Path) -> Iterator[None]:
             raise unreachable(str(path), error.__cause__ or error) from error
         if isinstance(error, FileNotFoundError):
             raise FileError(f"There is no file {path}.") from None
-        why = str(error).strip().partition("\n")[0].rstrip(".") or type(error).__name__
+        why = first_line(error) or type(error).__name__
         raise FileError(f"{path} cannot be read; it is damaged, truncated or of another type ({why}).") from error
 
 
@@ -58,7 +58,7 @@ def _check_file(path: str | Path) -> None:
 
 @contextmanager
 def opened(path: str | Path) -> Iterator[Any]:
-    """Open a file for reading, and say in a sentence what is wrong with it.
+    """Open a file for reading, and turn any failure into an error of one sentence.
 
     >>> with writing("memory://opened/a.txt") as handle:
     ...     _ = handle.write(b"text")
@@ -117,7 +117,7 @@ def writing(path: str) -> Iterator[Any]:
 
 @retried
 def exists(path: str) -> bool:
-    """Tell whether there is such a file.
+    """Return whether there is such a file.
 
     >>> exists("memory://nothing")
     False

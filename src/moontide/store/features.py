@@ -75,12 +75,12 @@ class Origin:
         return {name: getattr(self, name) for name in names}
 
     def write(self) -> dict[str, Any]:
-        """Return it as JSON has it."""
+        """Return the origin as JSON has it."""
         return {**asdict(self), "prompts": list(self.prompts)}
 
     @staticmethod
     def parse(held: dict[str, Any]) -> Origin:
-        """Make it of what JSON has.
+        """Make an origin of what JSON has.
 
         >>> origin = Origin("a-model", "none", ("{}",))
         >>> Origin.parse(origin.write()) == origin
@@ -332,7 +332,7 @@ choose a new folder, or use the same settings.
         return after
 
     def _save(self, name: str, arrays: dict[str, AnyArray], about: dict[str, Any]) -> str:
-        """Write a file that the manifest does not name yet, and return its SHA-256; a file tells its origin, too."""
+        """Write a file that the manifest does not name yet, and return its SHA-256; a file records its origin, too."""
         from safetensors.numpy import save
 
         record = {**about, "origin": self.origin.write()}
@@ -374,7 +374,7 @@ def _alive(process: int) -> bool:
 
 
 def about(metadata: dict[str, str]) -> dict[str, Any]:
-    """Return what the metadata of a file of a store say: its origin, and ids or class names; nothing of other files.
+    """Return what the metadata of a file of a store hold: its origin, and ids or class names; nothing of other files.
 
     >>> about({})
     {}

@@ -9,7 +9,7 @@
                   and the column `id`
     .csv, .tsv    a table of numbers, and .pt, .pth torch's tensors: see `store.other`
 
-A store and the .safetensors files in it say how they were made; image and text features of different spaces, logit
+A store and the .safetensors files in it record how they were made; image and text features of different spaces, logit
 scales or precisions are refused.
 """
 
@@ -75,7 +75,7 @@ def read_task(
     With `text`, class embeddings and class names come from that file. `classes` is a comma-separated list or a file as
     in `store.classes`; class embeddings may then have one row per prompt instead of one per class. `labels` is a .npy
     or a text file with one number or class name per line. On the device "cpu" the arrays are numpy's, on others
-    torch's. The logit scale is 100 where nothing says it.
+    torch's. The logit scale is 100 where none is given.
 
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     path = Path(folder) / "features.npz"
@@ -175,7 +175,7 @@ def read_arrays(path: str | Path, names: Sequence[str] = ARRAYS) -> Arrays:
 
 
 def is_store(path: str | Path) -> bool:
-    """Tell whether a path is the folder of a store that `moontide encode` made.
+    """Return whether a path is the folder of a store that `moontide encode` made.
 
     >>> is_store("features.npz")
     False
@@ -186,7 +186,7 @@ def is_store(path: str | Path) -> bool:
 
 
 def check_spaces(images: Arrays, anchors: Arrays) -> None:
-    """Refuse text features that were made otherwise than the image features, where both say how they were made.
+    """Refuse text features that were made otherwise than the image features, where both record how they were made.
 
     >>> check_spaces(Arrays(Path("a.npy"), {}), Arrays(Path("b.npy"), {}))
     """
@@ -315,7 +315,7 @@ def read_parquet_column(path: str | Path, name: str) -> list[Any]:
 
 
 def parquet_module(doing: str) -> ModuleType:
-    """Return what reads and writes .parquet files; `doing` says in the error what it is wanted for."""
+    """Return what reads and writes .parquet files; `doing` names in the error what it is needed for."""
     try:
         from moontide.store import parquet
     except ImportError:
@@ -324,7 +324,7 @@ def parquet_module(doing: str) -> ModuleType:
 
 
 def read_labels(path: str | Path) -> AnyArray:
-    """Read class numbers or names from a .npy, or from a text file with one a line.
+    """Read class numbers or names from a .npy, or from a text file with one per line.
 
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     _ = (Path(folder) / "labels.txt").write_text("2\\n0\\n")
@@ -341,7 +341,7 @@ def read_labels(path: str | Path) -> AnyArray:
 
 
 def is_whole(text: str) -> bool:
-    """Tell whether a text is a whole number, of at most 18 digits.
+    """Return whether a text is a whole number, of at most 18 digits.
 
     >>> is_whole("-3"), is_whole("cat")
     (True, False)
@@ -378,7 +378,7 @@ def check_output(path: str | Path, kinds: Sequence[str] = PREDICTIONS) -> None:
 
 
 def _why_not(path: Path) -> str | None:
-    """Say what keeps a file from being written, or None where nothing does."""
+    """Return what keeps a file from being written, or None where nothing does."""
     if os.path.realpath(path.parent) == "/dev":
         return "its folder is for devices"
     if os.path.isdir(path):

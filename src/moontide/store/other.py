@@ -29,7 +29,7 @@ CONVERT = {  # calls that make a .parquet or .npy of a FILE
 
 
 def how_to_convert(path: Path) -> str:
-    """Return the end of a sentence that says how a file of another kind becomes one that is read.
+    """Return the end of a sentence on how a file of another kind becomes one that is read.
 
     >>> how_to_convert(Path("a.h5"))
     "; convert it: np.save('a.npy', h5py.File(FILE)[NAME])"

@@ -27,10 +27,10 @@ def write_predictions(
     more: Mapping[str, Sequence[Any]] | None = None,
     answers: Answers | None = None,
 ) -> None:
-    """Write a result as its extension says: arrays to .npz, or a table with one row per sample.
+    """Write a result in the format of the extension: arrays to .npz, or a table with one row per sample.
 
     A method that scores the unknown adds an array, or a column, `unknown`; `more` has further ones by name. Where
-    `answers` says more than the classes, a label is -1 where the answer is no class, and its name is in `class_name`.
+    `answers` has more than the classes, a label is -1 where the answer is no class, and its name is in `class_name`.
 
     >>> import tempfile
     >>> result = Result(probs=np.asarray([[0.25, 0.75]]), zero_shot=np.asarray([[0.6, 0.4]]))

@@ -1,4 +1,4 @@
-"""Files elsewhere, by fsspec: which protocols may be used, how long to wait, when to try again, and what to say.
+"""Files elsewhere, by fsspec: which protocols may be used, how long to wait, when to try again, and the errors.
 
 A path without :// is local. s3://, gs:// and az:// are object storage, which the path itself asks for; any other
 protocol reaches out only where the user has named it. Every request has a time limit, and what fails on the way is
@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from importlib import import_module
 from typing import Any, ParamSpec, TypeVar
 
-from moontide.errors import FileError, MissingExtraError, MoontideError, OptionError, missing_extra
+from moontide.errors import FileError, MissingExtraError, MoontideError, OptionError, first_line, missing_extra
 
 HERE = {"file", "local", "memory"}  # these reach nothing
 STORAGE = {"s3", "gs", "az"}
@@ -114,7 +114,7 @@ def open_file(path: str, mode: str = "rb") -> Any:
 
 
 def on_its_way(path: str, error: Exception) -> bool:
-    """Tell whether a request for a file elsewhere has failed on its way, so that another may not.
+    """Return whether a request for a file elsewhere has failed on its way, so that another may not.
 
     >>> on_its_way("s3://b/a.npy", TimeoutError()), on_its_way("s3://b/a.npy", FileNotFoundError())
     (True, False)
@@ -173,5 +173,5 @@ def unreachable(path: str, error: BaseException) -> UnreachableError:
     >>> str(unreachable("s3://bucket/a.npy", TimeoutError("no answer")))
     's3://bucket/a.npy cannot be reached (no answer); check its name, the network and its permissions.'
     """
-    why = str(error).strip().partition("\n")[0].rstrip(".")[:100] or type(error).__name__
+    why = first_line(error)[:100] or type(error).__name__
     return UnreachableError(f"{path} cannot be reached ({why}); check its name, the network and its permissions.")

@@ -1,6 +1,6 @@
 """Shards, the parts of a large task: .parquet, .npy or .safetensors files as `store.files` describes them.
 
-They lie on disk or in object storage, `store.remote` says where; s3://... works like a path.
+They lie on disk or in object storage, see `store.remote`; s3://... works like a path.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ NO_SHARDS = ("text.safetensors", "negatives.safetensors")  # of a store: embeddi
 
 @dataclass(frozen=True)
 class Source:
-    """A shard file and what its header says."""
+    """A shard file and what its header holds."""
 
     path: str
     rows: int
@@ -148,7 +148,7 @@ def look_at(paths: Sequence[str], d: int) -> tuple[Source, ...]:
 
 
 def bad_shards(problems: Sequence[str], count: int) -> FileError:
-    """Return an error that says why the first of some shards cannot be used, and names the others.
+    """Return an error that names why the first of some shards cannot be used, and names the others.
 
     >>> bad_shards(["a.npy is truncated.", "x/b.npy is truncated."], 3).args[0]
     '2 of 3 shards cannot be used: a.npy is truncated. So are b.npy.'

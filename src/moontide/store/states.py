@@ -17,20 +17,21 @@ from typing import Any
 import numpy as np
 
 import moontide
-from moontide.core.arrays import Array, device, namespace, to_numpy
+from moontide.core.arrays import Array, device, like, namespace, to_numpy
 from moontide.errors import FileError, InputError, OptionError
 from moontide.protocols import Method, OnlineMethod, PerBatch, State, as_online
 from moontide.registry import method as make_method
 from moontide.store.disk import reading, replacing
 from moontide.store.tensors import Tensors
+from moontide.types import Task
 
 BATCH_SIZE = "batch_size"  # in the metadata
+SAME_TEXT = 1e-3  # how far class embeddings may differ and still be the same ones, in another precision
 
 
 def check_state(method: OnlineMethod, state: State) -> None:
     """Refuse a state that another method made.
 
-    >>> from moontide import Task
     >>> tda, dmn = moontide.method("tda"), moontide.method("dmn")
     >>> check_state(tda, dmn.start(Task(np.eye(2), np.eye(2))))
     Traceback (most recent call last):
@@ -44,11 +45,31 @@ def check_state(method: OnlineMethod, state: State) -> None:
         )
 
 
+def check_same_classes(state: State, task: Task) -> None:
+    """Refuse to go on with other classes, or another logit scale, than a state was made with.
+
+    >>> made = moontide.method("tda").start(Task(np.eye(2), np.eye(2)))
+    >>> check_same_classes(made, Task(np.eye(2), np.eye(2), logit_scale=50))
+    Traceback (most recent call last):
+        ...
+    moontide.errors.InputError: 'logit_scale' must be the one of the state, 100. Got 50 instead.
+    """
+    rule = "'text_features' must be those that the state was made with."
+    if tuple(task.text.shape) != tuple(state.text.shape):
+        raise InputError(f"{rule} Got shape {tuple(task.text.shape)} instead of {tuple(state.text.shape)}.")
+    xp = namespace(state.text)
+    if not bool(xp.all(xp.abs(like(task.text, state.text) - state.text) <= SAME_TEXT)):
+        raise InputError(f"{rule} They differ in values.")
+    if abs(task.logit_scale / state.logit_scale - 1) > SAME_TEXT:
+        raise InputError(
+            f"'logit_scale' must be the one of the state, {state.logit_scale:g}. Got {task.logit_scale:g} instead."
+        )
+
+
 def save_state(path: str | Path, method: Method, state: State, batch_size: int | None = None) -> None:
     """Write a state with its method and options; `load_state` gives both back, `saved_batch_size` the batch size.
 
     >>> import tempfile
-    >>> from moontide import Task
     >>> tda = moontide.method("tda", positive_capacity=5)
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     save_state(f"{folder}/a.safetensors", tda, tda.start(Task(np.eye(2), np.eye(2))))
@@ -61,10 +82,9 @@ def save_state(path: str | Path, method: Method, state: State, batch_size: int |
 
 
 def saved_batch_size(path: str | Path) -> int | None:
-    """Return the batch size that a state was made with, or None where the file does not say it.
+    """Return the batch size that a state was made with, or None where the file does not have it.
 
     >>> import tempfile
-    >>> from moontide import Task
     >>> tda = moontide.method("tda")
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     save_state(f"{folder}/a.safetensors", tda, tda.start(Task(np.eye(2), np.eye(2))), batch_size=16)
@@ -95,7 +115,7 @@ def state_bytes(
     """Return the contents of a state file; what is added to it by names that begin with "stream" is not the state's.
 
     >>> tda = moontide.method("tda")
-    >>> data = state_bytes(tda, tda.start(moontide.Task(np.eye(2), np.eye(2))))
+    >>> data = state_bytes(tda, tda.start(Task(np.eye(2), np.eye(2))))
     >>> read_state(*unpack_state(data, "data"), "data")[1].seen
     0
     """

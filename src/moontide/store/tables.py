@@ -86,7 +86,7 @@ def _flat(value: Any) -> Any:
 
 
 def require_xlsx() -> Any:
-    """Return what writes .xlsx files, or say what is missing.
+    """Return what writes .xlsx files, or raise an error that names what is missing.
 
     >>> require_xlsx().__name__
     'openpyxl'

@@ -16,7 +16,7 @@ from numba.core import event
 from numba.extending import intrinsic
 
 from moontide.core import formulas
-from moontide.core.progress import report
+from moontide.progress import report
 
 LOOPS = {"nogil": True, "error_model": "numpy", "fastmath": {"reassoc", "contract", "nnan", "nsz"}}
 ZERO, ONE, SMALLEST = np.float32(0), np.float32(1), np.finfo(np.float32).smallest_normal

@@ -1,6 +1,6 @@
-"""Telling how far long work has come, without passing a bar through every function.
+"""Reporting how far long work has come, without passing a bar through every function.
 
-A command (or a notebook) says `with reporting(show):` and gets show(what, done, total) calls from within; elsewhere
+A command (or a notebook) uses `with reporting(show):` and gets show(what, done, total) calls from within; elsewhere
 `track` is a plain loop.
 """
 
@@ -35,7 +35,7 @@ def reporting(show: Show) -> Iterator[None]:
 
 
 def report(what: str, done: int, total: int) -> None:
-    """Tell how far some work is that is no loop over items."""
+    """Report how far some work is that is no loop over items."""
     show = _show.get()
     if show is not None:
         show(what, done, total)
