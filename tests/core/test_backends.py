@@ -243,7 +243,7 @@ def test_an_m_step_in_the_span_of_the_samples(seed: int, n: int, count: int, upd
     counts = rng.integers(1, 9, count).astype(np.float32)
     vmf, none = VMF(MOON(update=update), anchors, 100.0), np.zeros(n, np.float32)
     rows = loops.Rows(MOON(), f, text, 100.0, alone=True)
-    rows.gamma, rows.near = gamma, f @ text.T
+    rows.gamma, rows.cosine = gamma, f @ text.T
     span = loops.SpanStep(None, None, counts, none, none, 0, 0.0, np.arange(count), z, rows).classes(vmf)
     wanted = plain.m_step(vmf, Step(*weighted_sums(z, gamma, f), counts, none, none, 0, 0.0, np.arange(count)))
     if span is None:
@@ -262,7 +262,7 @@ def test_a_mean_near_zero_is_left_to_vectors() -> None:
     one = np.ones(2, np.float32)
     rows = loops.Rows(MOON(), f, f[:1], 100.0, alone=True)
     vmf = VMF(MOON(), Anchors(f[:1], one[:1], one[:1], 1e-9 * one[:1]), 100.0)
-    rows.near = f @ f[:1].T
+    rows.cosine = f @ f[:1].T
     step = loops.SpanStep(None, None, 2 * one[:1], one, one, 0, 0.0, np.asarray([0]), one[:, None], rows)
     assert step.classes(vmf) is None
     assert np.isfinite(loops.m_step(vmf, step).kappa).all()

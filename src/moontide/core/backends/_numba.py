@@ -75,14 +75,20 @@ def loops(function: Any) -> Any:
         return njit(**LOOPS)(function)
 
 
-@intrinsic
-def float_of_bits(typing: Any, bits: Any) -> Any:
-    """Read the 32 bits of an integer as a float."""
+def bits_as(kind: Any, given: Any) -> Any:
+    """Make a function that reads the 32 bits of a number of one kind as a number of another."""
 
-    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.bitcast(arguments[0], context.get_value_type(types.float32))
+    @intrinsic
+    def read(typing: Any, bits: Any) -> Any:
+        def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            return builder.bitcast(arguments[0], context.get_value_type(kind))
 
-    return types.float32(types.int32), code
+        return kind(given), code
+
+    return read
+
+
+float_of_bits, bits_of_float = bits_as(types.float32, types.int32), bits_as(types.int32, types.float32)
 
 
 @njit(inline="always")
@@ -95,16 +101,6 @@ def exp(x: Any) -> Any:
     q = ((((E5 * r + E4) * r + E3) * r + E2) * r + E1) * r + E0
     value = (q * r * r + r + ONE) * float_of_bits(np.int32(biased << np.int32(23)))
     return value if x > LOWEST else ZERO
-
-
-@intrinsic
-def bits_of_float(typing: Any, value: Any) -> Any:
-    """Read the 32 bits of a float as an integer."""
-
-    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.bitcast(arguments[0], context.get_value_type(types.int32))
-
-    return types.int32(types.float32), code
 
 
 @njit(inline="always")

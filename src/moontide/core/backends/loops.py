@@ -68,7 +68,8 @@ class SpanStep(Step):
         beta, a, b = _numba.span_weights(self.z, self.rows.gamma, self.counts, alpha, anchor_r, exact, epsilon)
         scores = self.rows.gram @ a  # (N, L)
         numbers = (vmf.d, min(o.r_cap, BELOW_1), o.kappa_cap, o.temper, np.float32(vmf.scale))
-        r, kappa, kl, shortest = _numba.span_scores(scores, a, b, self.rows.near, anchor_kappa, anchor_r, *numbers)
+        near = self.rows.cosine.take(self.present, axis=1)  # (N, L)
+        r, kappa, kl, shortest = _numba.span_scores(scores, a, b, near, anchor_kappa, anchor_r, *numbers)
         if shortest < SHORT:
             return None
         mu = lambda: (a.T @ f + b[:, None] * text) / r[:, None]  # noqa: E731
@@ -90,7 +91,7 @@ class Rows(plain.Rows):
         self.gram = None
         super().__init__(*given, **options)
         self.absent: Absent | None = None  # z, where few classes are present
-        self.steps, self.near, self.present = 0, self.f[:, :0], np.zeros(0, np.int64)
+        self.steps, self.present = 0, np.zeros(0, np.int64)
 
     def first(self) -> First:
         """Eq. zero-shot and its sums, in one pass."""
@@ -156,11 +157,7 @@ class Rows(plain.Rows):
         if self.absent is not None and np.count_nonzero(counts) > np.count_nonzero(counts[self.present]):
             self._dense()  # a class that was absent has samples
         if self.absent is None:
-            found = np.nonzero(counts)[0]  # (L,)
-            if len(found) != len(self.present) or (found != self.present).any():
-                self.present = found
-                if self.gram is not None:
-                    self.near = self.cosine.take(found, axis=1)  # (N, L)
+            self.present = np.nonzero(counts)[0]  # (L,)
             if self.steps and self.votes_of.symmetric and worthwhile(self.z, self.present):
                 self.absent = Absent(self, a.log_sum, scores)
         self.steps += 1
