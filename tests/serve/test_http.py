@@ -20,7 +20,7 @@ from moontide.serve import push_log, pushes
 from moontide.serve.encoding import encode_in_pieces
 from moontide.serve.metrics import HELP
 from moontide.serve.service import Limits, sample_set
-from moontide.serve.stream_store import seal
+from moontide.serve.stream_store import EVERY, seal
 from moontide.streams import load_state
 from moontide.types import Task
 
@@ -280,7 +280,7 @@ def test_health_and_a_stream_that_cannot_be_read(app, data, text, samples, push)
     make(client, text)
     make(client, text, name="b")
     push(client, "a", samples(3))
-    with client.service.store._transaction(pushes=True):
+    with client.service.store._transaction(pushes=EVERY):
         client.service.store._run("UPDATE journal SET data = ?", (b"rubbish",))
     client.server.should_exit = True
     queue = client.service.queues["a"]

@@ -9,7 +9,7 @@ import pytest
 from moontide.errors import FileError
 from moontide.serve import databases, push_log
 from moontide.serve.databases import LOG, open_store
-from moontide.serve.stream_store import Answered, DamagedError, Record, Saved, StoreError
+from moontide.serve.stream_store import EVERY, Answered, DamagedError, Record, Saved, StoreError
 
 SAVED = Saved(0, 0, 0, 0, b"state", b"tally")
 
@@ -22,7 +22,7 @@ def fill(store, n=5, stream="a"):
 
 
 def edit(store, sql, *values):
-    with store._transaction(pushes=True):
+    with store._transaction(pushes=EVERY):
         store._run(sql, values)
 
 
@@ -250,6 +250,55 @@ def test_pushes_of_a_killed_server_are_read_once(sqlite, tmp_path):
     last = open_store(str(killed), "never")
     assert [record.seq for record in last.load("a")[2]] == [1, 2, 3, 4, 5, 6]
     last.close()
+
+
+def test_a_checkpoint_leaves_the_pushes_of_other_streams_in_the_log(sqlite, tmp_path):
+    """A killed server finds each push once: in the tables or in the log, also where a name was used before."""
+
+    def reopened(name):
+        shutil.copytree(sqlite, tmp_path / name)
+        return open_store(str(tmp_path / name), "never")
+
+    def push(stream, seq):
+        record = Record(seq, 2 * seq - 2, 2, f"{stream}{seq}".encode())
+        store.append(stream, record, [Answered(record.first, 2, b"answer")])
+
+    def rows_of(there, stream):
+        saved, inside, after, answered = there.load(stream)
+        assert [row.first for row in answered] == list(range(0, saved.total + 2 * len(after), 2))
+        return [record.data for record in inside], [record.data for record in after]
+
+    store = open_store(sqlite, "never")
+    for stream in "ab":
+        store.create(stream, "{}", b"state", b"tally")
+    for seq in (1, 2, 3):
+        push("a", seq)
+        push("b", seq)
+    before = Path(sqlite, LOG).read_bytes()
+    store.checkpoint("a", Saved(3, 6, 6, 2, b"state", b"tally"), x_from=4, answers_from=0)
+    push("a", 4)
+    tables = sqlite3.connect(Path(sqlite, "moontide.sqlite3"))
+    assert tables.execute("SELECT stream, seq FROM journal").fetchall() == [("a", 3)]
+    assert Path(sqlite, LOG).read_bytes().startswith(before)  # nothing was begun again
+    for name in ("killed", "killed again"):
+        there = reopened(name)
+        assert rows_of(there, "a") == ([b"a3"], [b"a4"])
+        assert rows_of(there, "b") == ([], [b"b1", b"b2", b"b3"])
+        there.close()
+    assert rows_of(store, "b") == ([], [b"b1", b"b2", b"b3"])  # with what is still in the log
+    push("a", 5)
+    store.delete("a")
+    store.create("a", "{}", b"state", b"tally")
+    there = reopened("deleted")
+    assert rows_of(there, "a") == ([], [])
+    there.close()
+    push("b", 4)
+    assert Path(sqlite, LOG).read_bytes()[: len(before)] != before  # all was in the tables: over the old ones
+    there = reopened("over the old ones")
+    assert rows_of(there, "b") == ([], [b"b1", b"b2", b"b3", b"b4"])
+    there.close()
+    tables.close()
+    store.close()
 
 
 def test_a_push_that_cannot_be_written_or_synced_is_not_there(sqlite, monkeypatch, tmp_path):

@@ -4,10 +4,11 @@
 when the system decides. A killed process loses nothing under any of them; a power cut may lose the last pushes
 under the other two.
 
-In a folder, pushes go to the file `pushes.log` first (see `push_log`), and into the tables with the next transaction.
-This log and SQLite's own end at the first entry that does not match its checksum; a damaged one would lose what was
-answered after it, and nobody would know. So transactions and pushes are counted, in the database and in `pushes.log`,
-and the file `mark` beside them has the last count; data that are behind their mark are not served.
+In a folder, pushes go to the file `pushes.log` first (see `push_log`), and into the tables with the next transaction
+that needs those of their stream, such as a checkpoint. This log and SQLite's own end at the first entry that does not
+match its checksum; a damaged one would lose what was answered after it, and nobody would know. So transactions and
+pushes are counted, in the database and in `pushes.log`, and the file `mark` beside them has the last count; data that
+are behind their mark are not served.
 """
 
 from __future__ import annotations
@@ -25,14 +26,25 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from moontide.errors import FileError, missing_extra
-from moontide.serve.push_log import WRAP, Entry, PushLog, entries
-from moontide.serve.stream_store import HELP, Answered, DamagedError, Drop, Record, StoreError, StreamStore, insert
+from moontide.serve.push_log import WRAP, Entry, Found, PushLog, entries
+from moontide.serve.stream_store import (
+    CHECKPOINT,
+    EVERY,
+    HELP,
+    Answered,
+    DamagedError,
+    Drop,
+    Record,
+    StoreError,
+    StreamStore,
+    insert,
+)
 
 LOCK_WAIT = 10.0  # seconds to wait for a server that is just going down to let go of the data
 PG_LOCK = 0x6D6F6F6E  # the advisory lock that the one server of a database holds
 PAGE_BYTES, WAL_BYTES = 2**10, 2**24  # of SQLite; its own log is folded into its file at the second size
-LOG_BYTES = 2**26  # of pushes that are not in the tables yet
-COUNTS = ("user_version", "application_id")  # of SQLite's header: transactions, and pushes in the tables
+LOG_BYTES = 2**28  # of the log, after which the pushes of all streams go into the tables
+COUNTS = ("user_version", "application_id")  # of SQLite's header: transactions, and pushes before those of the log
 FILE, LOG = "moontide.sqlite3", "pushes.log"
 
 
@@ -142,7 +154,11 @@ class SQLite(StreamStore):
             self._log = PushLog(folder / LOG)
             found.append(self._log.path)
         self._files = {path: _file(path) for path in found}
-        if self._pending:
+        if self._log is not None and self._pending:
+            self._log.size = self._pending[-1].stop
+            self._pushed = self._pending[-1].entry.number
+            for start, _, entry in new_to(self._run, self._pending):
+                self._waiting.setdefault(entry.stream, []).append((start, entry.answered))
             self.fold()
 
     def _check(self) -> None:
@@ -156,18 +172,21 @@ class SQLite(StreamStore):
         self._mark = Mark(Path(self.data, "mark"))
         marked = self._mark.read()
         self._count, self._pushed = (self._run(f"PRAGMA {name}").fetchone()[0] for name in COUNTS)
-        self._pending = 0  # pushes of an earlier process that are not in the tables
-        self._waiting: dict[str, list[Answered]] = {}  # answers to pushes that are not in the tables
+        self._pending: list[Found] = []  # pushes of an earlier process in the log
+        # of each stream, where the pushes that are not in the tables begin in the log, and their answers
+        self._waiting: dict[str, list[tuple[int, Sequence[Answered]]]] = {}
+        self._folding: list[str] = []  # streams whose pushes this transaction moves into the tables
+        self._emptied = False  # whether none is left in the log then
         self._synced = 0 if marked is None else marked.synced
         if not self.lock and marked is not None:  # a server may be at work
             return
-        self._pending = sum(1 for _ in entries(Path(self.data, LOG), self._pushed))
+        self._pending = list(entries(Path(self.data, LOG), self._pushed))
         if marked is None:
             if tables:
                 raise DamagedError(f"The data in {self.data} lack their mark; restore a backup, {HELP}.")
             return self._mark.write(self._count, self._count)
         wanted = marked.last if marked.boot == self._mark.boot else marked.synced
-        missing = (wanted - self._count - self._pushed - self._pending) % WRAP
+        missing = (wanted - self._count - self._pushed - len(self._pending)) % WRAP
         if 0 < missing < WRAP // 2:
             raise DamagedError(
                 f"The data in {self.data} lack the last {missing} transactions, which were answered: "
@@ -189,46 +208,53 @@ class SQLite(StreamStore):
         with self._mutex, self._failing():
             self._require_files()
             number = (self._pushed + 1) % WRAP
-            self._log.append(Entry(number, stream, record, answered), sync=self.fsync == "always")
+            start = self._log.append(Entry(number, stream, record, answered), sync=self.fsync == "always")
             self._pushed = number
-            self._waiting.setdefault(stream, []).extend(answered)
+            self._waiting.setdefault(stream, []).append((start, answered))
             self._note(synced=self.fsync == "always")
         if self._log.size > LOG_BYTES:
             self.fold()
 
     def fold(self) -> None:
         """Move all pushes into the tables."""
-        with self._transaction(pushes=True):
+        with self._transaction(pushes=EVERY):
             pass
 
     def _answers(self, stream: str, first: int, stop: int) -> list[Answered]:
-        waiting = () if self._folding else self._waiting.get(stream, ())
-        mine = [row for row in waiting if row.first < stop and row.first + row.size > first]
+        waiting = [] if stream in self._folding else self._waiting.get(stream, [])
+        mine = [row for _, rows in waiting for row in rows if row.first < stop and row.first + row.size > first]
         return super()._answers(stream, first, stop) + mine
 
-    def _begin(self, write: bool, pushes: bool, drop: Drop | None) -> bool:
+    def _begin(self, write: bool, pushes: str | None, drop: Drop | None) -> bool:
         self._require_files()
-        fold = pushes and self._log is not None and (self._log.size > 0 or self._pending > 0)
-        write = write or fold
+        self._folding = [stream for stream in self._waiting if pushes in (stream, EVERY)]
+        logged = pushes is not None and self._log is not None and self._log.size > 0
+        self._emptied = logged and len(self._folding) == len(self._waiting)
+        write = write or self._emptied or bool(self._folding)
         self._run("BEGIN IMMEDIATE" if write else "BEGIN")
         if write:
             self._begun = (self._run("PRAGMA user_version").fetchone()[0] + 1) % WRAP
             self._run(f"PRAGMA user_version = {self._begun}")
-        if fold and self._log is not None:
-            folded = self._run("PRAGMA application_id").fetchone()[0]
-            found = entries(self._log.path, folded, None if self._pending else self._log.size)
-            self._pushed = insert_all(self._run, found, folded, drop)
-        self._folding = fold
+        if self._log is not None:
+            for stream in self._folding:
+                for start, _ in self._waiting[stream]:
+                    entry = self._log.read(start)
+                    keep = drop is None or not drop.has(stream, entry.record)
+                    insert(self._run, stream, entry.record, entry.answered, keep)
+        if self._emptied:
+            self._run(f"PRAGMA application_id = {self._pushed}")
         return write
 
     def _committed(self) -> None:
         self._count = self._begun
         if self._log is not None:
-            if self._folding:
+            for stream in self._folding:
+                del self._waiting[stream]
+            if self._emptied:
                 self._log.reset()
-                self._waiting.clear()
-                self._pending = 0
-            self._note(synced=self.fsync == "always" or (self._folding and self.fsync == "interval"))
+                self._pending = []
+            self._note(synced=self.fsync == "always" or (self._emptied and self.fsync == "interval"))
+            self._folding, self._emptied = [], False
 
     def _note(self, synced: bool) -> None:
         """Write the count to the mark, and whether all of it is on disk."""
@@ -283,14 +309,32 @@ class SQLite(StreamStore):
             self._held = None
 
 
-def insert_all(run: Callable[..., Any], found: Iterable[Entry], folded: int, drop: Drop | None = None) -> int:
-    """Put pushes that follow a number into the tables, but for dropped records; returns the number of the last."""
-    for number, stream, record, answered in found:
-        if number == (folded + 1) % WRAP:
-            insert(run, stream, record, answered, keep=drop is None or not drop.has(stream, record))
-            folded = number
-    run(f"PRAGMA application_id = {folded}")
-    return folded
+def new_to(run: Callable[..., Any], found: Iterable[Found]) -> list[Found]:
+    """Return the entries of a log whose records are not in the tables, and have not been."""
+    last: dict[str, int] = {}
+    new = []
+    for each in found:
+        stream = each.entry.stream
+        if stream not in last:
+            seqs = "SELECT seq FROM journal WHERE stream = ? UNION ALL SELECT seq FROM states WHERE stream = ?"
+            number = run(f"SELECT max(seq) FROM ({seqs} AND number = {CHECKPOINT})", (stream, stream)).fetchone()[0]
+            last[stream] = -1 if number is None else number
+        if each.entry.record.seq > last[stream]:
+            new.append(each)
+    return new
+
+
+def insert_all(run: Callable[..., Any], found: Iterable[Found], before: int) -> int:
+    """Put the entries of a log after a number into the tables; returns the number of the last one."""
+    later = []
+    for each in found:
+        if each.entry.number == (before + 1) % WRAP:
+            later.append(each)
+            before = each.entry.number
+    for each in new_to(run, later):
+        insert(run, each.entry.stream, each.entry.record, each.entry.answered)
+    run(f"PRAGMA application_id = {before}")
+    return before
 
 
 def _file(path: Path) -> tuple[int, int] | None:

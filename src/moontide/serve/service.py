@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
+from moontide.core.threads import products_stay_here
 from moontide.encoders import Encoder
 from moontide.encoders.prompts import embed_classes
 from moontide.errors import InputError, OptionError, ResourceError, unknown_name
@@ -107,6 +108,7 @@ class Service:
 
     async def open(self) -> None:
         """Start a queue for every stream of the store; they are read in the background."""
+        products_stay_here()
         self._encoding, self._mapping, self.parsing = asyncio.Lock(), asyncio.Lock(), asyncio.Semaphore(2)
         self._tasks: set[asyncio.Task[None]] = set()
         known = await self.aside(self.store.streams)

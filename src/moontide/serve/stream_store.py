@@ -34,6 +34,7 @@ CREATE TABLE IF NOT EXISTS answers (stream TEXT, first BIGINT, size BIGINT NOT N
 CREATE TABLE IF NOT EXISTS tokens (name TEXT PRIMARY KEY, token BYTEA NOT NULL)
 """
 CHECKPOINT = -1  # the number of the state to go on from
+EVERY = ""  # in place of the name of a stream: all of them
 HELP = "see 'Backups and damage' in docs/serve.md"
 
 
@@ -151,7 +152,7 @@ class StreamStore:
     def _run(self, sql: str, values: Sequence[Any] = ()) -> Any:
         return self._connection.execute(sql, values)
 
-    def _begin(self, write: bool, pushes: bool, drop: Drop | None) -> bool:
+    def _begin(self, write: bool, pushes: str | None, drop: Drop | None) -> bool:
         """Begin a transaction; returns whether it writes."""
         self._run("BEGIN")
         return write
@@ -178,8 +179,11 @@ class StreamStore:
                 self._connection = None
 
     @contextmanager
-    def _transaction(self, write: bool = True, pushes: bool = False, drop: Drop | None = None) -> Iterator[None]:
-        """Run a block as one transaction, one that needs all `pushes` in the tables but for those that it will drop."""
+    def _transaction(self, write: bool = True, pushes: str | None = None, drop: Drop | None = None) -> Iterator[None]:
+        """Run a block as one transaction.
+
+        `pushes`: the stream whose pushes it needs in the tables, or `EVERY`, except for those that it will drop.
+        """
         with self._mutex, self._failing():
             if self._connection is None:
                 self._connect()
@@ -228,7 +232,7 @@ class StreamStore:
 
     def delete(self, stream: str) -> None:
         """Delete a stream and its data."""
-        with self._transaction(pushes=True):
+        with self._transaction(pushes=EVERY):  # nothing of it stays in a log, where a new stream has the same name
             for table in ("streams", "journal", "states", "answers"):
                 self._run(f"DELETE FROM {table} WHERE stream = ?", (stream,))
 
@@ -236,12 +240,12 @@ class StreamStore:
 
     def append(self, stream: str, record: Record, answered: Sequence[Answered]) -> None:
         """Add a record with its answers, or with those that it changes. When this returns, they are there for good."""
-        with self._transaction(pushes=True):
+        with self._transaction(pushes=stream):
             insert(self._run, stream, record, answered)
 
     def checkpoint(self, stream: str, saved: Saved, *, x_from: int, answers_from: int) -> None:
         """Make a state the one to go on from; drop records and answers whose samples all come before a number."""
-        with self._transaction(pushes=True, drop=Drop(stream, x_from)):
+        with self._transaction(pushes=stream, drop=Drop(stream, x_from)):
             self._put_state(stream, CHECKPOINT, saved)
             self._run("DELETE FROM journal WHERE stream = ? AND first + size <= ?", (stream, x_from))
             old = "DELETE FROM answers WHERE stream = ? AND first < ? AND first + size <= ?"
@@ -252,7 +256,7 @@ class StreamStore:
 
         What is missing between two of them, or at the end, is an error.
         """
-        with self._transaction(write=False, pushes=True):
+        with self._transaction(write=False, pushes=stream):
             saved = self._state(stream, CHECKPOINT)
             rows = self._run(
                 "SELECT seq, first, size, data FROM journal WHERE stream = ? ORDER BY seq", (stream,)
