@@ -590,40 +590,6 @@ def tide_weights(z: Any, gamma: Any, at_anchor: Any, among: Any) -> Any:
 
 
 @loops
-def tide_split(base: Any, at_anchor: Any, z: Any, present: Any, gone: Any, near: Any, cosines: Any, kept: Any, top: Any,
-               shares: Any, logs: Any) -> None:  # fmt: skip
-    """Copy the columns `present`; of those that are gone keep exp(base - top) and that times base - top."""
-    a = padded(gone.shape[0], LOWEST - BIAS)
-    for i in range(z.shape[0]):
-        row = base[i]
-        for l in range(present.shape[0]):
-            c = present[l]
-            near[i, l], cosines[i, l], kept[i, l] = row[c], at_anchor[i, c], z[i, c]
-        for r in range(gone.shape[0]):
-            a[r] = row[gone[r]]
-        most = largest(a)
-        top[i] = most
-        for r in range(gone.shape[0]):
-            shares[i, r] = exp(a[r] - most)
-            logs[i, r] = shares[i, r] * (a[r] - most)
-
-
-@loops
-def tide_join(z: Any, present: Any, gone: Any, top: Any, shares: Any, pull: Any, log_sum: Any, full: Any) -> None:
-    """Put columns together again: those of z, and shares pull exp(top - log_sum); the rows then sum to 1."""
-    for i in range(z.shape[0]):
-        row, total, scale = full[i], ZERO, np.exp(top[i] - log_sum[i])
-        for l in range(present.shape[0]):
-            row[present[l]] = z[i, l]
-            total += z[i, l]
-        for r in range(gone.shape[0]):
-            row[gone[r]] = shares[i, r] * pull[r] * scale
-            total += row[gone[r]]
-        for c in range(full.shape[1]):
-            row[c] /= total
-
-
-@loops
 def tide_step(start: Any, stop: Any, base: Any, y: Any, counts: Any, prior: Any, smoothing: Any, left_out: Any,
               vote_weight: Any, sharpness: Any, alpha: Any, pointer: Any, neighbour: Any, weight: Any, z: Any, new: Any,
               some: Any, among: Any, hard: Any, own: Any, cosine: Any, soft: Any, along: Any, dots: Any, squares: Any,
@@ -700,35 +666,41 @@ def idle_sums(top: Any, most: Any, e: Any, e_log: Any, pull: Any, log_pull: Any)
     return top, total * scale, scale * (inner + total * (most - top))
 
 
-@njit(inline="always")
-def nearer(beta: Any, mine: Any, dot: Any, cosine: Any, square: Any, along: Any, soft: Any) -> Any:
-    """Eqs. 8 and 9 of TIDE: the cosine to a class mean without the sample's own part, less that to the anchor."""
-    other, by = ONE - beta, beta / max(soft - mine, np.float32(1e-9))
-    length = by * (
-        by * (square + mine * (mine - np.float32(2) * dot)) + np.float32(2) * other * (along - mine * cosine)
-    )
-    value = by * (dot - mine) + other * cosine
-    return value / np.sqrt(max(length + other * other, np.float32(EPS))) - cosine
-
-
 @loops
-def add_nearer(beta: Any, left_out: Any, mine: Any, dot: Any, cosine: Any, square: Any, along: Any, soft: Any,
+def add_nearer(beta: Any, left_out: Any, own: Any, dots: Any, cosine: Any, squares: Any, along: Any, soft: Any,
                more: Any, among: Any, sharpness: Any, a: Any) -> None:  # fmt: skip
-    """Add `nearer` of the classes with labels, times the sharpness, to the logits in their columns `among`."""
-    for h in range(mine.shape[0]):
-        more[h] = nearer(beta[h], left_out * mine[h], dot[h], cosine[h], square[h], along[h], soft[h])
-    for h in range(mine.shape[0]):
+    """Eqs. 8 and 9 of TIDE: add the sharpness times a sample's cosines to class means, less those to the anchors.
+
+    Its own part, the share `left_out` of `own` (H,), is not in the means. `a` are logits, `among` (H,) their columns.
+    """
+    for h in range(own.shape[0]):
+        mine, dot, t = left_out * own[h], dots[h], cosine[h]
+        other, by = ONE - beta[h], beta[h] / max(soft[h] - mine, np.float32(1e-9))
+        square = by * (squares[h] + mine * (mine - np.float32(2) * dot))
+        length = by * (square + np.float32(2) * other * (along[h] - mine * t)) + other * other
+        more[h] = (by * (dot - mine) + other * t) / np.sqrt(max(length, np.float32(EPS))) - t
+    for h in range(own.shape[0]):
         a[among[h]] += sharpness * more[h]
 
 
 @loops
-def tide_logs(start: Any, stop: Any, z: Any, labels: Any, out: Any) -> None:
-    """log(z_ik / z_il) of rows from `start` to `stop`, l the label of sample i."""
+def tide_logs(start: Any, stop: Any, z: Any, labels: Any, present: Any, gone: Any, top: Any, shares: Any, pull: Any,
+              log_sum: Any, out: Any) -> None:  # fmt: skip
+    """log(z_ik / z_il) of rows from `start` to `stop`, l the label of sample i, from the two parts of a `Split`."""
+    least = np.float32(1e-30)
     for i in range(start, stop):
-        row, to, least = z[i], out[i], np.float32(1e-30)
+        row = out[i]
+        if gone.shape[0]:
+            scale = np.exp(top[i] - log_sum[i])
+            for l in range(present.shape[0]):
+                row[present[l]] = z[i, l]
+            for r in range(gone.shape[0]):
+                row[gone[r]] = shares[i, r] * pull[r] * scale
+        else:
+            row[:] = z[i]
         shift = log(row[labels[i]] + least)
         for c in range(row.shape[0]):
-            to[c] = log(row[c] + least) - shift
+            row[c] = log(row[c] + least) - shift
 
 
 @loops

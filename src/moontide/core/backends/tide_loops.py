@@ -57,13 +57,13 @@ class TIDERows(tide_plain.TIDERows):
 
     gram: Any = None  # (N, N) f_i . f_j in the metric, where N <= d
 
-    def __init__(self, *given: Any, cosine: Floats | None = None, **options: Any) -> None:
+    done = 0  # E-steps
+
+    def __init__(self, *given: Any, **options: Any) -> None:
         super().__init__(*given, **options)
-        self.cosine = cosine  # (n, K)
-        if cosine is None:
+        if self.cosine is None:
             self.cosine = self.new = np.matmul(self.f, self.text.T, out=self._spare())  # free after `_keep`
         self.split = Split(np.arange(len(self.text)), np.arange(0), self.gamma, *np.empty((2, len(self.f), 0), one))
-        self.done = 0  # E-steps
 
     def _neighbours(self) -> Graph:
         n, d = self.f.shape
@@ -97,10 +97,10 @@ class TIDERows(tide_plain.TIDERows):
         near, most, even, even_own = self._in_blocks(_numba.tide_compare, self.y, total, *self.votes_of.edges, agree)
         self.in_metric, lengths = self._scaled(slice(0, n), scale)
         agree /= max(n - 1, 1)
-        numbers = (float(x.sum(dtype=float)) for x in (agree, agree.astype(float) ** 2, self.sure, lengths))
-        agreed, squares, sure, length = numbers
         sums = _numba.group_sums(self.in_metric, self.places, self.gamma, len(self.counts))
-        return Compared(agreed, squares, self.own, sure, length, near, most, even, even_own, sums)
+        numbers = (agree, agree.astype(float) ** 2, self.sure, lengths)
+        agreed, squares, sure, length = (float(x.sum(dtype=float)) for x in numbers)
+        return Compared(agreed, squares, self.own, sure, even_own, near, most, even, length, sums)
 
     def _keep(self, fixed: eq.Fixed) -> None:
         """Keep what all E-steps need: the cosines to the anchors, and logits there without votes and prior."""
@@ -149,23 +149,27 @@ class TIDERows(tide_plain.TIDERows):
 
     def _leave_alone(self, idle: NDArray[np.bool_]) -> None:
         """Leave classes alone from here on, where they are many."""
-        n, present, gone = len(self.f), np.nonzero(~idle)[0], np.nonzero(idle)[0]  # (L,), (R,)
+        present, gone = np.nonzero(~idle)[0], np.nonzero(idle)[0]  # (L,), (R,)
         if 4 * len(gone) <= len(idle):
             return
-        near, cosines, kept, self.new = np.empty((4, n, len(present)), one)
-        self.split = Split(present, gone, np.empty(n, one), *np.empty((2, n, len(gone)), one))
-        _numba.tide_split(self.log_y, self.at_anchor, self.z, present, gone, near, cosines, kept, *self.split[2:])
+        away = self.log_y.take(gone, axis=1)  # (N, R)
+        top = away.max(axis=1)  # (N,)
+        away -= top[:, None]
+        shares = np.exp(away)  # (N, R)
+        away *= shares
+        self.split = Split(present, gone, top, shares, away)
         self.spare += [self.log_y, self.at_anchor]
-        self.z, self.log_y, self.at_anchor = kept, near, cosines
+        self.z, self.log_y, self.at_anchor = (x.take(present, axis=1) for x in (self.z, self.log_y, self.at_anchor))
+        self.new = np.empty_like(self.z)
 
     def confidence(self, power: float) -> Confident:
         """Add up the confidences under a temperature, and their slopes (Eq. 14)."""
         if self.log_z is None:
+            z = self.z
             if len(self.split.gone):
-                z, self.z, self.new = self.z, self._room(), None
-                _numba.tide_join(z, *self.split[:4], self.pull, self.log_total, self.z)
+                self.z, self.new = self._room(), None  # of all classes again
             self.log_z = self._room() if self.new is None else self.new
-            self._in_blocks(_numba.tide_logs, self.z, self.labels, self.log_z)
+            self._in_blocks(_numba.tide_logs, z, self.labels, *self.split[:4], self.pull, self.log_total, self.log_z)
         return Confident(*self._in_blocks(_numba.tide_confidence, self.log_z, one(power), self.z[:, :0]))
 
     def finish(self, power: float | None) -> Counted:
