@@ -331,7 +331,7 @@ def test_calibration_keeps_the_order_and_gives_the_confidence_asked_for(
     log_z, right = log_ratios(z, z.argmax(1)[:, None]), y[np.arange(n), z.argmax(1)].mean()
 
     def sums_at(power: float) -> tuple[float, float]:
-        confidence, slope = confidences(np.exp(power * log_z), log_z, power)
+        confidence, slope = confidences(log_z, power)
         return float(confidence.sum()), float(slope.sum())
 
     p = np.exp(calibration(expected_right(right, w, n), sums_at, n) * log_z)

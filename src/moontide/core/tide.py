@@ -16,6 +16,7 @@ from moontide.core.arrays import (
     class_sums,
     clip,
     device,
+    exp_,
     is_torch_array,
     like,
     namespace,
@@ -354,11 +355,9 @@ def log_ratios(z: Array, label: Array) -> Array:
     return log_z
 
 
-def confidences(e: Array, log_z: Array, power: float) -> tuple[Array, Array]:
-    """Return the probability of the label under z^T and its derivative by log T, (N,) each.
-
-    `log_z` (N, K) are the `log_ratios` and `e` is exp(T log_z).
-    """
+def confidences(log_z: Array, power: float) -> tuple[Array, Array]:
+    """Return the probability of the label under z^T and its derivative by log T, (N,) each, from `log_ratios`."""
+    e = exp_(power * log_z)  # (N, K)
     confidence = 1 / row_sums(e)  # (N,)
     return confidence, -power * row_dots(e, log_z) * confidence**2
 

@@ -32,7 +32,7 @@ from typing import Any, ClassVar, NamedTuple
 from moontide.core import tide as eq
 from moontide.core.arrays import Array, device, device_type, is_torch_array, like, namespace, to_numpy
 from moontide.core.backends import choose_tide, compiled, tide_plain
-from moontide.core.driver import Run, solve
+from moontide.core.driver import Mixture, Run, solve
 from moontide.core.graph import Graph
 from moontide.core.ple import EPS
 from moontide.core.rows import LARGE, NEIGHBOURS, check_graph
@@ -91,16 +91,12 @@ class TIDE(OnlineMethod):
         """Remember nothing but the class balance and the negatives."""
         xp, k, d = namespace(task.text), task.k, task.d
         kind = {"dtype": task.text.dtype, "device": device(task.text)}
+        none = xp.full((self.memory,), -1, dtype=xp.int64, device=device(task.text))
         return TIDEState(
-            text=task.text,
-            logit_scale=task.logit_scale,
-            seen=0,
-            recent=xp.zeros((self.memory, d), **kind),
-            recent_known=xp.full((self.memory,), -1, dtype=xp.int64, device=device(task.text)),
-            known_sums=xp.zeros((k, d), **kind),
-            known_counts=xp.zeros((k,), **kind),
+            text=task.text, logit_scale=task.logit_scale, seen=0, recent=xp.zeros((self.memory, d), **kind),
+            recent_known=none, known_sums=xp.zeros((k, d), **kind), known_counts=xp.zeros((k,), **kind),
             **given_inputs(task),
-        )
+        )  # fmt: skip
 
     def _fit(self, task: Task) -> Result:
         check_graph(task.graph, self.name, self.neighbours)
@@ -115,14 +111,14 @@ class TIDE(OnlineMethod):
         every, numbers = xp.concat([state.recent, x]), xp.concat([state.recent_known, known])
         leaving = remember(state, every[:first, :], numbers[:first])
         cosine = recent_cosines(state, x, old)
-        result = self.solve(leaving, every[first:, :], numbers[first:], None, cosine)
-        after = replace(
-            remember(state, every[:n, :], numbers[:n]), seen=state.seen + n, recent=copy_array(every[n:, :]),
-            recent_known=copy_array(numbers[n:]),
-        )  # fmt: skip
+        found = self.solve(leaving, every[first:, :], numbers[first:], None, cosine)
+        recent, recent_known = copy_array(every[n:, :]), copy_array(numbers[n:])
+        after = remember(state, every[:n, :], numbers[:n])
+        after = replace(after, seen=state.seen + n, recent=recent, recent_known=recent_known)
         if cosine is not None:
             object.__setattr__(after, "cosine", cosine)
-        return after, rows_of(result, old)
+        columns = {name: getattr(found, name) for name in ("probs", "zero_shot", "unknown", "decided")}
+        return after, replace(found, **{name: x if x is None else x[old:, ...] for name, x in columns.items()})
 
     def _correct(self, state: TIDEState, x: Array, known: Array, before: Array) -> TIDEState:  # type: ignore[override]
         """Label recent samples where they are; add others to the labelled samples of the past, where they were not."""
@@ -188,7 +184,7 @@ class TIDE(OnlineMethod):
 TIDE.rows_type = tide_plain.TIDERows
 
 
-class TIDEMixture:
+class TIDEMixture(Mixture[Assigned, "Solution"]):
     """TIDE for `driver.solve`: what it makes of the sums over its samples, equation by equation."""
 
     def __init__(
@@ -241,9 +237,6 @@ class TIDEMixture:
             sums, more = eq.rows_at(self.known.sums, step.some), self.known.counts[step.some]
             step = replace(step, sums=step.sums + sums, soft=step.soft + more, hard=step.hard + more)
         return step
-
-    def terms(self, classes: Assigned, step: Assigned) -> None:
-        """Keep nothing: TIDE has no objective."""
 
     def finish(self, run: Run, classes: Assigned, step: Assigned, trace: list[None]) -> Solution:
         """Eq. 14, the calibration, and the shares of the samples in the class means."""
@@ -305,12 +298,3 @@ def recent_cosines(state: TIDEState, x: Array, old: int) -> Array | None:
     if past is None or len(past) < old:
         past = loops.row_products(state.recent[len(state.recent) - old :, :], state.text)
     return namespace(x).concat([past[len(past) - old :, :], loops.row_products(x, state.text)])
-
-
-def rows_of(result: Result, first: int) -> Result:
-    """Return the result of the samples from number `first` on."""
-    if not first or result.unknown is None:
-        return result
-    return replace(
-        result, probs=result.probs[first:, :], zero_shot=result.zero_shot[first:, :], unknown=result.unknown[first:]
-    )

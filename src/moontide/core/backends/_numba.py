@@ -590,6 +590,21 @@ def tide_weights(z: Any, gamma: Any, at_anchor: Any, among: Any) -> Any:
 
 
 @loops
+def tide_split(base: Any, gone: Any, top: Any, shares: Any, logs: Any) -> None:
+    """Keep the largest entry of each row of the columns that are `gone`, exp(base - top) and that times base - top."""
+    a = padded(gone.shape[0], LOWEST - BIAS)
+    for i in range(base.shape[0]):
+        row = base[i]
+        for r in range(gone.shape[0]):
+            a[r] = row[gone[r]]
+        most = largest(a)
+        top[i] = most
+        for r in range(gone.shape[0]):
+            shares[i, r] = exp(a[r] - most)
+            logs[i, r] = shares[i, r] * (a[r] - most)
+
+
+@loops
 def tide_step(start: Any, stop: Any, base: Any, y: Any, counts: Any, prior: Any, smoothing: Any, left_out: Any,
               vote_weight: Any, sharpness: Any, alpha: Any, pointer: Any, neighbour: Any, weight: Any, z: Any, new: Any,
               some: Any, among: Any, hard: Any, own: Any, cosine: Any, soft: Any, along: Any, dots: Any, squares: Any,

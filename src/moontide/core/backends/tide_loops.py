@@ -152,12 +152,9 @@ class TIDERows(tide_plain.TIDERows):
         present, gone = np.nonzero(~idle)[0], np.nonzero(idle)[0]  # (L,), (R,)
         if 4 * len(gone) <= len(idle):
             return
-        away = self.log_y.take(gone, axis=1)  # (N, R)
-        top = away.max(axis=1)  # (N,)
-        away -= top[:, None]
-        shares = np.exp(away)  # (N, R)
-        away *= shares
-        self.split = Split(present, gone, top, shares, away)
+        n = len(self.f)
+        self.split = Split(present, gone, np.empty(n, one), *np.empty((2, n, len(gone)), one))
+        _numba.tide_split(self.log_y, *self.split[1:])
         self.spare += [self.log_y, self.at_anchor]
         self.z, self.log_y, self.at_anchor = (x.take(present, axis=1) for x in (self.z, self.log_y, self.at_anchor))
         self.new = np.empty_like(self.z)

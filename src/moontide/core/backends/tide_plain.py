@@ -13,7 +13,6 @@ from moontide.core.arrays import (
     clip,
     columns,
     device,
-    exp_,
     is_torch_array,
     like,
     namespace,
@@ -80,8 +79,7 @@ class TIDERows(Rows):
                 self.labels[self.known.there] = self.known.known
             return Predicted.of(self.f[rows], y, self.labels[rows])
 
-        found: Predicted = self._add_up(block, "zero-shot")
-        return found
+        return self._add_up(block, "zero-shot")  # type: ignore[no-any-return]
 
     def compare(self, total: Array, n: int, scale: Array) -> Compared:
         """Compare the zero-shot predictions with those of all n samples and of the neighbours (Eqs. 1, 2)."""
@@ -102,8 +100,7 @@ class TIDERows(Rows):
             found: Any = *numbers, _total(lengths), class_sums(self.labels[rows], f, len(self.text))
             return Compared(*found)
 
-        found: Compared = self._add_up(block, "classes")
-        return found
+        return self._add_up(block, "classes")  # type: ignore[no-any-return]
 
     def _scaled(self, rows: slice, scale: Array) -> tuple[Array, Array]:
         """Return some rows in the metric, of unit length, (b, d), and the lengths they had, (b,)."""
@@ -226,15 +223,11 @@ class TIDERows(Rows):
     def confidence(self, power: float) -> Confident:
         """Add up the confidences under a temperature, and their slopes (Eq. 14), of samples with no known label."""
 
-        def part(at: slice) -> tuple[Array, ...]:
-            log_z = self._log_ratios(at)  # (b, K)
-            return eq.confidences(exp_(power * log_z), log_z, power)
-
         def block(rows: slice) -> Confident:
-            return Confident(*(_total(x * self.free[rows]) for x in self._in_parts(part, rows)))
+            found = self._in_parts(lambda at: eq.confidences(self._log_ratios(at), power), rows)  # (b,), (b,)
+            return Confident(*(_total(x * self.free[rows]) for x in found))
 
-        found: Confident = self._add_up(block, "confidence")
-        return found
+        return self._add_up(block, "confidence")  # type: ignore[no-any-return]
 
     def _log_ratios(self, at: slice) -> Array:
         """Return log(z_ik / z_il) of some samples with the labels l, (b, K); in memory they are made once."""
