@@ -117,8 +117,9 @@ class TIDE(OnlineMethod):
         after = replace(after, seen=state.seen + n, recent=recent, recent_known=recent_known)
         if cosine is not None:
             object.__setattr__(after, "cosine", cosine)
-        columns = {name: getattr(found, name) for name in ("probs", "zero_shot", "unknown", "decided")}
-        return after, replace(found, **{name: x if x is None else x[old:, ...] for name, x in columns.items()})
+        columns = (getattr(found, name) for name in ("probs", "zero_shot", "unknown", "decided"))
+        probs, zero_shot, unknown, decided = (x if x is None else x[old:, ...] for x in columns)
+        return after, replace(found, probs=probs, zero_shot=zero_shot, unknown=unknown, decided=decided)
 
     def _correct(self, state: TIDEState, x: Array, known: Array, before: Array) -> TIDEState:  # type: ignore[override]
         """Label recent samples where they are; add others to the labelled samples of the past, where they were not."""

@@ -608,22 +608,21 @@ def tide_split(base: Any, gone: Any, top: Any, shares: Any, logs: Any) -> None:
 def tide_step(start: Any, stop: Any, base: Any, y: Any, counts: Any, prior: Any, smoothing: Any, left_out: Any,
               vote_weight: Any, sharpness: Any, alpha: Any, pointer: Any, neighbour: Any, weight: Any, z: Any, new: Any,
               some: Any, among: Any, hard: Any, own: Any, cosine: Any, soft: Any, along: Any, dots: Any, squares: Any,
-              present: Any, gone: Any, tops: Any, shares: Any, logs: Any, before: Any, labels: Any, gamma: Any,
-              log_sum: Any, log_k: Any, still: Any) -> Any:  # fmt: skip
+              present: Any, tops: Any, idle: Any, idle_log: Any, before: Any, labels: Any, gamma: Any, log_sum: Any,
+              log_k: Any, still: Any) -> Any:  # fmt: skip
     """Eq. 11 of TIDE, of rows from `start` to `stop`: `class_pull`, `cosine_to_means` and `assign` in one pass.
 
     `prior` (K,) are log shares where these are known, else empty. `some` (H,) are the classes with labels, `among`
-    their columns, and `hard` to `squares` what `cosine_to_means` needs of them; `present` to `logs` are a `Split`.
-    Returns sum_i z_i and the numbers of labels, (K,) each, the sum of the zero-shot probabilities of the labels, how
-    many labels changed, and how many z_ik moved by `still` or more.
+    their columns, and `hard` to `squares` what `cosine_to_means` needs of them. `present` (L,) are the classes of the
+    columns, and `tops` to `idle_log` (N,) the `Idle` sums of all others. Returns sum_i z_i (L,), the numbers of labels
+    (K,), the sum of the zero-shot probabilities of the labels, how many labels changed, and how many z_ik moved by
+    `still` or more.
     """
-    k, width, away, free = z.shape[1], some.shape[0], gone.shape[0], prior.shape[0] == 0
+    k, width, free = z.shape[1], some.shape[0], prior.shape[0] == 0
     votes, a, q = padded(k, ZERO), padded(k, LOWEST - BIAS), padded(k, ZERO)
     more, beta, place = padded(width, ZERO), padded(width, ZERO), np.empty(y.shape[1], np.int64)
-    total, numbers = np.zeros(y.shape[1], np.float32), np.zeros(y.shape[1], np.float32)
-    here, there, right, changed, moved = np.zeros(k, np.float32), np.zeros(away, np.float32), 0.0, 0, 0.0
-    counted, pull = counts[present], counts[gone] + smoothing
-    log_pull = np.log(pull)
+    total, numbers, counted = np.zeros(k, np.float32), np.zeros(y.shape[1], np.float32), counts[present]
+    right, changed, moved = 0.0, 0, 0.0
     for h in range(width):
         beta[h], place[some[h]] = hard[h] / (hard[h] + alpha), h
     for i in range(start, stop):
@@ -641,44 +640,29 @@ def tide_step(start: Any, stop: Any, base: Any, y: Any, counts: Any, prior: Any,
             others, beta[h] = beta[h], less / (less + alpha)
             add_nearer(beta, left_out, own[i], dots[i], cosine[i], squares, along, soft, more, among, sharpness, a)
             beta[h] = others
-        top, norm, inner, e = largest(a[:k]), ZERO, ZERO, shares[i]
+        top, norm, inner, far = largest(a[:k]), ZERO, ZERO, ZERO
         label = present[first_at(a[:k], top)]
-        if away:
-            top, norm, inner = idle_sums(top, tops[i], e, logs[i], pull, log_pull)
+        if idle[i] > ZERO:
+            top = max(top, tops[i] + np.log(idle[i]))
+            scale = np.exp(tops[i] - top)
+            norm, inner = scale * idle[i], scale * (idle_log[i] + idle[i] * (tops[i] - top))
+        for c in range(k):
+            a[c] -= top  # here, since the padding stays where it is, far below zero
         for c in range(a.shape[0]):
-            q[c] = exp(a[c] - top)
+            q[c] = exp(a[c])
             norm += q[c]
-            inner += q[c] * (a[c] - top)
-        by, far, log_norm = ONE / norm, ZERO, np.log(norm)
+            inner += q[c] * a[c]
+        by, log_norm = ONE / norm, np.log(norm)
         for c in range(k):
             p[c] = q[c] * by
             far += ONE if abs(p[c] - old[c]) >= still else ZERO
-            here[c] += p[c]
+            total[c] += p[c]
         labels[i], gamma[i], log_sum[i] = label, weight_of(log_norm - inner * by, log_k), top + log_norm
-        scale = np.exp(tops[i] - log_sum[i]) if away else ZERO
-        for r in range(away):
-            there[r] += scale * e[r] * pull[r]
         numbers[label] += ONE
         right += y[i, label]
         changed += label != before[i]
         moved += far
-    total[present], total[gone] = here, there
     return total, numbers, right, changed, moved
-
-
-@loops
-def idle_sums(top: Any, most: Any, e: Any, e_log: Any, pull: Any, log_pull: Any) -> Any:
-    """Return the largest logit and, relative to it, sum_k q_k and sum_k q_k log q_k of the classes left alone.
-
-    `top` is that of the other classes; `most`, `e` and `e_log` are a row of a `Split`, with q_k = e_k pull_k exp(most).
-    """
-    total, inner = ZERO, ZERO
-    for r in range(e.shape[0]):
-        total += e[r] * pull[r]
-        inner += e_log[r] * pull[r] + e[r] * pull[r] * log_pull[r]
-    top = max(top, most + np.log(total))
-    scale = np.exp(most - top)
-    return top, total * scale, scale * (inner + total * (most - top))
 
 
 @loops
@@ -699,18 +683,17 @@ def add_nearer(beta: Any, left_out: Any, own: Any, dots: Any, cosine: Any, squar
 
 
 @loops
-def tide_logs(start: Any, stop: Any, z: Any, labels: Any, present: Any, gone: Any, top: Any, shares: Any, pull: Any,
-              log_sum: Any, out: Any) -> None:  # fmt: skip
-    """log(z_ik / z_il) of rows from `start` to `stop`, l the label of sample i, from the two parts of a `Split`."""
+def tide_logs(start: Any, stop: Any, z: Any, labels: Any, present: Any, idle: Any, by: Any, shares: Any, pull: Any,
+              out: Any) -> None:  # fmt: skip
+    """log(z_ik / z_il) of rows from `start` to `stop`, l the label of i; `idle` classes have z_ik = shares pull by."""
     least = np.float32(1e-30)
     for i in range(start, stop):
         row = out[i]
-        if gone.shape[0]:
-            scale = np.exp(top[i] - log_sum[i])
+        if idle.shape[0]:
             for l in range(present.shape[0]):
                 row[present[l]] = z[i, l]
-            for r in range(gone.shape[0]):
-                row[gone[r]] = shares[i, r] * pull[r] * scale
+            for r in range(idle.shape[0]):
+                row[idle[r]] = shares[i, r] * pull[r] * by[i]
         else:
             row[:] = z[i]
         shift = log(row[labels[i]] + least)
