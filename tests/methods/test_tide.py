@@ -377,6 +377,7 @@ def test_classes_left_alone_do_not_change_the_answer(monkeypatch: pytest.MonkeyP
         return idle_classes(*arguments)
 
     monkeypatch.setattr(tide_loops, "idle_classes", counted)
+    monkeypatch.setattr(tide_loops, "FEW", 0)
     for kind in ({"n_samples": 32, "n_classes": 20, "effective_classes": 1}, {"n_samples": 10, "n_classes": 50}):
         for seed in range(6):
             f, text, _ = (x.astype(np.float32) for x in drawn(seed, **kind))
@@ -401,3 +402,12 @@ def test_the_compiled_step_gives_what_the_equations_give(n: int, k: int, there: 
     np.testing.assert_array_equal(found.labels, wanted.labels)
     np.testing.assert_allclose(found.probs, wanted.probs, atol=1e-4)
     np.testing.assert_allclose(found.beta, wanted.beta, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore::moontide.errors.ImplausibleWarning")
+def test_the_compiled_step_takes_logits_far_below_zero() -> None:
+    pytest.importorskip("numba")
+    rng, method = np.random.default_rng(0), TIDE(sharpness=3000.0)
+    f, text = rng.normal(size=(40, 8)), rng.normal(size=(2, 8))
+    found, wanted = (method.fit_predict(f.astype(kind), text.astype(kind)) for kind in (np.float32, np.float64))
+    np.testing.assert_allclose(found.probs, wanted.probs, atol=1e-4)

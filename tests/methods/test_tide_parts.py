@@ -51,8 +51,8 @@ def crowding(y: Any, near: Any, most: Any, m: int) -> Crowd:
     own = (y * y).sum(1)
     agree = agreements(y, y.sum(0), own, len(y))
     even, even_own = evened(y, y.sum(0))
-    numbers = agree.sum(), (agree**2).sum(), own.sum(), y.max(1).sum(), 0.0
-    return crowd_of(Compared(*numbers, near, most, even, even_own.sum(), np.zeros((0, 1))), *y.shape, m)
+    numbers = agree.sum(), (agree**2).sum(), own.sum(), y.max(1).sum(), even_own.sum()
+    return crowd_of(Compared(*numbers, near, most, even, 0.0, np.zeros((0, 1))), *y.shape, m)
 
 
 def left_of(y: Any) -> tuple[float, float]:
@@ -330,11 +330,11 @@ def test_calibration_keeps_the_order_and_gives_the_confidence_asked_for(
     y, z = (np.exp(x) / np.exp(x).sum(1, keepdims=True) for x in (logits, sharp * logits + rng.normal(size=(n, k)) / 4))
     log_z, right = log_ratios(z, z.argmax(1)[:, None]), y[np.arange(n), z.argmax(1)].mean()
 
-    def means_at(power: float) -> tuple[float, float]:
-        confidence, slope = confidences(np.exp(power * log_z), log_z, power)
-        return float(confidence.mean()), float(slope.mean())
+    def sums_at(power: float) -> tuple[float, float]:
+        confidence, slope = confidences(log_z, power)
+        return float(confidence.sum()), float(slope.sum())
 
-    p = np.exp(calibration(expected_right(right, w, n), means_at) * log_z)
+    p = np.exp(calibration(expected_right(right, w, n), sums_at, n) * log_z)
     p /= p.sum(1, keepdims=True)
     np.testing.assert_allclose(p.sum(1), 1, atol=1e-9)
     np.testing.assert_array_equal(p.argsort(1), z.argsort(1))

@@ -16,6 +16,7 @@ from moontide.core.arrays import (
     class_sums,
     clip,
     device,
+    exp_,
     is_torch_array,
     like,
     namespace,
@@ -25,7 +26,7 @@ from moontide.core.arrays import (
 )
 from moontide.core.backends import fused
 from moontide.core.ple import EPS
-from moontide.core.simplex import log_softmax, one_hot, softmax_log_sum
+from moontide.core.simplex import log_softmax, softmax_log_sum
 from moontide.core.sums import SAME, Sums
 
 ALL = slice(None)
@@ -41,42 +42,25 @@ RELUCTANCE = (4.0, 8.0)  # nats that a factor of e of either costs: a handful of
 
 
 def number(x: Array) -> Any:
-    """Return one number as Python's float; one on a GPU stays there, as nothing may wait for it.
-
-    >>> import numpy as np
-    >>> number(np.float32(0.5))
-    0.5
-    """
+    """Return one number as Python's float; one on a GPU stays there, as nothing may wait for it."""
     on_gpu = is_torch_array(x) and (x.device.type != "cpu" or os.environ.get("TRITON_INTERPRET") == "1")
     return x if on_gpu else float(x)
 
 
 def on_host(numbers: Sequence[Any]) -> list[float]:
-    """Return numbers as Python's floats; for those on a GPU, it is waited for once.
-
-    >>> on_host([1, 0.5])
-    [1.0, 0.5]
-    """
-    there = [x for x in numbers if is_torch_array(x)]
-    values = iter(namespace(there[0]).stack([x.double() for x in there]).tolist() if there else ())
+    """Return numbers as Python's floats; for those on a GPU, it is waited for once."""
+    there = [x.double() for x in numbers if is_torch_array(x)]
+    values = iter(namespace(there[0]).stack(there).tolist() if there else ())
     return [next(values) if is_torch_array(x) else float(x) for x in numbers]
 
 
-def held(x: Any, low: float, high: float) -> Any:
-    """Return a number held in an interval.
-
-    >>> held(2.0, 0.0, 1.0)
-    1.0
-    """
+def held(x: Any, low: float, high: float = math.inf) -> Any:
+    """Return a number held in an interval."""
     return clip(x, low, high) if is_torch_array(x) else float(min(max(x, low), high))
 
 
 def either(condition: Any, this: Any, other: Any) -> Any:
-    """Return one of two numbers.
-
-    >>> either(1 > 2, 1, 2)
-    2
-    """
+    """Return `this` number where a condition holds, else the `other` one."""
     if is_torch_array(condition):
         return namespace(condition).where(condition, this, other)
     return this if condition else other
@@ -96,19 +80,18 @@ class Crowd(NamedTuple):
     def of(cls, excess: float, agreement: float, corroboration: float, false: float) -> Crowd:
         """Eq. 3: a = 1 / (v chi), w = a / (1 + a), a* = a max(1, w (1 - q) N / K), q = mean_i max_k y_ik.
 
-        A symmetric Dirichlet with K parameters a has E[K sum_k share_k^2] - 1 = (K - 1) / (K a + 1), near 1 / a. What
-        neighbours do not bear out is discounted. Of the N / K samples that a class has on average, (1 - q) N / K are
-        `false`, as zero-shot predictions are right as often as they are sure. The prior counts no finer than that.
+        The excess of shares from a symmetric Dirichlet with K parameters a is near 1 / a. `false` is (1 - q) N / K, how
+        many samples of an average class are not of it; the prior counts no finer than that.
         """
-        a = 1 / held(excess * corroboration, 1 / LARGEST, math.inf)
+        a = 1 / held(excess * corroboration, 1 / LARGEST)
         w = a / (1 + a)
-        return cls(excess, agreement, corroboration, a, w, a * held(w * false, 1.0, math.inf))
+        return cls(excess, agreement, corroboration, a, w, a * held(w * false, 1.0))
 
     @classmethod
     def of_shares(cls, shares: Array) -> Crowd:
-        """Return the same for class shares (K,) that the user knows: v = K sum_k share_k^2 - 1."""
-        v = shares.shape[0] * number(namespace(shares).sum(shares**2)) - 1
-        return cls.of(held(v, 1 / LARGEST, math.inf), 1.0, 1.0, 0.0)
+        """Eq. 3 for class shares (K,) that the user knows: v = K sum_k share_k^2 - 1."""
+        v = len(shares) * number(namespace(shares).sum(shares**2)) - 1
+        return cls.of(held(v, 1 / LARGEST), 1.0, 1.0, 0.0)
 
 
 def agreement_by_class(y: Array, votes: Array, degree: Array) -> tuple[Array, Array]:
@@ -128,8 +111,7 @@ def agreements(y: Array, total: Array, own: Array, n: int) -> Array:
 def evened(y: Array, total: Array) -> tuple[Array, Array]:
     """Eq. 2: sum_i e_i (K,) and |e_i|^2 (N,), e_ik ~ y_ik / (n_k + 1): predictions if all classes were as frequent.
 
-    `total` (K,) are the n_k, sums of y over all samples, with one pseudo-sample as in Eq. 5. Rows of e sum to 1. Two
-    products of a matrix by a vector, and no further N x K array than y^2.
+    `total` (K,) are the n_k, sums of y over all samples. Rows of e sum to 1; e itself is not made.
     """
     weight = 1 / (total + 1)  # (K,)
     scale = 1 / (y @ weight)  # (N,)
@@ -139,9 +121,7 @@ def evened(y: Array, total: Array) -> tuple[Array, Array]:
 def outlasting(v: Any, left: Any) -> Any:
     """Eq. 2: v min(1, max(3 v_e / v, 1/4)), v_e the excess that is `left` of v in the predictions of `evened`.
 
-    What draws images to a text is one number per class, and so is what `evened` takes out: of an excess that comes from
-    the texts next to nothing is left. Images of a class that is there stay with it, as far as their predictions are
-    sure, and so does their excess, in part. Where they are unsure nothing may be left of a true one: a quarter counts.
+    Of an excess that comes from the texts next to nothing is left, of a true one as much as predictions are sure.
     """
     return v * held(OUTLASTS * left / v, DOUBTED, 1.0)
 
@@ -151,7 +131,7 @@ def crowd_of(found: Compared, n: int, k: int, m: int) -> Crowd:
     u, sure, false = found.agree / n, found.own / n, (1 - found.confidence / n) * n / k
     if n < 2 or k < 2:
         return Crowd.of(1 / LARGEST, 1.0, 1.0, false)
-    deviation = held(found.agree_square / n - u * u, 0.0, math.inf) ** 0.5
+    deviation = held(found.agree_square / n - u * u, 0.0) ** 0.5  # of the agreements
     left = (number((found.even**2).sum()) - found.even_own) / (n * (n - 1))
     v = outlasting(excess(u - 2 * deviation / math.sqrt(n), sure, k), excess(left, found.even_own / n, k))
     rho = mean_agreement(number(found.near.sum()), number(found.most.sum()))
@@ -160,26 +140,24 @@ def crowd_of(found: Compared, n: int, k: int, m: int) -> Crowd:
 
 def mean_agreement(near: float, most: float) -> Any:
     """Return rho = near / most, held in [0.02, 1]."""
-    return held(near / held(most, EPS, math.inf), 0.02, 1.0)
+    return held(near / held(most, EPS), 0.02, 1.0)
 
 
 def excess(agree: float, sure: float, k: int) -> Any:
     """Eq. 1: v = (K U - 1) / q, q = (mean |y_i|^2 - 1 / K) / (1 - 1 / K).
 
-    U is the mean of y_i . y_j over pairs of samples, an unbiased Simpson index of the classes, less its standard error
-    (of a mean over pairs: twice that of the mean of the N agreements), as only a sure excess should push classes away;
-    q is what two samples of one class agree at most.
+    U, `agree`, is the mean of y_i . y_j over pairs of samples, an unbiased Simpson index of the classes, less its
+    standard error; q is what two samples of one class agree at most, `sure` the mean of |y_i|^2.
     """
     q = (sure - 1 / k) / (1 - 1 / k)
-    return held((k * agree - 1) / held(q, 1e-6, 1.0), 1 / LARGEST, math.inf)
+    return held((k * agree - 1) / held(q, 1e-6, 1.0), 1 / LARGEST)
 
 
 def corroboration(rho: float, company: float, m: int) -> Any:
     """Eq. 2: chi = min(1, rho / min(1, company / m)), rho = sum_ij W_ij y_i . y_j / sum_ij W_ij |y_i|^2.
 
     Where a text draws images of other classes, predictions agree and images do not look alike. `company`, (N - 1) U
-    over mean |y_i|^2, is how many other samples of its class a sample has if U is right: with fewer than m, not all of
-    its neighbours can agree.
+    over mean |y_i|^2, is how many other samples of its class a sample has if U is right.
     """
     return held(rho / held(company / m, 1e-6, 1.0), 0.0, 1.0)
 
@@ -187,21 +165,20 @@ def corroboration(rho: float, company: float, m: int) -> Any:
 def anchors(text: Array, p: Array, first: Predicted) -> tuple[Any, Array]:
     """Eq. 4: slope and offset (d,) of the anchors, mu'_k = mean image + slope (t_k - mean text) = slope t_k + offset.
 
-    The slope is that of least squares of images on their expected text, both centred, held in [0, 1]: text and images
-    lie apart, and images follow their text only in part. The text expected of a sample is that of its label l with its
-    probability, and otherwise the mean text sum_k p_k t_k: x_i = y_il t_l + (1 - y_il) mean text.
+    The slope is that of least squares of images on their expected text x_i, both centred, held in [0, 1]: text and
+    images lie apart, and images follow their text in part. x_i = y_il t_l + (1 - y_il) mean text, l the label of i.
     """
     xp, n, centre, mean_text = namespace(text), first.n, first.centre / first.n, p @ text  # (d,), (d,)
     apart = rows_at(text, first.some) - mean_text  # (H, d)
     mean = first.sure @ apart / n  # (d,) of x_i - mean text
     along = number(xp.sum(first.sure_sums * apart)) / n - number(xp.sum(centre * mean))
     square = number(xp.sum(first.sure_squares * row_dots(apart, apart))) / n - number(xp.sum(mean * mean))
-    slope = held(along / held(square, 1e-6, math.inf), 0.0, 1.0) * (square > 1e-6)
+    slope = held(along / held(square, 1e-6), 0.0, 1.0) * (square > 1e-6)
     return slope, centre - slope * mean_text
 
 
 def anchor_rows(text: Array, slope: Any, offset: Array, scale: Array) -> Array:
-    """Return anchors in the metric `scale` (d,), unit rows, (K, d)."""
+    """Eq. 4: return the anchors slope t_k + offset in the metric `scale` (d,), unit rows, (K, d)."""
     found = text * (slope / scale)  # (K, d)
     found += offset / scale
     return found / clip(row_norms(found), EPS)[:, None]
@@ -211,9 +188,8 @@ def presence(near: Array, most: Array, total: Array) -> Array:
     """Eq. 5, its pi_k: how far neighbours agree on class k, against how far they do on average, (K,).
 
     pi_k = min(1, (n_k rho_k + rho) / ((n_k + 1) rho)), n_k = sum_i y_ik, where rho_k = near_k / most_k is the agreement
-    of neighbours on the class (`agreement_by_class`) and rho = sum_k near_k / sum_k most_k that on all. Images of a
-    class that is there look alike, and so the little of it that each is predicted to be agrees. What is predicted of a
-    class that is absent comes from single images of other classes. One pseudo-sample has the average.
+    of neighbours on the class (`agreement_by_class`) and rho that on all. What is predicted of a class that is absent
+    comes from single images of other classes, whose neighbours do not agree.
     """
     xp = namespace(near)
     rho = mean_agreement(number(xp.sum(near)), number(xp.sum(most)))
@@ -221,11 +197,7 @@ def presence(near: Array, most: Array, total: Array) -> Array:
 
 
 def bias_weight(pseudo_count: float) -> float:
-    """Eq. 5, its weight: g = a / (a + 1/2).
-
-    The log share of class k among the predictions is its true log share, of variance near 1 / a, plus the bias of the
-    text, of variance 2. The bias is expected to be the part 2 / (2 + 1 / a) of what is seen.
-    """
+    """Eq. 5, its weight: g = a / (a + 1/2), the part of a log share that is bias: variance 2 of 2 + 1 / a."""
     return pseudo_count / (pseudo_count + 0.5)
 
 
@@ -233,8 +205,7 @@ def text_bias(y: Array, total: Array, expected: Array | float, presence: Array) 
     """Eq. 5: b_ik = log((sum_j y_jk - y_ik + 1) / (expected_k + 1)), (N, K): how much more often a class is predicted.
 
     `total` (K,) is sum_j y_j over all samples; `expected` is (N - 1) / K, or (N - 1) times the known share of a class.
-    The other samples alone are counted, with one pseudo-sample, so that a sample does not count against itself. Where a
-    class is predicted too seldom, b is multiplied by pi_k^2 (`presence`): a class that is absent is not to be helped.
+    Where a class is predicted too seldom, b is multiplied by pi_k^2: one that is absent is not to be helped.
     """
     xp = namespace(y)
     bias = xp.log((total + 1 - y) / (expected + 1))
@@ -249,9 +220,8 @@ def freedom(count: Array, n: int) -> Any:
 def metric(square: Array, sums: Array, count: Array, n: int) -> Array:
     """Eq. 6: the standard deviation of each dimension within classes, shrunk to their mean by d pseudo-samples, (d,).
 
-    Dividing by it makes the classes round, as a von Mises-Fisher distribution wants them. Relative to the mean: a scale
-    does not matter to a cosine. `square` is the mean of f_i^2 over the n samples, (d,), `sums` (K, d) and `count` (K,)
-    are those of the samples of each class.
+    Dividing by it makes the classes round, as those of a von Mises-Fisher distribution are. `square` is the mean of
+    f_i^2 over the n samples, (d,), `sums` (K, d) and `count` (K,) are those of the samples of each class.
     """
     xp, d, free = namespace(square), square.shape[0], freedom(count, n)
     between = (1 / clip(count, 1)) @ (sums * sums) / n  # (d,)
@@ -262,46 +232,39 @@ def metric(square: Array, sums: Array, count: Array, n: int) -> Array:
 def anchor_weight(anchor: Array, sums: Array, count: Array, n: int) -> Any:
     """Eq. 7: alpha = sigma^2 / tau^2, held in [0.3, 30]: the empirical Bayes weight of an anchor in a class mean.
 
-    sigma^2 is the variance within classes and tau^2 that of the class means about their anchors, both by an analysis of
-    variance of n unit samples by their zero-shot labels, of which `sums` (K, d) and `count` (K,) are those of each
-    class. 1 where no class has two samples.
+    sigma^2 is the variance within classes, tau^2 that of class means about their anchors, by an analysis of variance of
+    n unit samples with `sums` (K, d) and `count` (K,) by zero-shot labels. 1 where no class has two samples.
     """
     xp, free = namespace(anchor), freedom(count, n)
     square = number(xp.sum(row_dots(sums, sums) / clip(count, 1)))  # sum_k c_k |mean_k|^2
-    within = (n - square) / held(free, 1.0, math.inf)
+    within = (n - square) / held(free, 1.0)
     along, own = row_dots(sums, anchor), count * row_dots(anchor, anchor)  # (K,) each
     about = square + number(xp.sum(own - 2 * along))  # sum_k c_k |mean_k - anchor_k|^2
     tau2 = (about - (n - free) * within) / n
-    return either(free < 1, 1.0, held(within / held(tau2, 1e-3, math.inf), 0.3, 30.0))
+    return either(free < 1, 1.0, held(within / held(tau2, 1e-3), 0.3, 30.0))
 
 
 class Labels(NamedTuple):
-    """Known labels of the samples at hand, and sums of labelled samples of the past."""
+    """Known labels of samples at hand, n' of them, and sums of labelled samples of the past."""
 
-    known: Any  # (N,) class numbers, -1 where not known; None: none of these is
-    mask: Any  # (N, 1)
-    hot: Any  # (N, K)
+    there: Array  # (n',) which samples
+    known: Array  # (n',) their class numbers
     sums: Array  # (K, d)
     counts: Array  # (K,)
 
     @classmethod
-    def of(cls, known: Array | None, state: Any, k: int) -> Labels:
-        """Collect what is known of samples of k classes, or return NO_LABELS."""
-        xp, past = namespace(state.text), (state.known_sums, state.known_counts)
-        if known is not None and bool(xp.any(known >= 0)):
-            return cls(known, (known >= 0)[:, None], one_hot(known, k, state.text), *past)
-        return cls(None, None, None, *past) if bool(xp.any(state.known_counts > 0)) else NO_LABELS
+    def of(cls, known: Array | None, state: Any) -> Labels | None:
+        """Collect what is known, of `known` (N,) what is not -1; None where that is nothing."""
+        known = state.recent_known[:0] if known is None else known
+        there = namespace(known).nonzero(known >= 0)[0]
+        if not len(there) and not bool((state.known_counts > 0).any()):
+            return None
+        return cls(there, known[there], state.known_sums, state.known_counts)
 
-    def clamp(self, z: Array) -> Array:
-        """Return assignments with the known ones in their place."""
-        return z if self.mask is None else namespace(z).where(self.mask, self.hot, z)
-
-    def instead_of(self, labels: Array) -> Array:
-        """Return labels (N,) with the known ones in their place."""
-        return labels if self.known is None else namespace(labels).where(self.known >= 0, self.known, labels)
-
-
-NO_LABELS = Labels(None, None, None, None, None)
+    def clamp(self, z: Array, labels: Array) -> None:
+        """Put what is known into assignments (N, K) and labels (N,)."""
+        z[self.there, :] = 0
+        z[self.there, self.known], labels[self.there] = 1, self.known
 
 
 def cosine_to_means(
@@ -309,9 +272,8 @@ def cosine_to_means(
 ) -> Array:
     """Eqs. 8 and 9: cos(f_i, R_ik), R_ik = beta_ik S_k / s_k + (1 - beta_ik) mu'_k, beta = c / (c + alpha), (N, H).
 
-    All of them are without the share u of sample i: S_k - u gamma_i z_ik f_i, and so on, `mine` being u gamma_i z_ik
-    and `hard` the counts c_ik without it, (N, H). `along` (H,) is S_k . mu'_k. Nothing but `dots`, f_i . S_k, is a
-    product of matrices, as |S_k - u f_i|^2 = |S_k|^2 - 2 u f_i . S_k + u^2.
+    All of them are without the share u of sample i, as in S_k - u gamma_i z_ik f_i: `mine` is u gamma_i z_ik and `hard`
+    are the counts c_ik without it, (N, H). `dots` are f_i . S_k, `at_anchor` f_i . mu'_k and `along` (H,) S_k . mu'_k.
     """
     beta = hard / (hard + alpha)  # (N, H)
     other = 1 - beta
@@ -325,8 +287,7 @@ def cosine_to_means(
 def sharpening(density: float, per_class: float, alpha: float) -> float:
     """Eq. 10: s / s_0 = 1 + 3 w beta, beta = x / (x + alpha) for a class of x = N / K samples.
 
-    Where few classes are there, the prior does most of the work. Where all are, what tells them apart is the class
-    means, as far as they are made of samples.
+    Where all classes are there, what tells them apart is the class means, as far as they are made of samples.
     """
     return 1 + 3 * density * per_class / (per_class + alpha)
 
@@ -334,9 +295,8 @@ def sharpening(density: float, per_class: float, alpha: float) -> float:
 def reliability(right: int, known: int, per_class: float) -> float:
     """Eq. 12: 1 / (1 + N / K (1 - r)^2), r = (right + 2) / (known + 2): what a label of the model counts, against 1.
 
-    A class mean of n labels of which the share 1 - r is wrong is off by a bias that no n removes: it is worth at most
-    as many known labels as make its variance as large as that bias squared. The two pseudo-labels are right: where
-    nothing is known, or nothing that is known speaks against the model, its labels count as they do without known ones.
+    A class mean of n labels of which the share 1 - r is wrong is off by a bias that no n removes. The two pseudo-labels
+    are right: where nothing that is known speaks against the model, its labels count as they do without known ones.
     """
     r = (right + 2) / (known + 2)
     return 1 / (1 + per_class * (1 - r) ** 2)
@@ -345,11 +305,9 @@ def reliability(right: int, known: int, per_class: float) -> float:
 def trust(base: Array, cosine: Array, known: Array, sharpness: float) -> float:
     """Eq. 13: the weight h of text, votes and prior, against that of class means, expected from the known labels.
 
-    Of each labelled sample, `base` and `cosine` (n, K) are as they would be without it. A label adds to the class means
-    and to nothing else, so that the weight of the rest is at most 1. It is exp(E[log h]) over round weights, each as
-    likely as it makes the known labels, with a penalty on leaving 1. It is 0.83 without any; few labels change little,
-    and one more does not move it far, as it would the likeliest weight. Each is judged at a few temperatures of the
-    sum, with a penalty as well: predictions that are only too sure would gain by any smaller weight.
+    Of each labelled sample, `base` and `cosine` (n, K) are as they would be without it. h is exp(E[log h']) over round
+    weights h', each as likely as it makes the known labels, with a penalty on leaving 1: one label more changes little.
+    Each is judged at a few temperatures of the sum, as predictions that are too sure would gain by any smaller weight.
     """
     xp, fits = namespace(base), np.empty((len(TRUSTS), len(TEMPERS)))
     for i, text in enumerate(TRUSTS):
@@ -383,10 +341,8 @@ def class_pull(fixed: Fixed, counts: Array, z: Array, left_out: Any) -> Array:
 def expected_right(q: float, density: float, n: int) -> Any:
     """Eq. 14: the share of n labels expected right whose mean probability under zero-shot is q.
 
-    The assignments become z^T, rows scaled to sum 1, with T such that their mean confidence is this share. Zero-shot
-    predictions are calibrated on average: of labels with mean probability q under y the share q is right. The batch is
-    a second look. If it were independent, (1 - q)^2 would be wrong; it is not, and less so the denser the classes are:
-    (1 - q)^r, r = 1 + (0.7 - 0.55 w) (1 - 1/N), which for one sample is zero-shot's q.
+    It is 1 - (1 - q)^r, r = 1 + (0.7 - 0.55 w) (1 - 1/N): zero-shot predictions are calibrated on average, and a batch
+    is a second look, the less independent the denser the classes are. For one sample it is q.
     """
     return 1 - held(1 - q, 0.0, 1.0) ** (1 + (0.7 - 0.55 * density) * (1 - 1 / n))
 
@@ -399,19 +355,17 @@ def log_ratios(z: Array, label: Array) -> Array:
     return log_z
 
 
-def confidences(e: Array, log_z: Array, power: float) -> tuple[Array, Array]:
-    """Return the probability of the label under z^T and its derivative by log T, (N,) each.
-
-    `log_z` (N, K) are the `log_ratios` and `e` is exp(T log_z).
-    """
+def confidences(log_z: Array, power: float) -> tuple[Array, Array]:
+    """Return the probability of the label under z^T and its derivative by log T, (N,) each, from `log_ratios`."""
+    e = exp_(power * log_z)  # (N, K)
     confidence = 1 / row_sums(e)  # (N,)
     return confidence, -power * row_dots(e, log_z) * confidence**2
 
 
 def calibration(target: Any, sums_at: Callable[[Any], tuple[Any, Any]], n: int) -> Any:
-    """Eq. 14, its T, held in [0.02, 5], by Newton's method on log T, or a halved interval where that leads outside.
+    """Eq. 14, its T in [0.02, 5] with which z^T has the mean confidence `target`, by Newton's method on log T.
 
-    `sums_at(T)` returns the sums over the n samples of `confidences`, the first of which rises with T.
+    An interval is halved where that leads outside. `sums_at(T)` returns sums over the n samples of `confidences`.
     """
     target = number(target)
     if is_torch_array(target) and fused(target.float()):
@@ -425,17 +379,14 @@ def calibration(target: Any, sums_at: Callable[[Any], tuple[Any, Any]], n: int) 
         if isinstance(gap, float) and (abs(gap) < 1e-5 or high - low < 1e-3 * low):
             break
         low, high = either(gap > 0, power, low), either(gap > 0, high, power)
-        step = power * math.e ** held(gap / held(rise / n, 1e-6, math.inf), -1.0, 1.0)
+        step = power * math.e ** held(gap / held(rise / n, 1e-6), -1.0, 1.0)
         power = either((low <= step) & (step <= high), step, (low * high) ** 0.5)
     return power
 
 
 def unlikeness(cosine: Array) -> Array:
-    """Eq. 15 of a sample alone, from its cosines to the classes (N, K): 1 - (max_k f_i . t_k - mean_k f_i . t_k), (N,).
+    """Eq. 15 of samples by themselves, from cosines (N, K): 1 - (max_k f_i . t_k - mean_k f_i . t_k), (N,).
 
-    It is what the maximum softmax at temperature 1 sorts by.
-
-    >>> import numpy as np
     >>> unlikeness(np.asarray([[1.0, 0.0]]))
     array([0.5])
     """
@@ -448,7 +399,6 @@ def negative_odds(f: Array, negatives: Array, log_sum: Array, scale: float) -> A
 
     The share is that in a softmax over classes and negatives; `log_sum` (N,) is log sum_k exp(scale f_i . t_k).
 
-    >>> import numpy as np
     >>> negative_odds(np.eye(2), np.eye(2)[:1], np.asarray([1.0, 1.0]), 1.0)
     array([ 0. , -0.5])
     """
@@ -502,11 +452,11 @@ class Compared(Sums):
     agree_square: float  # sum of those squared
     own: float  # sum_i |y_i|^2
     confidence: float  # sum_i max_k y_ik
-    length: float  # sum_i of the length of f_i in the metric
+    even_own: float  # sum_i |e_i|^2, the predictions of `evened`
     near: Array  # (K,) sum_ij W_ij y_ik y_jk
     most: Array  # (K,) sum_ij W_ij y_ik^2
-    even: Array  # (K,) sum_i e_i, the predictions of `evened`
-    even_own: float  # sum_i |e_i|^2
+    even: Array  # (K,) sum_i e_i
+    length: float  # sum_i of the length of f_i in the metric
     sums: Array  # (H, d) sum of the samples with each zero-shot label, in the metric
 
 
@@ -559,6 +509,4 @@ class Fixed(NamedTuple):
 
     def like(self, ref: Array) -> Fixed:
         """Return it with arrays of the kind of `ref`; from shards they come in float64."""
-        if self.scale.dtype == ref.dtype:
-            return self
         return self._replace(**{name: like(x, ref) for name, x in self._asdict().items() if hasattr(x, "dtype")})

@@ -32,12 +32,12 @@ from typing import Any, ClassVar, NamedTuple
 from moontide.core import tide as eq
 from moontide.core.arrays import Array, device, device_type, is_torch_array, like, namespace, to_numpy
 from moontide.core.backends import choose_tide, compiled, tide_plain
-from moontide.core.driver import Run, solve
+from moontide.core.driver import Mixture, Run, solve
 from moontide.core.graph import Graph
 from moontide.core.ple import EPS
 from moontide.core.rows import LARGE, NEIGHBOURS, check_graph
 from moontide.core.simplex import one_hot
-from moontide.core.tide import NEWTON, NO_LABELS, Assigned, Labels
+from moontide.core.tide import NEWTON, Assigned, Labels
 from moontide.memory import require_memory
 from moontide.options import option
 from moontide.protocols import GivenState, OnlineMethod, Plan, State, copy_array, given_inputs, given_shares, per_class
@@ -91,16 +91,12 @@ class TIDE(OnlineMethod):
         """Remember nothing but the class balance and the negatives."""
         xp, k, d = namespace(task.text), task.k, task.d
         kind = {"dtype": task.text.dtype, "device": device(task.text)}
+        none = xp.full((self.memory,), -1, dtype=xp.int64, device=device(task.text))
         return TIDEState(
-            text=task.text,
-            logit_scale=task.logit_scale,
-            seen=0,
-            recent=xp.zeros((self.memory, d), **kind),
-            recent_known=xp.full((self.memory,), -1, dtype=xp.int64, device=device(task.text)),
-            known_sums=xp.zeros((k, d), **kind),
-            known_counts=xp.zeros((k,), **kind),
+            text=task.text, logit_scale=task.logit_scale, seen=0, recent=xp.zeros((self.memory, d), **kind),
+            recent_known=none, known_sums=xp.zeros((k, d), **kind), known_counts=xp.zeros((k,), **kind),
             **given_inputs(task),
-        )
+        )  # fmt: skip
 
     def _fit(self, task: Task) -> Result:
         check_graph(task.graph, self.name, self.neighbours)
@@ -115,14 +111,15 @@ class TIDE(OnlineMethod):
         every, numbers = xp.concat([state.recent, x]), xp.concat([state.recent_known, known])
         leaving = remember(state, every[:first, :], numbers[:first])
         cosine = recent_cosines(state, x, old)
-        result = self.solve(leaving, every[first:, :], numbers[first:], None, cosine)
-        after = replace(
-            remember(state, every[:n, :], numbers[:n]), seen=state.seen + n, recent=copy_array(every[n:, :]),
-            recent_known=copy_array(numbers[n:]),
-        )  # fmt: skip
+        found = self.solve(leaving, every[first:, :], numbers[first:], None, cosine)
+        recent, recent_known = copy_array(every[n:, :]), copy_array(numbers[n:])
+        after = remember(state, every[:n, :], numbers[:n])
+        after = replace(after, seen=state.seen + n, recent=recent, recent_known=recent_known)
         if cosine is not None:
             object.__setattr__(after, "cosine", cosine)
-        return after, rows_of(result, old)
+        columns = (getattr(found, name) for name in ("probs", "zero_shot", "unknown", "decided"))
+        probs, zero_shot, unknown, decided = (x if x is None else x[old:, ...] for x in columns)
+        return after, replace(found, probs=probs, zero_shot=zero_shot, unknown=unknown, decided=decided)
 
     def _correct(self, state: TIDEState, x: Array, known: Array, before: Array) -> TIDEState:  # type: ignore[override]
         """Label recent samples where they are; add others to the labelled samples of the past, where they were not."""
@@ -146,19 +143,18 @@ class TIDE(OnlineMethod):
         `cosine` (N, K) are those to the text, where they are at hand.
         """
         (n, k), text, kind = (f.shape[0], state.text.shape[0]), state.text, namespace(f)
-        labels = Labels.of(known, state, k)
-        large = n * k > LARGE and device_type(f) == "cpu" and labels is NO_LABELS
+        labels = Labels.of(known, state)
+        large = n * k > LARGE and device_type(f) == "cpu" and labels is None
         if large:
             f, text = to_numpy(f), to_numpy(text)
         elif n * k > LARGE:
             require_memory(12 * n * k * f.dtype.itemsize, f"{self.name} on {n} x {k} at once", f)
         shares = given_shares(state.class_prior)
         given = {"class_prior": shares, "negatives": state.negatives, "known": labels}
-        backend: Any = tide_plain if large else choose_tide(f, k, labels is not NO_LABELS, shares is not None)
-        more = {} if cosine is None or backend is tide_plain else {"cosine": cosine}
+        backend: Any = tide_plain if large else choose_tide(f, k, labels is not None, shares is not None)
 
         def together(f: Array, text: Array) -> tuple[Any, ...]:
-            how = {"half": large, "alone": not large, "known": labels, **more}
+            how = {"half": large, "alone": not large, "known": labels, "cosine": cosine}
             rows = backend.TIDERows(self, f, text, state.logit_scale, graph, **how)
             found = solve(self.mixture(text, state.logit_scale, **given), rows.call)
             return *rows.unpack(), rows.unknown, rows.labels, *found[:-1], *found.crowd
@@ -189,11 +185,11 @@ class TIDE(OnlineMethod):
 TIDE.rows_type = tide_plain.TIDERows
 
 
-class TIDEMixture:
+class TIDEMixture(Mixture[Assigned, "Solution"]):
     """TIDE for `driver.solve`: what it makes of the sums over its samples, equation by equation."""
 
     def __init__(
-        self, options: TIDE, text: Array, class_prior: Any = None, negatives: Any = None, known: Labels = NO_LABELS
+        self, options: TIDE, text: Array, class_prior: Any = None, negatives: Any = None, known: Labels | None = None
     ) -> None:
         self.options, self.text, self.shares, self.negatives, self.known = options, text, class_prior, negatives, known
         self.m_steps, self.started = options.iterations, False
@@ -217,18 +213,14 @@ class TIDEMixture:
             eq.bias_weight(self.crowd.pseudo_count) if shares is None else 1.0, self.alpha, sharpness, 1 - w * w, 2 - w,
             self.crowd.smoothing, None if shares is None else namespace(scale).log(like(shares, scale) + EPS),
         ).like(self.text)  # fmt: skip
-        if self.known.sums is not None:
-            mean_length = found.length / n
-            self.known = self.known._replace(sums=self.known.sums / (self.fixed.scale * mean_length))
+        if self.known is not None:
+            self.known = self.known._replace(sums=self.known.sums / (scale * (found.length / n)))
         none, some = self.fixed.total[:0], namespace(text).arange(0, device=device(self.text))
-        # in the first E-step all classes are at their anchors, and no sample is left out
-        start = Assigned(self.text[:0, :], none, none, self.fixed.total, none, 0.0, 0, 0, 0.0, some)
-        self.first = self.fixed._replace(left_out=0.0), start
-        return start
+        return Assigned(self.text[:0, :], none, none, self.fixed.total, none, 0.0, 0, 0, 0.0, some)
 
     def shown(self, classes: Assigned) -> tuple[eq.Fixed, Assigned]:
-        """Return what the E-step of Eq. 11 needs."""
-        return self.first if classes is self.first[1] else (self.fixed, classes)
+        """Return what the E-step of Eq. 11 needs; in the first, classes are at their anchors and none is left out."""
+        return self.fixed if len(classes.hard) else self.fixed._replace(left_out=0.0), classes
 
     def still(self, step: Assigned) -> bool:
         """Tell whether no label changed and no assignment moved by much, after the first E-step."""
@@ -239,16 +231,13 @@ class TIDEMixture:
         """Eq. 8: the classes with labels, from the sums of their samples and of labelled samples of the past."""
         if isinstance(step.some, slice):  # of all classes, as on shards
             step = step.like(self.text)
-            if not is_torch_array(step.hard) and not step.hard.all():
+            if not is_torch_array(step.hard):
                 some = step.hard.nonzero()[0]
                 step = replace(step, some=some, sums=step.sums[some], soft=step.soft[some], hard=step.hard[some])
-        if self.known.sums is not None:
+        if self.known is not None:
             sums, more = eq.rows_at(self.known.sums, step.some), self.known.counts[step.some]
             step = replace(step, sums=step.sums + sums, soft=step.soft + more, hard=step.hard + more)
         return step
-
-    def terms(self, classes: Assigned, step: Assigned) -> None:
-        """Keep nothing: TIDE has no objective."""
 
     def finish(self, run: Run, classes: Assigned, step: Assigned, trace: list[None]) -> Solution:
         """Eq. 14, the calibration, and the shares of the samples in the class means."""
@@ -263,7 +252,7 @@ class TIDEMixture:
             power = eq.calibration(target, sums_at, step.free)
         run("finish", power)
         hard = like(step.labels, self.text)
-        hard = hard if self.known.counts is None else hard + self.known.counts  # (K,)
+        hard = hard if self.known is None else hard + self.known.counts  # (K,)
         beta, sharpness = hard / (hard + self.alpha), self.fixed.sharpness
         return Solution(len(trace) - 1, beta, step.changed, self.alpha, sharpness, self.crowd)
 
@@ -310,12 +299,3 @@ def recent_cosines(state: TIDEState, x: Array, old: int) -> Array | None:
     if past is None or len(past) < old:
         past = loops.row_products(state.recent[len(state.recent) - old :, :], state.text)
     return namespace(x).concat([past[len(past) - old :, :], loops.row_products(x, state.text)])
-
-
-def rows_of(result: Result, first: int) -> Result:
-    """Return the result of the samples from number `first` on."""
-    if not first or result.unknown is None:
-        return result
-    return replace(
-        result, probs=result.probs[first:, :], zero_shot=result.zero_shot[first:, :], unknown=result.unknown[first:]
-    )

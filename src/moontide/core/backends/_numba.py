@@ -539,15 +539,11 @@ def tide_weights(z: Any, gamma: Any, at_anchor: Any, among: Any) -> Any:
 
 
 @loops
-def tide_split(base: Any, at_anchor: Any, z: Any, present: Any, gone: Any, near: Any, cosines: Any, kept: Any, top: Any,
-               shares: Any, logs: Any) -> None:  # fmt: skip
-    """Copy the columns `present`; of those that are gone keep exp(base - top) and that times base - top."""
+def tide_split(base: Any, gone: Any, top: Any, shares: Any, logs: Any) -> None:
+    """Keep the largest entry of each row of the columns that are `gone`, exp(base - top) and that times base - top."""
     a = padded(gone.shape[0], LOWEST - BIAS)
-    for i in range(z.shape[0]):
+    for i in range(base.shape[0]):
         row = base[i]
-        for l in range(present.shape[0]):
-            c = present[l]
-            near[i, l], cosines[i, l], kept[i, l] = row[c], at_anchor[i, c], z[i, c]
         for r in range(gone.shape[0]):
             a[r] = row[gone[r]]
         most = largest(a)
@@ -558,40 +554,24 @@ def tide_split(base: Any, at_anchor: Any, z: Any, present: Any, gone: Any, near:
 
 
 @loops
-def tide_join(z: Any, present: Any, gone: Any, top: Any, shares: Any, pull: Any, log_sum: Any, full: Any) -> None:
-    """Put columns together again: those of z, and shares pull exp(top - log_sum); the rows then sum to 1."""
-    for i in range(z.shape[0]):
-        row, total, scale = full[i], ZERO, np.exp(top[i] - log_sum[i])
-        for l in range(present.shape[0]):
-            row[present[l]] = z[i, l]
-            total += z[i, l]
-        for r in range(gone.shape[0]):
-            row[gone[r]] = shares[i, r] * pull[r] * scale
-            total += row[gone[r]]
-        for c in range(full.shape[1]):
-            row[c] /= total
-
-
-@loops
 def tide_step(start: Any, stop: Any, base: Any, y: Any, counts: Any, prior: Any, smoothing: Any, left_out: Any,
               vote_weight: Any, sharpness: Any, alpha: Any, pointer: Any, neighbour: Any, weight: Any, z: Any, new: Any,
               some: Any, among: Any, hard: Any, own: Any, cosine: Any, soft: Any, along: Any, dots: Any, squares: Any,
-              present: Any, gone: Any, tops: Any, shares: Any, logs: Any, before: Any, labels: Any, gamma: Any,
-              log_sum: Any, log_k: Any, still: Any) -> Any:  # fmt: skip
+              present: Any, tops: Any, idle: Any, idle_log: Any, before: Any, labels: Any, gamma: Any, log_sum: Any,
+              log_k: Any, still: Any) -> Any:  # fmt: skip
     """Eq. 11 of TIDE, of rows from `start` to `stop`: `class_pull`, `cosine_to_means` and `assign` in one pass.
 
     `prior` (K,) are log shares where these are known, else empty. `some` (H,) are the classes with labels, `among`
-    their columns, and `hard` to `squares` what `cosine_to_means` needs of them; `present` to `logs` are a `Split`.
-    Returns sum_i z_i and the numbers of labels, (K,) each, the sum of the zero-shot probabilities of the labels, how
-    many labels changed, and how many z_ik moved by `still` or more.
+    their columns, and `hard` to `squares` what `cosine_to_means` needs of them. `present` (L,) are the classes of the
+    columns, and `tops` to `idle_log` (N,) the `Idle` sums of all others. Returns sum_i z_i (L,), the numbers of labels
+    (K,), the sum of the zero-shot probabilities of the labels, how many labels changed, and how many z_ik moved by
+    `still` or more.
     """
-    k, width, away, free = z.shape[1], some.shape[0], gone.shape[0], prior.shape[0] == 0
+    k, width, free = z.shape[1], some.shape[0], prior.shape[0] == 0
     votes, a, q = padded(k, ZERO), padded(k, LOWEST - BIAS), padded(k, ZERO)
     more, beta, place = padded(width, ZERO), padded(width, ZERO), np.empty(y.shape[1], np.int64)
-    total, numbers = np.zeros(y.shape[1], np.float32), np.zeros(y.shape[1], np.float32)
-    here, there, right, changed, moved = np.zeros(k, np.float32), np.zeros(away, np.float32), 0.0, 0, 0.0
-    counted, pull = counts[present], counts[gone] + smoothing
-    log_pull = np.log(pull)
+    total, numbers, counted = np.zeros(k, np.float32), np.zeros(y.shape[1], np.float32), counts[present]
+    right, changed, moved = 0.0, 0, 0.0
     for h in range(width):
         beta[h], place[some[h]] = hard[h] / (hard[h] + alpha), h
     for i in range(start, stop):
@@ -609,75 +589,65 @@ def tide_step(start: Any, stop: Any, base: Any, y: Any, counts: Any, prior: Any,
             others, beta[h] = beta[h], less / (less + alpha)
             add_nearer(beta, left_out, own[i], dots[i], cosine[i], squares, along, soft, more, among, sharpness, a)
             beta[h] = others
-        top, norm, inner, e = largest(a[:k]), ZERO, ZERO, shares[i]
+        top, norm, inner, far = largest(a[:k]), ZERO, ZERO, ZERO
         label = present[first_at(a[:k], top)]
-        if away:
-            top, norm, inner = idle_sums(top, tops[i], e, logs[i], pull, log_pull)
+        if idle[i] > ZERO:
+            top = max(top, tops[i] + np.log(idle[i]))
+            scale = np.exp(tops[i] - top)
+            norm, inner = scale * idle[i], scale * (idle_log[i] + idle[i] * (tops[i] - top))
+        for c in range(k):
+            a[c] -= top  # here, since the padding stays where it is, far below zero
         for c in range(a.shape[0]):
-            q[c] = exp(a[c] - top)
+            q[c] = exp(a[c])
             norm += q[c]
-            inner += q[c] * (a[c] - top)
-        by, far, log_norm = ONE / norm, ZERO, np.log(norm)
+            inner += q[c] * a[c]
+        by, log_norm = ONE / norm, np.log(norm)
         for c in range(k):
             p[c] = q[c] * by
             far += ONE if abs(p[c] - old[c]) >= still else ZERO
-            here[c] += p[c]
+            total[c] += p[c]
         labels[i], gamma[i], log_sum[i] = label, weight_of(log_norm - inner * by, log_k), top + log_norm
-        scale = np.exp(tops[i] - log_sum[i]) if away else ZERO
-        for r in range(away):
-            there[r] += scale * e[r] * pull[r]
         numbers[label] += ONE
         right += y[i, label]
         changed += label != before[i]
         moved += far
-    total[present], total[gone] = here, there
     return total, numbers, right, changed, moved
 
 
 @loops
-def idle_sums(top: Any, most: Any, e: Any, e_log: Any, pull: Any, log_pull: Any) -> Any:
-    """Return the largest logit and, relative to it, sum_k q_k and sum_k q_k log q_k of the classes left alone.
-
-    `top` is that of the other classes; `most`, `e` and `e_log` are a row of a `Split`, with q_k = e_k pull_k exp(most).
-    """
-    total, inner = ZERO, ZERO
-    for r in range(e.shape[0]):
-        total += e[r] * pull[r]
-        inner += e_log[r] * pull[r] + e[r] * pull[r] * log_pull[r]
-    top = max(top, most + np.log(total))
-    scale = np.exp(most - top)
-    return top, total * scale, scale * (inner + total * (most - top))
-
-
-@njit(inline="always")
-def nearer(beta: Any, mine: Any, dot: Any, cosine: Any, square: Any, along: Any, soft: Any) -> Any:
-    """Eqs. 8 and 9 of TIDE: the cosine to a class mean without the sample's own part, less that to the anchor."""
-    other, by = ONE - beta, beta / max(soft - mine, np.float32(1e-9))
-    length = by * (
-        by * (square + mine * (mine - np.float32(2) * dot)) + np.float32(2) * other * (along - mine * cosine)
-    )
-    value = by * (dot - mine) + other * cosine
-    return value / np.sqrt(max(length + other * other, np.float32(EPS))) - cosine
-
-
-@loops
-def add_nearer(beta: Any, left_out: Any, mine: Any, dot: Any, cosine: Any, square: Any, along: Any, soft: Any,
+def add_nearer(beta: Any, left_out: Any, own: Any, dots: Any, cosine: Any, squares: Any, along: Any, soft: Any,
                more: Any, among: Any, sharpness: Any, a: Any) -> None:  # fmt: skip
-    """Add `nearer` of the classes with labels, times the sharpness, to the logits in their columns `among`."""
-    for h in range(mine.shape[0]):
-        more[h] = nearer(beta[h], left_out * mine[h], dot[h], cosine[h], square[h], along[h], soft[h])
-    for h in range(mine.shape[0]):
+    """Eqs. 8 and 9 of TIDE: add the sharpness times a sample's cosines to class means, less those to the anchors.
+
+    Its own part, the share `left_out` of `own` (H,), is not in the means. `a` are logits, `among` (H,) their columns.
+    """
+    for h in range(own.shape[0]):
+        mine, dot, t = left_out * own[h], dots[h], cosine[h]
+        other, by = ONE - beta[h], beta[h] / max(soft[h] - mine, np.float32(1e-9))
+        square = by * (squares[h] + mine * (mine - np.float32(2) * dot))
+        length = by * (square + np.float32(2) * other * (along[h] - mine * t)) + other * other
+        more[h] = (by * (dot - mine) + other * t) / np.sqrt(max(length, np.float32(EPS))) - t
+    for h in range(own.shape[0]):
         a[among[h]] += sharpness * more[h]
 
 
 @loops
-def tide_logs(start: Any, stop: Any, z: Any, labels: Any, out: Any) -> None:
-    """log(z_ik / z_il) of rows from `start` to `stop`, l the label of sample i."""
+def tide_logs(start: Any, stop: Any, z: Any, labels: Any, present: Any, idle: Any, by: Any, shares: Any, pull: Any,
+              out: Any) -> None:  # fmt: skip
+    """log(z_ik / z_il) of rows from `start` to `stop`, l the label of i; `idle` classes have z_ik = shares pull by."""
+    least = np.float32(1e-30)
     for i in range(start, stop):
-        row, to, least = z[i], out[i], np.float32(1e-30)
+        row = out[i]
+        if idle.shape[0]:
+            for l in range(present.shape[0]):
+                row[present[l]] = z[i, l]
+            for r in range(idle.shape[0]):
+                row[idle[r]] = shares[i, r] * pull[r] * by[i]
+        else:
+            row[:] = z[i]
         shift = log(row[labels[i]] + least)
         for c in range(row.shape[0]):
-            to[c] = log(row[c] + least) - shift
+            row[c] = log(row[c] + least) - shift
 
 
 @loops

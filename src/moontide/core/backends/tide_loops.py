@@ -3,7 +3,7 @@
 - All operations of a row are done while it is in the cache.
 - Class means and anchors are not made: products of samples with class sums, or in a small batch of samples with each
   other, and of samples with the text give all that an E-step needs of them.
-- After the second E-step, the classes that next to no sample is assigned to are left alone (`Split`): their part in
+- After the second E-step, the classes that next to no sample is assigned to are left alone (`Idle`): their part in
   votes and leave-one-out is neglected.
 """
 
@@ -26,19 +26,23 @@ from moontide.core.tide import Assigned, Compared, Confident, Predicted
 
 Floats = NDArray[np.float32]
 IDLE = 0.03  # a class is left alone whose largest z_ik is below this share of n_k + a*, and of 0.1
+FEW = 256  # classes of which none is left alone
 NARROW = 128  # rows up to which a product of the text with samples is faster than one of samples with the text
 one = np.float32
 run = tide_plain.run
 
 
-class Split(NamedTuple):
-    """The L classes that assignments are of, and the R that are left alone, with logits c_ik + log(n_k + a*)."""
+class Idle(NamedTuple):
+    """The R classes that are left alone, with logits c_ik + log q_k, q_k = n_k + a*."""
 
-    present: NDArray[np.int64]  # (L,) numbers
-    gone: NDArray[np.int64]  # (R,) numbers
-    top: Floats  # (N,) max_k c_ik of those
+    classes: NDArray[np.int64]  # (R,) numbers
+    top: Floats  # (N,) max_k c_ik
     shares: Floats  # (N, R) e_ik = exp(c_ik - top_i)
-    logs: Floats  # (N, R) e_ik (c_ik - top_i)
+    logs: Floats  # (N, R) e_ik log e_ik
+
+    def sums(self, pull: Floats) -> tuple[Floats, Floats, Floats]:
+        """Return top_i, sum_k e_ik q_k and sum_k e_ik q_k log(e_ik q_k) for the q_k of `pull` (R,), (N,) each."""
+        return self.top, self.shares @ pull, self.logs @ pull + self.shares @ (pull * np.log(pull))
 
 
 def idle_classes(z: Floats, counts: Floats, labels: Floats, smoothing: float) -> NDArray[np.bool_]:
@@ -55,15 +59,16 @@ class TIDERows(tide_plain.TIDERows):
     array([1., 1., 1.], dtype=float32)
     """
 
+    idle: Idle | None = None
     gram: Any = None  # (N, N) f_i . f_j in the metric, where N <= d
 
-    def __init__(self, *given: Any, cosine: Floats | None = None, **options: Any) -> None:
+    done = 0  # E-steps
+
+    def __init__(self, *given: Any, **options: Any) -> None:
         super().__init__(*given, **options)
-        self.cosine = cosine  # (n, K)
-        if cosine is None:
+        if self.cosine is None:
             self.cosine = self.new = np.matmul(self.f, self.text.T, out=self._spare())  # free after `_keep`
-        self.split = Split(np.arange(len(self.text)), np.arange(0), self.gamma, *np.empty((2, len(self.f), 0), one))
-        self.done = 0  # E-steps
+        self.present, self.zeros = np.arange(len(self.text)), np.zeros(len(self.f), one)  # (L,) columns of z, (n,)
 
     def _neighbours(self) -> Graph:
         n, d = self.f.shape
@@ -97,10 +102,10 @@ class TIDERows(tide_plain.TIDERows):
         near, most, even, even_own = self._in_blocks(_numba.tide_compare, self.y, total, *self.votes_of.edges, agree)
         self.in_metric, lengths = self._scaled(slice(0, n), scale)
         agree /= max(n - 1, 1)
-        numbers = (float(x.sum(dtype=float)) for x in (agree, agree.astype(float) ** 2, self.sure, lengths))
-        agreed, squares, sure, length = numbers
         sums = _numba.group_sums(self.in_metric, self.places, self.gamma, len(self.counts))
-        return Compared(agreed, squares, self.own, sure, length, near, most, even, even_own, sums)
+        numbers = (agree, agree.astype(float) ** 2, self.sure, lengths)
+        agreed, squares, sure, length = (float(x.sum(dtype=float)) for x in numbers)
+        return Compared(agreed, squares, self.own, sure, even_own, near, most, even, length, sums)
 
     def _keep(self, fixed: eq.Fixed) -> None:
         """Keep what all E-steps need: the cosines to the anchors, and logits there without votes and prior."""
@@ -123,49 +128,57 @@ class TIDERows(tide_plain.TIDERows):
         """E-step with the classes given, Eq. 11; the sums of Eq. 8 that it needs are made here, and not returned."""
         if self.at_anchor is None:
             self._keep(fixed)
-        if self.done == 2 and fixed.prior is None:
+        if self.done == 2 and fixed.prior is None and self.z.shape[1] > FEW:
             self._leave_alone(idle_classes(self.z, classes.counts, classes.labels, fixed.smoothing))
         self.done += 1
         n, prior = len(self.f), classes.counts[:0] if fixed.prior is None else fixed.prior
-        labels, (gamma, self.log_total) = np.empty(n, np.int64), np.empty((2, n), one)
+        labels, (gamma, log_total) = np.empty(n, np.int64), np.empty((2, n), one)
         numbers = fixed.smoothing, fixed.left_out, fixed.vote_weight, fixed.sharpness, fixed.alpha
         new, log_k = self._room() if self.new is None else self.new, math.log(max(len(self.text), 2))
+        sums = self.zeros, self.zeros, self.zeros
+        if self.idle is not None:
+            self.pull = classes.counts[self.idle.classes] + one(fixed.smoothing)  # (R,)
+            sums = self.idle.sums(self.pull)
         counts, hard, right, changed, moved = self._in_blocks(
             _numba.tide_step, self.log_y, self.y, classes.counts, prior, *map(one, numbers), *self.votes_of.edges,
-            self.z, new, *self._means(classes), *self.split, self.labels, labels, gamma, self.log_total,
-            log_k, one(eq.STILL),
+            self.z, new, *self._means(classes), self.present, *sums, self.labels, labels, gamma, log_total, log_k,
+            one(eq.STILL),
         )  # fmt: skip
-        self.pull = classes.counts[self.split.gone] + one(fixed.smoothing)  # (R,)
+        if self.idle is not None:
+            self.by, found, counts = np.exp(self.idle.top - log_total), counts, np.empty_like(hard)  # (n,), (L,), (K,)
+            counts[self.present], counts[self.idle.classes] = found, self.pull * (self.by @ self.idle.shares)
         self.z, self.new = new, None if self.keep and self.z is self.y else self.z
         self.labels, self.gamma, some = labels, gamma, np.nonzero(hard)[0]  # (n,), (n,), (H,)
         return Assigned(hard[:0], hard[:0], hard[some], counts, hard, right, n, changed, moved, some)
 
     def _means(self, classes: Assigned) -> tuple[Any, ...]:
         """Return what `_numba.tide_step` needs of the classes with labels; in the first E-step there are none."""
-        f, among = self.in_metric, np.searchsorted(self.split.present, classes.some)  # (n, d), (H,) columns of z
+        f, among = self.in_metric, np.searchsorted(self.present, classes.some)  # (n, d), (H,) columns of z
         weight, cosine, soft, along = _numba.tide_weights(self.z, self.gamma, self.at_anchor, among)  # (n, H), (H,)
         dots = f @ (f.T @ weight) if self.gram is None else self.gram @ weight  # (n, H) f_i . S_k
         return classes.some, among, classes.hard, weight, cosine, soft, along, dots, column_dots(weight, dots)
 
     def _leave_alone(self, idle: NDArray[np.bool_]) -> None:
         """Leave classes alone from here on, where they are many."""
-        n, present, gone = len(self.f), np.nonzero(~idle)[0], np.nonzero(idle)[0]  # (L,), (R,)
+        gone, n = np.nonzero(idle)[0], len(self.f)  # (R,)
         if 4 * len(gone) <= len(idle):
             return
-        near, cosines, kept, self.new = np.empty((4, n, len(present)), one)
-        self.split = Split(present, gone, np.empty(n, one), *np.empty((2, n, len(gone)), one))
-        _numba.tide_split(self.log_y, self.at_anchor, self.z, present, gone, near, cosines, kept, *self.split[2:])
-        self.spare += [self.log_y, self.at_anchor]
-        self.z, self.log_y, self.at_anchor = kept, near, cosines
+        self.present, self.spare = np.nonzero(~idle)[0], [*self.spare, self.log_y, self.at_anchor]
+        self.idle = Idle(gone, np.empty(n, one), *np.empty((2, n, len(gone)), one))
+        _numba.tide_split(self.log_y, *self.idle)
+        columns = (x.take(self.present, axis=1) for x in (self.z, self.log_y, self.at_anchor))
+        self.z, self.log_y, self.at_anchor = columns
+        self.new = np.empty_like(self.z)
 
     def confidence(self, power: float) -> Confident:
         """Add up the confidences under a temperature, and their slopes (Eq. 14)."""
         if self.log_z is None:
-            if len(self.split.gone):
-                z, self.z, self.new = self.z, self._room(), None
-                _numba.tide_join(z, *self.split[:4], self.pull, self.log_total, self.z)
+            z, away = self.z, (self.present[:0], self.zeros, self.z[:, :0], self.zeros)
+            if self.idle is not None:
+                away = self.idle.classes, self.by, self.idle.shares, self.pull
+                self.z, self.new = self._room(), None  # of all classes again
             self.log_z = self._room() if self.new is None else self.new
-            self._in_blocks(_numba.tide_logs, self.z, self.labels, self.log_z)
+            self._in_blocks(_numba.tide_logs, z, self.labels, self.present, *away, self.log_z)
         return Confident(*self._in_blocks(_numba.tide_confidence, self.log_z, one(power), self.z[:, :0]))
 
     def finish(self, power: float | None) -> Counted:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -14,20 +13,20 @@ from moontide.core.arrays import (
     clip,
     columns,
     device,
-    exp_,
     is_torch_array,
     like,
     namespace,
+    put,
     row_dots,
     row_norms,
     to_numpy,
 )
-from moontide.core.ple import weighted_sums, zero_shot
+from moontide.core.ple import entropy_weights, weighted_sums, zero_shot
 from moontide.core.rows import Rows
 from moontide.core.simplex import softmax_log_sum
 from moontide.core.sums import Counted
 from moontide.core.threads import in_threads
-from moontide.core.tide import ALL, NO_LABELS, Assigned, Compared, Confident, Labels, Predicted
+from moontide.core.tide import ALL, Assigned, Compared, Confident, Labels, Predicted
 
 
 class TIDERows(Rows):
@@ -49,20 +48,22 @@ class TIDERows(Rows):
     COLUMNS: ClassVar[tuple[str, ...]] = (*Rows.COLUMNS, "unknown")
     CHANGES: ClassVar[tuple[str, ...]] = ("first", "step", "finish")
 
-    def __init__(self, *given: Any, known: Labels = NO_LABELS, **options: Any) -> None:
+    anchor: Any = None  # (K, d)
+    new: Any = None  # (n, K) room for the next z
+    # in memory only
+    log_sum: Any = None  # (n,) the log of what y was divided by
+    in_metric: Any = None  # (n, d)
+    at_anchor: Any = None  # (n, K) cosines to the anchors
+    log_y: Any = None  # (n, K) less the bias of the text
+    log_z: Any = None  # (n, K) for the calibration
+
+    def __init__(self, *given: Any, known: Labels | None = None, cosine: Array | None = None, **options: Any) -> None:
         super().__init__(*given, **options)
-        ones = namespace(self.f).ones_like(self.f[:, 0])
-        self.gamma, self.unknown, self.known = ones, self._empty(len(ones)), known
-        self.free = ones if known.mask is None else like(~known.mask[:, 0], self.f)  # (n,) 1 where no label is known
-        self.trusted, self.reliable = ones, 1.0  # what labels count: (n,), and those of the model against known ones
-        self.new: Any = None  # room for the next z
-        self.anchor: Any = None  # (K, d)
-        self.cosine: Any = None  # (n, K), these six in memory only
-        self.log_sum: Any = None  # (n,) the log of what y was divided by
-        self.log_y: Any = None  # (n, K) less the bias of the text
-        self.at_anchor: Any = None  # (n, K)
-        self.in_metric: Any = None  # (n, d)
-        self.log_z: Any = None  # (n, K) for the calibration
+        self.known: Any = known
+        self.cosine: Any = cosine  # (n, K)
+        self.unknown, ones = self._empty(len(self.f)), namespace(self.f).ones_like(self.f[:, 0])
+        self.gamma, self.trusted = ones, ones  # (n,) entropy weights, and what labels count
+        self.free = ones if known is None else put(ones, known.there, 0)  # (n,) 1 where no label is known
 
     def first(self, negatives: Array | None) -> Predicted:  # type: ignore[override]
         """Make the zero-shot predictions, and score how unlike all of the classes each sample is (Eq. 15)."""
@@ -73,11 +74,12 @@ class TIDERows(Rows):
             if negatives is not None and len(negatives):
                 self.unknown[rows] += eq.negative_odds(self.f[rows], like(negatives, y), log_sum, self.logit_scale)
             if self.alone:
-                self.cosine, self.log_sum, self.labels = cosine, log_sum, self.known.instead_of(self.labels)
+                self.cosine, self.log_sum = cosine, log_sum
+            if self.known is not None:
+                self.labels[self.known.there] = self.known.known
             return Predicted.of(self.f[rows], y, self.labels[rows])
 
-        found: Predicted = self._add_up(block, "zero-shot")
-        return found
+        return self._add_up(block, "zero-shot")  # type: ignore[no-any-return]
 
     def compare(self, total: Array, n: int, scale: Array) -> Compared:
         """Compare the zero-shot predictions with those of all n samples and of the neighbours (Eqs. 1, 2)."""
@@ -93,15 +95,12 @@ class TIDERows(Rows):
             return *map(_total, numbers), *eq.agreement_by_class(y, self._votes(at), degree[at]), even
 
         def block(rows: slice) -> Compared:
-            agree, square, own, confidence, even_own, near, most, even = map(
-                sum, zip(*in_threads(part, self._cut(rows)), strict=True)
-            )
+            numbers = map(sum, zip(*in_threads(part, self._cut(rows)), strict=True))
             f, lengths = self._scaled(rows, scale)
-            sums = class_sums(self.labels[rows], f, len(self.text))
-            return Compared(agree, square, own, confidence, _total(lengths), near, most, even, even_own, sums)
+            found: Any = *numbers, _total(lengths), class_sums(self.labels[rows], f, len(self.text))
+            return Compared(*found)
 
-        found: Compared = self._add_up(block, "classes")
-        return found
+        return self._add_up(block, "classes")  # type: ignore[no-any-return]
 
     def _scaled(self, rows: slice, scale: Array) -> tuple[Array, Array]:
         """Return some rows in the metric, of unit length, (b, d), and the lengths they had, (b,)."""
@@ -114,28 +113,32 @@ class TIDERows(Rows):
         """E-step with the classes given, Eq. 11, and the sums of Eq. 8 for the next M-step."""
         if not self.alone:
             fixed, classes = fixed.like(self.f), classes.like(self.f)
-            self.anchor = eq.anchor_rows(self.text, fixed.slope, fixed.offset, fixed.scale)
         elif self.at_anchor is None:
             self._keep(fixed)
-        text = self._learn(fixed, classes) if self.known.known is not None and len(classes.hard) else 1.0
-        if self.new is None or self.new.shape != self.z.shape:
-            self.new = self._empty(*self.z.shape, dtype=self.z.dtype)
-
+        text, trusted = 1.0, self.trusted
+        if self.known is not None and len(self.known.there) and len(classes.hard):
+            text, trusted = self._learn(fixed, classes)
+        if self.new is None:
+            self.new = self._room()
         # copies, as the arrays at the start stay with the zero-shot predictions
-        self.labels, self.gamma, self.trusted = (1 * x for x in (self.labels, self.gamma, self.trusted))
-        total: Assigned = self._add_up(lambda rows: self._assign(rows, fixed, classes, text), "iteration")
-        kept = self.keep and self.z is self.y
+        self.labels, self.gamma = 1 * self.labels, 1 * self.gamma
+        total: Assigned = self._add_up(lambda rows: self._assign(rows, fixed, classes, text, trusted), "iteration")
+        self.trusted, kept = trusted, self.keep and self.z is self.y
         self.z, self.new = self.new, None if kept else self.z
         return total
 
     def _keep(self, fixed: eq.Fixed) -> None:
         """Keep what all E-steps need of samples in memory."""
-        self.anchor = eq.anchor_rows(self.text, fixed.slope, fixed.offset, fixed.scale)  # (K, d)
         self.in_metric, self.at_anchor, self.log_y, _ = self._made(self.blocks[0], fixed)
-        self.cosine, self.z = None, self.known.clamp(self.z)
+        self.cosine = None
+        if self.known is not None:
+            self.z = 1 * self.z
+            self.known.clamp(self.z, self.labels)
 
     def _made(self, rows: slice, fixed: eq.Fixed) -> tuple[Array, ...]:
         """Return some rows in the metric, their cosines to the anchors, log y less the bias of the text, and y."""
+        if self.anchor is None:
+            self.anchor = eq.anchor_rows(self.text, fixed.slope, fixed.offset, fixed.scale)
         f, _ = self._scaled(rows, fixed.scale)  # (b, d)
         # products use all cores by themselves, what follows in threads does not
         at_anchor, cosine = f @ self.anchor.T, self.cosine if self.alone else self.f[rows] @ self.text.T  # (b, K) each
@@ -148,8 +151,8 @@ class TIDERows(Rows):
 
         return f, at_anchor, *self._in_parts(part, rows)
 
-    def _assign(self, rows: slice, fixed: eq.Fixed, classes: Assigned, text: float) -> Assigned:
-        """Make the assignments of some rows, and what they add up to."""
+    def _assign(self, rows: slice, fixed: eq.Fixed, classes: Assigned, text: float, trusted: Array) -> Assigned:
+        """Make the assignments of some rows, with the weight of the `text`, and what they add up to."""
         xp, k = namespace(self.f), len(self.text)
         made = (self.in_metric, self.at_anchor, self.log_y, self.y) if self.alone else self._made(rows, fixed)
         f, at_anchor, log_y, y = made  # (b, d), (b, K), (b, K), (b, K)
@@ -169,72 +172,62 @@ class TIDERows(Rows):
                 nearer = self._cosines(at, fixed, classes, left_out, dots[here], near) - near
                 logits[:, classes.some] += fixed.sharpness * nearer
             p, entropy = eq.assign(logits)  # (b, K), (b,)
-            if self.known.mask is not None:
-                p = xp.where(self.known.mask[at], self.known.hot[at], p)
             own = xp.argmax(p, axis=1)
             self.new[at] = self._narrow(p)
-            return (
-                own,
-                entropy,
-                xp.take_along_axis(y[here], own[:, None], axis=1)[:, 0],
-                xp.sum(xp.abs(p - z) >= eq.STILL, axis=1),
-            )
+            right = xp.take_along_axis(y[here], own[:, None], axis=1)[:, 0]
+            return own, entropy, right, xp.sum(xp.abs(p - z) >= eq.STILL, axis=1)
 
         own, entropy, right, moved = self._in_parts(part, rows)
-        free, changed = self.free[rows], int((own != self.labels[rows]).sum())
-        gamma = clip(1 - entropy / math.log(max(k, 2)), 0, 1) * free + (1 - free)  # (b,)
-        trusted = self.reliable * free + (1 - free)  # (b,)
-        self.labels[rows], self.gamma[rows], self.trusted[rows] = own, gamma, trusted
+        if self.known is not None:
+            self.known.clamp(self.new, own)
+        free, trusted, changed = self.free[rows], trusted[rows], int((own != self.labels[rows]).sum())
+        gamma = entropy_weights(entropy, k) * free + (1 - free)  # (b,)
+        self.labels[rows], self.gamma[rows] = own, gamma
         z = self._floats(self.new[rows])  # (b, K) as stored, so that a sample is left out as it was counted
         hard = like(class_counts(own, k, trusted), gamma)  # (K,)
-        given = hard if self.known.counts is None else hard + self.known.counts
+        given = hard if self.known is None else hard + self.known.counts
         some = ALL if not self.alone or is_torch_array(z) else xp.nonzero(given)[0]  # (H,)
         return Assigned(
             *weighted_sums(columns(z, some), gamma * trusted, f), hard[some], z.sum(0),
             like(class_counts(own, k), gamma), _total(right * free),
-            len(gamma) if self.known.mask is None else int(free.sum()), changed, eq.number(moved.sum()), some,
+            len(gamma) if self.known is None else int(free.sum()), changed, _total(moved * free), some,
         )  # fmt: skip
 
     def _cosines(self, at: Any, fixed: eq.Fixed, classes: Assigned, left_out: Array, dots: Array, near: Array) -> Array:
         """Return the cosines of some samples to class means without their share `left_out` (b,) in these, (b, H)."""
-        xp, z, labels, trusted = namespace(self.f), self._wide(at), self.labels[at], self.trusted[at]
-        mine = columns(z, classes.some) * (left_out * self.gamma[at] * trusted)[:, None]  # (b, H)
+        xp, z, labels, own = namespace(self.f), self._wide(at), self.labels[at], left_out * self.trusted[at]
+        mine = columns(z, classes.some) * (own * self.gamma[at])[:, None]  # (b, H)
         places = labels if isinstance(classes.some, slice) else xp.searchsorted(classes.some, labels)
         each, hard = xp.arange(len(z), device=device(z)), xp.zeros_like(mine) + classes.hard  # (b,), (b, H)
-        hard[each, places] = clip(hard[each, places] - left_out * trusted, 0)
+        hard[each, places] = clip(hard[each, places] - own, 0)
         along = row_dots(classes.sums, eq.rows_at(self.anchor, classes.some))  # (H,)
         return eq.cosine_to_means(dots, near, mine, hard, classes, along, fixed.alpha)
 
-    def _learn(self, fixed: eq.Fixed, classes: Assigned) -> float:
-        """Return the weight of the text, and keep the reliability of other labels, from known ones (Eqs. 12, 13).
+    def _learn(self, fixed: eq.Fixed, classes: Assigned) -> tuple[float, Array]:
+        """Return the weight of the text and what labels count, (n,), from known ones (Eqs. 12, 13).
 
         What is asked is what the model makes of each labelled sample where its label is not known: without its own part
         in class means and counts, and with the votes of its neighbours.
         """
-        xp, some = namespace(self.f), classes.some
-        there = xp.nonzero(self.known.known >= 0)[0]  # (n',)
-        known, near, whole = self.known.known[there], self.at_anchor[there, :], self.free[there] * 0 + 1
+        xp, some, (there, known, *_) = namespace(self.f), classes.some, self.known  # (n',), (n',)
+        near, whole = self.at_anchor[there, :], 1 - self.free[there]
         cosine, dots = 1 * near, self.in_metric[there, :] @ classes.sums.T  # (n', K), (n', H)
         cosine[:, some] = self._cosines(there, fixed, classes, whole, dots, columns(near, some))
         base = fixed.vote_weight * self._votes(slice(0, len(self.f)))[there, :] + self.log_y[there, :]
         base = base + eq.class_pull(fixed, classes.counts, self.z[there, :], 1.0)
         text = eq.trust(base, cosine, known, fixed.sharpness)
         found = xp.argmax(text * base + fixed.sharpness * cosine, axis=1)
-        self.reliable = eq.reliability(int(xp.sum(found == known)), len(known), len(self.f) / len(self.text))
-        return text
+        reliable = eq.reliability(int(xp.sum(found == known)), len(known), len(self.f) / len(self.text))
+        return text, reliable * self.free + (1 - self.free)
 
     def confidence(self, power: float) -> Confident:
         """Add up the confidences under a temperature, and their slopes (Eq. 14), of samples with no known label."""
 
-        def part(at: slice) -> tuple[Array, ...]:
-            log_z = self._log_ratios(at)  # (b, K)
-            return eq.confidences(exp_(power * log_z), log_z, power)
-
         def block(rows: slice) -> Confident:
-            return Confident(*(_total(x * self.free[rows]) for x in self._in_parts(part, rows)))
+            found = self._in_parts(lambda at: eq.confidences(self._log_ratios(at), power), rows)  # (b,), (b,)
+            return Confident(*(_total(x * self.free[rows]) for x in found))
 
-        found: Confident = self._add_up(block, "confidence")
-        return found
+        return self._add_up(block, "confidence")  # type: ignore[no-any-return]
 
     def _log_ratios(self, at: slice) -> Array:
         """Return log(z_ik / z_il) of some samples with the labels l, (b, K); in memory they are made once."""
@@ -256,7 +249,8 @@ class TIDERows(Rows):
 
         for rows in self.blocks if power is not None else ():
             self._in_parts(part, rows)
-        self.z = self.known.clamp(self.z)
+        if self.known is not None:
+            self.known.clamp(self.z, self.labels)
         self.unknown = eq.with_neighbours(self.unknown, self.votes_of)
         return Counted(len(self.f))
 
