@@ -90,7 +90,7 @@ def alone(*given: Any) -> Any:
     return _original["Fixed"](*given)._replace(vote_weight=0.0)
 
 
-def plain(features: Any, k: int, known: bool, shares: bool) -> Any:
+def plain(features: Any, k: int, family: str, literal: bool) -> Any:
     """The compiled E-step has all of its parts: what replaces one is called by the plain one."""
     return tide_plain
 
@@ -103,13 +103,13 @@ ABLATIONS: dict[str, dict[str, Any]] = {
     "pseudo-count not smoothed (3)": {"Crowd": Unsmoothed},
     "text as anchors (4)": {"anchors": text_anchors},
     "slope 1 (4)": {"anchors": full_slope},
-    "without the bias of the text (5)": {"text_bias": no_bias, "choose_tide": plain},
+    "without the bias of the text (5)": {"text_bias": no_bias, "choose": plain},
     "absent classes helped as well (5)": {"presence": all_present},
     "without the metric (6)": {"metric": plain_metric},
     "anchor weight 1 (7)": {"anchor_weight": one},
     "without class means (8)": {"sharpness": 0.0},
-    "without leave-one-out (9)": {"cosine_to_means": with_itself, "class_pull": pull_with_itself, "choose_tide": plain},
+    "without leave-one-out (9)": {"cosine_to_means": with_itself, "class_pull": pull_with_itself, "choose": plain},
     "without sharpening (10)": {"sharpening": one},
     "without votes of neighbours (10)": {"Fixed": alone},
-    "without the class prior (11)": {"class_pull": no_pull, "choose_tide": plain},
+    "without the class prior (11)": {"class_pull": no_pull, "choose": plain},
 }

@@ -311,11 +311,17 @@ def test_the_nearest_by_all_products(seed: int, n: int, m: int) -> None:
 def test_zero_shot_and_its_sums(seed: int, n: int, k: int) -> None:
     cosine = np.random.default_rng(seed).normal(0.2, 0.05, size=(n, k)).astype(np.float32)
     y = np.empty_like(cosine)
-    log_sum, total, along, most = _numba.zero_shot(cosine, np.float32(100), y)
+    labels, (log_sum, sure, unlike) = np.empty(n, np.int64), np.empty((3, n), np.float32)
+    given = cosine, np.float32(100), y, labels, log_sum, sure, unlike
+    total, along, most, own = _numba.zero_shot(0, n, *given)
     exact = np.exp(100 * cosine.astype(float))
     wanted = exact / exact.sum(axis=1, keepdims=True)
     np.testing.assert_allclose(y, wanted, atol=3e-6)
+    np.testing.assert_array_equal(labels, cosine.argmax(axis=1))
     np.testing.assert_allclose(log_sum, np.log(exact.sum(axis=1)), rtol=1e-6)
+    np.testing.assert_allclose(sure, wanted.max(axis=1), rtol=1e-4)
+    np.testing.assert_allclose(unlike, 1 - (cosine.max(axis=1) - cosine.mean(axis=1)), atol=1e-5)
+    np.testing.assert_allclose(own, (wanted**2).sum(), rtol=1e-4)
     for found, value in (
         (total, wanted.sum(axis=0)),
         (most, wanted.max(axis=0)),

@@ -31,7 +31,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from moontide.core import tide as eq
 from moontide.core.arrays import Array, device, device_type, is_torch_array, like, namespace, to_numpy
-from moontide.core.backends import choose_tide, compiled, tide_plain
+from moontide.core.backends import choose, compiled, fused, tide_plain
 from moontide.core.driver import Mixture, Run, solve
 from moontide.core.graph import Graph
 from moontide.core.ple import EPS
@@ -151,7 +151,8 @@ class TIDE(OnlineMethod):
             require_memory(12 * n * k * f.dtype.itemsize, f"{self.name} on {n} x {k} at once", f)
         shares = given_shares(state.class_prior)
         given = {"class_prior": shares, "negatives": state.negatives, "known": labels}
-        backend: Any = tide_plain if large else choose_tide(f, k, labels is not None, shares is not None)
+        literal = large or labels is not None or (shares is not None and fused(f))  # the equations as they stand
+        backend: Any = choose(f, k, "tide_", literal)
 
         def together(f: Array, text: Array) -> tuple[Any, ...]:
             how = {"half": large, "alone": not large, "known": labels, "cosine": cosine}

@@ -26,28 +26,14 @@ from moontide.core.arrays import Array, is_torch_array
 MAX_CLASSES = 16384  # a row of K logits is held in the registers of a GPU
 
 
-def choose(features: Array, k: int) -> ModuleType:
-    """Return the backend for features (N, d) and k classes.
+def choose(features: Array, k: int, family: str = "", plain: bool = False) -> ModuleType:
+    """Return the backend for features (N, d) and k classes: of MOON, or of the `family` "tide_"; `plain` asks for it.
 
     >>> choose(np.zeros((1, 2)), 3).__name__
     'moontide.core.backends.plain'
     """
-    return import_module(f"{__name__}.{_kind(features, k)}")
-
-
-def choose_tide(features: Array, k: int, known: bool, shares: bool = False) -> ModuleType:
-    """Return the module with the samples of TIDE, `TIDERows`, for features (N, d) and k classes in memory.
-
-    Where labels are `known`, the equations are computed as they stand, and on a GPU where class `shares` are, too.
-    """
-    kind = _kind(features, k)
-    return import_module(f"{__name__}.tide_{'plain' if known or (shares and kind == 'kernels') else kind}")
-
-
-def _kind(features: Array, k: int) -> str:
-    if fused(features) and k <= MAX_CLASSES:
-        return "kernels"
-    return "loops" if compiled(features) else "plain"
+    kind = "kernels" if fused(features) and k <= MAX_CLASSES else "loops" if compiled(features) else "plain"
+    return import_module(f"{__name__}.{family}{'plain' if plain else kind}")
 
 
 def fused(x: Array) -> bool:

@@ -191,25 +191,31 @@ def nearest(gram: Any, m: Any) -> Any:
 
 
 @loops
-def zero_shot(cosine: Any, scale: Any, y: Any) -> Any:
-    """y = softmax(scale cosine); return log sums (N,), and of each class sums of y and y cosine and maximum of y."""
-    n, k = cosine.shape
-    log_sum = np.empty(n, np.float32)
-    total, most, along = np.zeros(k, np.float32), np.zeros(k, np.float32), np.zeros(k, np.float32)
-    for i in range(n):
-        row, p, norm = cosine[i], y[i], ZERO
-        top = largest(row)
+def zero_shot(start: Any, stop: Any, cosine: Any, scale: Any, y: Any, labels: Any, log_sum: Any, confidence: Any,
+              unlike: Any) -> Any:  # fmt: skip
+    """Eq. zero-shot of rows from `start` to `stop`: y = softmax(scale cosine), and what is one number per sample.
+
+    Returns sums of y and of y cosine and the largest y of each class, (K,) each, and sum_i |y_i|^2.
+    """
+    k = y.shape[1]
+    total, along, most, own = np.zeros(k, np.float32), np.zeros(k, np.float32), np.zeros(k, np.float32), 0.0
+    for i in range(start, stop):
+        row, p = cosine[i], y[i]
+        top, norm, mean, squares = largest(row), ZERO, ZERO, ZERO
         for c in range(k):
             p[c] = exp(scale * (row[c] - top))
             norm += p[c]
-        log_sum[i] = scale * top + np.log(norm)
-        by = ONE / norm
+            mean += row[c]
+        labels[i], by = first_at(row, top), ONE / norm
+        log_sum[i], confidence[i], unlike[i] = scale * top + np.log(norm), by, ONE - (top - mean / np.float32(k))
         for c in range(k):
             p[c] *= by
             total[c] += p[c]
-            most[c] = max(most[c], p[c])
             along[c] += p[c] * row[c]
-    return log_sum, total, along, most
+            most[c] = max(most[c], p[c])
+            squares += p[c] * p[c]
+        own += squares
+    return total, along, most, own
 
 
 @loops
@@ -426,29 +432,6 @@ def group_sums(x: Any, group: Any, weight: Any, count: Any) -> Any:
         for c in range(x.shape[1]):
             out[c] += by * row[c]
     return sums
-
-
-@loops
-def tide_first(start: Any, stop: Any, cosine: Any, scale: Any, y: Any, labels: Any, evidence: Any, confidence: Any,
-               unlike: Any) -> Any:  # fmt: skip
-    """Eq. zero-shot of rows from `start` to `stop`; return sum_i y_i (K,) and sum_i |y_i|^2."""
-    k = y.shape[1]
-    total, own = np.zeros(k, np.float32), 0.0
-    for i in range(start, stop):
-        row, p = cosine[i], y[i]
-        top, norm, mean, squares = largest(row), ZERO, ZERO, ZERO
-        for c in range(k):
-            p[c] = exp(scale * (row[c] - top))
-            norm += p[c]
-            mean += row[c]
-        labels[i], by = first_at(row, top), ONE / norm
-        evidence[i], confidence[i], unlike[i] = scale * top + np.log(norm), by, ONE - (top - mean / np.float32(k))
-        for c in range(k):
-            p[c] *= by
-            total[c] += p[c]
-            squares += p[c] * p[c]
-        own += squares
-    return total, own
 
 
 @loops

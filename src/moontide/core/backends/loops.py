@@ -96,9 +96,11 @@ class Rows(plain.Rows):
     def first(self) -> First:
         """Eq. zero-shot and its sums, in one pass."""
         self.cosine = np.matmul(self.f, self.text.T, out=self._spare())
-        log_sum, *sums = _numba.zero_shot(self.cosine, np.float32(self.logit_scale), self.z)
-        self._first_weights(slice(0, len(self.f)), self.z, log_sum)
-        return First(len(self.f), *sums)
+        n, (log_sum, *others) = len(self.f), np.empty((3, len(self.f)), np.float32)
+        given = self.cosine, np.float32(self.logit_scale), self.z, np.empty(n, np.int64), log_sum, *others
+        *sums, _ = _numba.zero_shot(0, n, *given)
+        self._first_weights(slice(0, n), self.z, log_sum)
+        return First(n, *sums)
 
     def step(self, scores: Scores) -> Any:
         """E-step with the classes given, dense or of the present classes alone, and what the M-step needs of it."""

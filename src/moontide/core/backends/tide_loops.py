@@ -85,7 +85,7 @@ class TIDERows(tide_plain.TIDERows):
         f, n = self.f, len(self.f)
         self.labels, (self.log_sum, self.sure, self.unknown) = np.empty(n, np.int64), np.empty((3, n), one)
         given = self.cosine, one(self.logit_scale), self.y, self.labels, self.log_sum, self.sure, self.unknown
-        total, self.own = self._in_blocks(_numba.tide_first, *given)
+        total, _, _, self.own = self._in_blocks(_numba.zero_shot, *given)
         if negatives is not None and len(negatives):
             self.unknown += eq.negative_odds(f, negatives, self.log_sum, self.logit_scale)
         some = np.nonzero(np.bincount(self.labels))[0]  # (H,)
