@@ -19,7 +19,7 @@ from safetensors.numpy import load
 
 from moontide import memory
 from moontide.registry import method_type
-from moontide.serve import batching, parsing, push_log, pushes, server
+from moontide.serve import batching, parsing, push_log, pushes, server, service
 from moontide.serve.records import DENSE, flat_map
 from moontide.serve.service import TICK, usable_methods
 from moontide.serve.state import ServedStream
@@ -154,6 +154,25 @@ def test_a_creation_that_takes_too_long_is_refused_and_leaves_nothing(app, sqlit
     monkeypatch.setattr(online, "step", step)
     deadline = time.monotonic() + 10
     while client.post("/streams", json=body).status_code != 201:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_server_is_ready_when_its_default_method_is_compiled_and_works_before(
+    app, sqlite, text, samples, push, monkeypatch
+):
+    free, warm_up = threading.Event(), service.warm_up
+    monkeypatch.setattr(service, "warm_up", lambda device: [free.wait(20), warm_up(device)])
+    client = app(sqlite)
+    ready = client.get("/readyz")
+    assert (ready.status_code, ready.json()["status"]) == (503, "loading")
+    assert "compiled the first time" in ready.json()["problems"]["methods"]
+    assert client.get("/healthz").status_code == 200
+    make(client, text, method="tda")
+    assert push(client, "a", samples(2)).status_code == 200
+    free.set()
+    deadline = time.monotonic() + 20
+    while client.get("/readyz").json() != {"status": "ready", "failed": {}, "problems": {}}:
         assert time.monotonic() < deadline
         time.sleep(0.01)
 
