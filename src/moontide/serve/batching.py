@@ -212,8 +212,6 @@ class PushQueue:
     def _fail(self, batch: list[_Waiting], error: Exception) -> None:
         if isinstance(error, StoreError) and not isinstance(error, DamagedError) and self.failed is not None:
             self.failed(error)
-        elif isinstance(error, DamagedError):
-            log.error("stream %s: %s", self.stream.name, error)
         elif not isinstance(error, MoontideError):
             log.error("stream %s", self.stream.name, exc_info=error)
         self.samples -= sum(len(item.x) for item in pushes_of(batch))
