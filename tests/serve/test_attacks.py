@@ -25,7 +25,7 @@ from moontide.serve.service import TICK, usable_methods
 from moontide.serve.state import ServedStream
 
 VALUES = [0, 1, -1, 2, 1e-320, 1e-30, 1e-6, 1e6, 1e9, 1e30, 1e308, "inf", math.inf, -math.inf, math.nan, 2**31, 2**62,
-          2**64, 10**30, True, "", "x", 0.5, 1000, 1001]  # fmt: skip
+          2**64, 10**30, 10**400, True, "", "x", 0.5, 1000, 1001]  # fmt: skip
 
 
 def make(client, text, name="a", **body):
