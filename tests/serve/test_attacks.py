@@ -185,6 +185,29 @@ def test_a_state_that_is_too_large_to_keep_is_refused_beforehand(app, sqlite):
     assert client.get("/streams").json() == []
 
 
+def test_memory_that_runs_out_is_a_sentence_and_costs_the_stream_nothing(
+    app, sqlite, text, samples, push, monkeypatch, caplog
+):
+    def no_memory(*_):
+        raise MemoryError
+
+    client = app(sqlite)
+    make(client, text, method="tda")
+    push(client, "a", samples(3))
+    for name in ("saved", "revise", "flat_map", "write_checkpoint", "advance"):
+        with monkeypatch.context() as patch:
+            patch.setattr(ServedStream, name, no_memory)
+            patch.setattr(ServedStream, "due", True)
+            answers = [push(client, "a", samples(3))]
+            answers += [client.post(f"/streams/a/{what}") for what in ("revise", "snapshots", "reset")]
+            answers += [client.get(f"/streams/a/{what}") for what in ("map", "state")]
+        assert 413 in {answer.status_code for answer in answers}
+        assert {answer.status_code for answer in answers} <= {200, 201, 409, 413}
+    total = client.get("/streams/a").json()["total"]
+    assert push(client, "a", samples(3)).json()["first"] == total
+    assert not [record for record in caplog.records if record.exc_info]
+
+
 def test_a_client_that_leaves_in_the_middle_of_a_push_is_no_error(connected, app, sqlite, text, samples, push, caplog):
     client = app(sqlite)
     make(client, text)
@@ -384,6 +407,34 @@ def test_a_full_disk_stops_no_background_work(app, sqlite, text, samples, push, 
         assert time.monotonic() < deadline
         time.sleep(0.05)
     assert push(client, "a", samples(1)).json()["first"] == 0
+
+
+def test_a_disk_with_room_for_little_is_failing_until_pushes_can_be_written(
+    app, sqlite, text, samples, push, monkeypatch, caplog
+):
+    client = app(sqlite)
+    make(client, text, method="tda", window=4096)
+    for _ in range(3):
+        assert push(client, "a", samples(1000)).status_code == 200
+    store, write = client.service.store, push_log.os.pwritev
+
+    def fail_to_write(*_):
+        raise OSError(errno.ENOSPC, "the disk is full")
+
+    store._run("PRAGMA max_page_count = 1")  # no page more than there are
+    monkeypatch.setattr(push_log.os, "pwritev", fail_to_write)
+    assert push(client, "a", samples(1)).status_code == 503
+    monkeypatch.setattr(push_log.os, "pwritev", write)
+    deadline = time.monotonic() + 2.5 * TICK
+    while time.monotonic() < deadline:
+        assert client.get("/readyz").json()["status"] == "failing"
+        time.sleep(0.1)
+    assert len([record for record in caplog.records if "full" in record.getMessage()]) == 1
+    store._run("PRAGMA max_page_count = 1000000")
+    while client.get("/readyz").status_code != 200:
+        assert time.monotonic() < deadline + 10 * TICK
+        time.sleep(0.05)
+    assert push(client, "a", samples(1)).json()["first"] == 3000
 
 
 # Connections

@@ -88,6 +88,8 @@ def test_no_other_site_is_let_in(guarded, shared_app):
         "localhost#evil", "localhost/evil", "localhost?evil", "localhost:80:80", "local\thost",
     ):  # fmt: skip
         assert shared_app.get("/streams", headers={"Host": host}).status_code == 403, host
+    twice = [("Host", "localhost"), ("Host", "evil.example")]
+    assert shared_app.get("/streams", headers=twice).status_code == 403
     for site in ("cross-site", "same-site", "whatever"):
         refused = shared_app.post("/streams", json={"sample": "simulated"}, headers={"Sec-Fetch-Site": site})
         assert (refused.status_code, "own pages" in refused.json()["detail"]) == (403, True)

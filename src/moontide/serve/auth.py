@@ -197,7 +197,8 @@ class Gate:
                 return 403, f"The token is for the scope '{token.scope}'{of} only; use another."
             scope["moontide.stream"] = token.stream
             return None
-        host = headers.get("host", "")
+        hosts = headers.getlist("host")
+        host = hosts[0] if len(hosts) == 1 else ""
         if not is_loopback(name_of(host)):
             return 403, f"Without tokens this server only accepts loopback host names. Got the host {host[:100]!r}."
         origin = headers.get("origin")

@@ -236,7 +236,7 @@ class Service:
 
     async def aside(self, function: Callable[[], T]) -> T:
         """Run a function in a thread, independently of the queues."""
-        return await asyncio.get_running_loop().run_in_executor(self.side, function)
+        return await asyncio.get_running_loop().run_in_executor(self.side, batching.within_memory, function)
 
     # Streams
 

@@ -165,8 +165,8 @@ class StreamStore:
         """Drop a connection that cannot be used any more, so that the next transaction makes a new one."""
 
     def try_write(self) -> None:
-        """Write nothing, to see whether something could be written."""
-        with self._transaction():
+        """Write what waits to be written, if anything, to see whether pushes could be."""
+        with self._transaction(pushes=True):
             pass
 
     def sync(self) -> None:
