@@ -105,7 +105,7 @@ def seconds_of(duration: str) -> float:
     2592000.0
     """
     found = re.fullmatch(r"(\d{1,6})([dhms])", duration)
-    if found is None:
+    if found is None or not int(found[1]):
         raise OptionError(f"'--expires' must be a duration such as 30d, 12h or 15m. Got {duration!r} instead.")
     return float(found[1]) * {"d": 86400, "h": 3600, "m": 60, "s": 1}[found[2]]
 
