@@ -50,6 +50,8 @@ class Some(Options):
         ("free", 1e7, "a number of at least -1000000 and of at most 1000000"),
         ("free", math.inf, "a number of at least -1000000 and of at most 1000000"),
         ("idle", 10**30, "an integer of at least 0 and of at most 1000"),
+        ("width", 10**400, "a number of at least 1e-06 and of at most 1000000"),
+        ("limit", 10**400, "a number of at least 1e-06 and of at most 1000000, or inf"),
         ("width", 1e-320, "a number of at least 1e-06 and of at most 1000000"),
         ("limit", math.nan, "a number of at least 1e-06 and of at most 1000000, or inf"),
         ("limit", 1e308, "a number of at least 1e-06 and of at most 1000000, or inf"),

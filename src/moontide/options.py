@@ -87,7 +87,7 @@ class Spec:
             return isinstance(self.default, bool) and isinstance(value, bool)
         if isinstance(value, str):
             return value in self.choices
-        if self.low is None or not isinstance(value, int | float) or math.isnan(value):
+        if self.low is None or not isinstance(value, int | float):  # NaN is in no range
             return False
         if isinstance(self.default, int) and not isinstance(value, int):
             return False

@@ -70,9 +70,13 @@ class Task:
                 "'image_features' and 'text_features' must have the same dimension. "
                 f"Got {features.shape[1]} and {text.shape[1]} instead; do they come from the same model?"
             )
-        scale = float(self.logit_scale)
+        try:
+            scale = float(self.logit_scale)
+        except (TypeError, ValueError, OverflowError):  # such as an integer of 400 digits
+            scale = math.nan
         if not (math.isfinite(scale) and scale > 0):
-            raise InputError(f"'logit_scale' must be a positive number (100 for CLIP). Got {self.logit_scale} instead.")
+            given = str(self.logit_scale)[:50]
+            raise InputError(f"'logit_scale' must be a positive number (100 for CLIP). Got {given} instead.")
         set_ = object.__setattr__
         features, text = self._unit_rows(features, text)
         set_(self, "features", features)

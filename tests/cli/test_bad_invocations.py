@@ -137,6 +137,7 @@ OTHERS = [
     ("classify", "nowhere/*.jpg", *PHOTOS[2:]),
     ("serve", "--verify", "nowhere"),
     ("serve", "--new-token", "a", "--stream", "b", "--expires", "-1d"),
+    ("serve", "--new-token", "a", "--expires", "0s"),
 ]
 
 

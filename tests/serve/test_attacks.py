@@ -20,12 +20,12 @@ from safetensors.numpy import load
 from moontide import memory
 from moontide.projection import DENSE, principal_plane
 from moontide.registry import method_type
-from moontide.serve import batching, parsing, push_log, pushes, server
+from moontide.serve import batching, parsing, push_log, pushes, server, service
 from moontide.serve.service import TICK, usable_methods
 from moontide.serve.state import ServedStream
 
 VALUES = [0, 1, -1, 2, 1e-320, 1e-30, 1e-6, 1e6, 1e9, 1e30, 1e308, "inf", math.inf, -math.inf, math.nan, 2**31, 2**62,
-          2**64, 10**30, True, "", "x", 0.5, 1000, 1001]  # fmt: skip
+          2**64, 10**30, 10**400, True, "", "x", 0.5, 1000, 1001]  # fmt: skip
 
 
 def make(client, text, name="a", **body):
@@ -158,12 +158,54 @@ def test_a_creation_that_takes_too_long_is_refused_and_leaves_nothing(app, sqlit
         time.sleep(0.01)
 
 
+def test_a_server_is_ready_when_its_default_method_is_compiled_and_works_before(
+    app, sqlite, text, samples, push, monkeypatch
+):
+    free, warm_up = threading.Event(), service.warm_up
+    monkeypatch.setattr(service, "warm_up", lambda device: [free.wait(20), warm_up(device)])
+    client = app(sqlite)
+    ready = client.get("/readyz")
+    assert (ready.status_code, ready.json()["status"]) == (503, "loading")
+    assert "compiled the first time" in ready.json()["problems"]["methods"]
+    assert client.get("/healthz").status_code == 200
+    make(client, text, method="tda")
+    assert push(client, "a", samples(2)).status_code == 200
+    free.set()
+    deadline = time.monotonic() + 20
+    while client.get("/readyz").json() != {"status": "ready", "failed": {}, "problems": {}}:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
 def test_a_state_that_is_too_large_to_keep_is_refused_beforehand(app, sqlite):
     client = app(sqlite)
     body = {"prototypes": np.eye(64).tolist(), "method": "ecalp", "options": {"memory": 1_000_000}}
     answer = client.post("/streams", json=body)
     assert (answer.status_code, "the limit is 256 MiB" in answer.json()["detail"]) == (413, True), answer.text
     assert client.get("/streams").json() == []
+
+
+def test_memory_that_runs_out_is_a_sentence_and_costs_the_stream_nothing(
+    app, sqlite, text, samples, push, monkeypatch, caplog
+):
+    def no_memory(*_):
+        raise MemoryError
+
+    client = app(sqlite)
+    make(client, text, method="tda")
+    push(client, "a", samples(3))
+    for name in ("saved", "revise", "flat_map", "write_checkpoint", "advance"):
+        with monkeypatch.context() as patch:
+            patch.setattr(ServedStream, name, no_memory)
+            patch.setattr(ServedStream, "due", True)
+            answers = [push(client, "a", samples(3))]
+            answers += [client.post(f"/streams/a/{what}") for what in ("revise", "snapshots", "reset")]
+            answers += [client.get(f"/streams/a/{what}") for what in ("map", "state")]
+        assert 413 in {answer.status_code for answer in answers}
+        assert {answer.status_code for answer in answers} <= {200, 201, 409, 413}
+    total = client.get("/streams/a").json()["total"]
+    assert push(client, "a", samples(3)).json()["first"] == total
+    assert not [record for record in caplog.records if record.exc_info]
 
 
 def test_a_client_that_leaves_in_the_middle_of_a_push_is_no_error(connected, app, sqlite, text, samples, push, caplog):
@@ -365,6 +407,34 @@ def test_a_full_disk_stops_no_background_work(app, sqlite, text, samples, push, 
         assert time.monotonic() < deadline
         time.sleep(0.05)
     assert push(client, "a", samples(1)).json()["first"] == 0
+
+
+def test_a_disk_with_room_for_little_is_failing_until_pushes_can_be_written(
+    app, sqlite, text, samples, push, monkeypatch, caplog
+):
+    client = app(sqlite)
+    make(client, text, method="tda", window=4096)
+    for _ in range(3):
+        assert push(client, "a", samples(1000)).status_code == 200
+    store, write = client.service.store, push_log.os.pwritev
+
+    def fail_to_write(*_):
+        raise OSError(errno.ENOSPC, "the disk is full")
+
+    store._run("PRAGMA max_page_count = 1")  # no page more than there are
+    monkeypatch.setattr(push_log.os, "pwritev", fail_to_write)
+    assert push(client, "a", samples(1)).status_code == 503
+    monkeypatch.setattr(push_log.os, "pwritev", write)
+    deadline = time.monotonic() + 2.5 * TICK
+    while time.monotonic() < deadline:
+        assert client.get("/readyz").json()["status"] == "failing"
+        time.sleep(0.1)
+    assert len([record for record in caplog.records if "full" in record.getMessage()]) == 1
+    store._run("PRAGMA max_page_count = 1000000")
+    while client.get("/readyz").status_code != 200:
+        assert time.monotonic() < deadline + 10 * TICK
+        time.sleep(0.05)
+    assert push(client, "a", samples(1)).json()["first"] == 3000
 
 
 # Connections

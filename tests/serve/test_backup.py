@@ -103,6 +103,77 @@ def test_a_damaged_log_is_named_refused_and_what_is_left_can_be_taken(killed, se
         assert 0 < client.get("/streams/a").json()["total"] < 24
 
 
+@pytest.mark.parametrize("harm", ["delete", "garbage"])
+def test_a_mark_that_is_missing_is_named_in_its_own_folder_and_the_rest_is_looked_at(killed, tmp_path, capfd, harm):
+    mark = Path(killed, "mark")
+    mark.unlink() if harm == "delete" else mark.write_bytes(bytes(100))
+    with sqlite3.connect(Path(killed, FILE)) as connection:
+        connection.execute("UPDATE states SET total = 3")
+    connection.close()
+    assert main(["serve", "--verify", killed]) == 1
+    told = capfd.readouterr()
+    assert f"The data in {killed} lack their mark" in told.out
+    assert "The stream 'a': The stored a" in told.out
+    assert "2 damages in 1 stream" in told.err
+    assert "/moontide" not in (told.out + told.err).replace(killed, "")
+
+
+@pytest.mark.parametrize("harm", ["cut", "garbage", "delete"])
+def test_a_database_that_sqlite_cannot_read_is_damage_and_named_in_its_own_folder(killed, tmp_path, capfd, harm):
+    open_store(killed).close()
+    path = Path(killed, FILE)
+    content = path.read_bytes()
+    if harm == "delete":
+        path.unlink()
+    else:
+        path.write_bytes(content[: len(content) // 2] if harm == "cut" else b"garbage" * 1000)
+    assert main(["serve", "--verify", killed]) == 1
+    told = capfd.readouterr()
+    assert told.out.startswith(f"The data in {killed} ")
+    assert "see 'Backups and damage' in docs/serve.md" in told.out
+    for arguments in (["--data", str(tmp_path / "new"), "--restore", killed], ["--data", killed, "--port", "0"]):
+        assert main(["serve", *arguments]) == 2
+        error = capfd.readouterr().err
+        assert killed in error
+        assert "/moontide" not in error.replace(killed, "")
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("lost", ["streams", "answers", "journal"])
+def test_rows_that_are_gone_are_missed_wherever_they_were(killed, serve, capfd, lost):
+    open_store(killed).close()
+    with sqlite3.connect(Path(killed, FILE)) as connection:
+        first = "" if lost == "streams" else " AND first = 0"
+        assert connection.execute(f"DELETE FROM {lost} WHERE stream = 'a'{first}").rowcount == 1
+    connection.close()
+    assert main(["serve", "--verify", killed]) == 1
+    assert "The stream 'a': The " in capfd.readouterr().out
+    server = serve(killed)
+    assert httpx.get(f"{server.url}/streams/a").status_code == 503
+    assert "a" in httpx.get(f"{server.url}/readyz").json()["failed"]
+
+
+def test_a_damaged_token_is_named_and_does_not_open_the_server_to_all(killed, serve, capfd):
+    assert main(["serve", "--data", killed, "--new-token", "camera"]) == 0
+    with sqlite3.connect(Path(killed, FILE)) as connection:
+        connection.execute("UPDATE tokens SET token = 'x'")
+    connection.close()
+    capfd.readouterr()
+    assert main(["serve", "--verify", killed]) == 1
+    assert "The token 'camera' does not match its checksum" in capfd.readouterr().out
+    server = serve(killed)
+    assert httpx.get(f"{server.url}/streams").status_code == 401
+    assert httpx.get(f"{server.url}/streams", headers={"Authorization": "Bearer x"}).status_code == 401
+
+
+def test_a_folder_of_a_billion_transactions_can_be_restored(killed, tmp_path):
+    open_store(killed).close()
+    with sqlite3.connect(Path(killed, FILE)) as connection:
+        connection.execute(f"PRAGMA user_version = {2**30 + 7}")
+    connection.close()
+    assert main(["serve", "--data", str(tmp_path / "new"), "--restore", killed]) == 0
+
+
 @pytest.mark.parametrize("change", ["answers SET size = 2", "journal SET first = 1", "states SET total = 3"])
 def test_edits_are_named(killed, capfd, change):
     data = killed

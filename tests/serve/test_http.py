@@ -258,6 +258,11 @@ def test_the_dashboard_asks_for_what_there_is():
     assert phases == {"queue", "step", "journal"}
 
 
+def test_a_path_that_is_not_there_is_a_sentence(app, sqlite):
+    answer = app(sqlite).get("/stream/a")
+    assert (answer.status_code, "no path '/stream/a'" in answer.json()["detail"]) == (404, True)
+
+
 def test_lines_of_the_log_may_be_json(serve, sqlite, text):
     server = serve(sqlite, "--log-format", "json")
     with httpx.Client(base_url=server.url, timeout=60) as client:

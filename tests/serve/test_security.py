@@ -11,7 +11,7 @@ import pytest
 
 from moontide.cli import main
 from moontide.serve import auth, server
-from moontide.serve.auth import Token, digest_of, new_token
+from moontide.serve.auth import Gate, Token, digest_of, new_token
 from moontide.serve.databases import open_store
 from moontide.serve.service import TICK
 
@@ -88,6 +88,9 @@ def test_no_other_site_is_let_in(guarded, shared_app):
         "localhost#evil", "localhost/evil", "localhost?evil", "localhost:80:80", "local\thost",
     ):  # fmt: skip
         assert shared_app.get("/streams", headers={"Host": host}).status_code == 403, host
+    twice = [(b"host", b"localhost"), (b"host", b"evil.example")]  # which httpx does not send
+    status, _ = Gate().refusal({"type": "http", "method": "GET", "path": "/streams", "headers": twice})
+    assert status == 403
     for site in ("cross-site", "same-site", "whatever"):
         refused = shared_app.post("/streams", json={"sample": "simulated"}, headers={"Sec-Fetch-Site": site})
         assert (refused.status_code, "own pages" in refused.json()["detail"]) == (403, True)

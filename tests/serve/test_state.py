@@ -67,6 +67,7 @@ def test_replay_gives_every_method_the_same_state(sqlite, text, samples, method,
         (answer,) = stream.process([item(samples(n))])
         replayed = again(stream)
         assert same(replayed.moment, stream.moment)
+        assert replayed.saved(replayed.moment).state == stream.saved(stream.moment).state  # as a file, too
         first, rows = replayed.predictions(answer.first, n)
         assert first == answer.first
         assert rows.tobytes() == answer.rows.tobytes()

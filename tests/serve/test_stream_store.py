@@ -8,8 +8,9 @@ import pytest
 
 from moontide.errors import FileError
 from moontide.serve import databases, push_log
+from moontide.serve.auth import Token
 from moontide.serve.databases import LOG, open_store
-from moontide.serve.stream_store import EVERY, Answered, DamagedError, Record, Saved, StoreError
+from moontide.serve.stream_store import EVERY, NO_TOKEN, Answered, DamagedError, Record, Saved, StoreError
 
 SAVED = Saved(0, 0, 0, 0, b"state", b"tally")
 
@@ -44,11 +45,13 @@ def test_a_stream_comes_back_as_it_was_written(store, data):
 def test_a_checkpoint_drops_what_is_no_longer_needed(store):
     fill(store)
     store.checkpoint("a", Saved(4, 8, 8, 4, b"later", b"tally"), x_from=5, answers_from=3)
-    saved, inside, after, answered = store.load("a")
+    saved, inside, after, answered = store.load("a", keep=5)
     assert (saved.state, saved.seq) == (b"later", 4)
     assert [record.seq for record in inside] == [3, 4]  # sample 5 is in record 3
     assert [record.seq for record in after] == [5]
     assert [row.first for row in answered] == [2, 4, 6, 8]
+    with pytest.raises(DamagedError, match="The answers of a lack a part"):
+        store.load("a", keep=7)
 
 
 def test_a_correction_changes_answers_in_its_own_transaction(store):
@@ -124,7 +127,8 @@ def test_an_edited_configuration_fails_alone(store):
 def test_an_edited_token_opens_nothing(store):
     store.put_token("camera", b"digest")
     edit(store, "UPDATE tokens SET token = ? || SUBSTR(token, 2)", b"?")
-    assert store.tokens() == {}
+    assert store.tokens() == {"camera": NO_TOKEN}
+    assert Token.read(NO_TOKEN).digest == ""
 
 
 @pytest.mark.parametrize("seq", [1, 3, 5])

@@ -15,9 +15,10 @@ import pytest
 
 import moontide
 from moontide.classify import Classified
+from moontide.encoders import tables
 from moontide.encoders.sources import ImageFile, list_images
 from moontide.engine.run import ShardTask, adapt_shards
-from moontide.errors import FileError, MissingExtraError, MoontideError, OptionError, ResourceError
+from moontide.errors import FileError, ImageError, MissingExtraError, MoontideError, OptionError, ResourceError
 from moontide.report.grids import Grid, Line, Number
 from moontide.report.render import csv_text, latex, latex_text
 from moontide.store import remote
@@ -80,6 +81,19 @@ def test_a_column_far_larger_than_its_file_is_not_read(tmp_path, column):
 def test_a_list_of_images_far_larger_than_its_file_is_not_read(tmp_path):
     with pytest.raises(ResourceError, match=r"'path' of .* would take 512\.0 MiB"):
         list_images([bomb(tmp_path / "f.parquet", "id")])
+
+
+def test_images_far_larger_than_their_file_are_read_one_by_one_or_not_at_all(tmp_path, monkeypatch):
+    """Forty images of 32 MiB each, the same, in a few kilobytes: by sixty-four they would take over a gigabyte."""
+    same = pa.DictionaryArray.from_arrays(np.zeros(40, np.int32), pa.array([b"x" * 2**25])).cast(pa.binary())
+    pq.write_table(pa.table({"image": same}), path := tmp_path / "f.parquet", compression="zstd", row_group_size=4)
+    assert path.stat().st_size < 100_000
+    held = [batch.num_rows for batch in tables._Table(path)._batches("image", 0)]
+    assert sum(held) == 40
+    assert max(held) * 2**25 <= tables.BATCH_BYTES
+    monkeypatch.setattr(tables, "BATCH_BYTES", 2**20)
+    with pytest.raises(ImageError, match="its group of rows would take"):
+        tables.read_row(path, "image", 3)
 
 
 def test_shards_far_larger_than_their_files_are_not_read(tmp_path):

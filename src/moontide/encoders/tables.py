@@ -13,9 +13,11 @@ from typing import Any
 
 from moontide.encoders.places import ImageFile, RowImage, Skip, check_size, path_id
 from moontide.errors import FileError, ImageError, missing_extra
+from moontide.memory import human
 
 KINDS = (".parquet", ".arrow")
-ROWS = 64  # that are read together
+ROWS, BATCH_BYTES = 64, 2**28  # that are read together, at most
+MOST_TIMES = 1000  # how much larger than in the file a large group of rows may be
 
 
 def is_dataset(folder: Path) -> bool:
@@ -90,12 +92,25 @@ class _Table:
         if column != self.column or row != self.start + len(self.held) or not self.held:
             group = max(i for i, start in enumerate(self.starts) if start <= row)
             self.start, self.held, self.column = self.starts[group], [], column
-            groups = range(group, len(self.starts))
-            self.batches = self.file.iter_batches(ROWS, row_groups=list(groups), columns=[column])
+            self.batches = self._batches(column, group)
         while row >= self.start + len(self.held):
             self.start += len(self.held)
             with _reading(self.path):
                 self.held = next(self.batches).column(0).to_pylist()
+
+    def _batches(self, column: str, first: int) -> Iterator[Any]:
+        """Read group after group; a few bytes of a file can stand for gigabytes, each row for as much as its group."""
+        for number in range(first, len(self.starts)):
+            group = self.file.metadata.row_group(number)
+            leaves = [group.column(i) for i in range(group.num_columns)]
+            mine = [leaf for leaf in leaves if leaf.path_in_schema.partition(".")[0] == column]
+            packed, size = (
+                sum(getattr(leaf, f"total_{kind}_size") for leaf in mine) for kind in ("compressed", "uncompressed")
+            )
+            if size > max(BATCH_BYTES, MOST_TIMES * packed):
+                raise ImageError(f"its group of rows would take {human(size)} from {human(packed)} of the file")
+            rows = max(1, min(ROWS, BATCH_BYTES // max(1, size)))
+            yield from self.file.iter_batches(rows, row_groups=[number], columns=[column])
 
 
 class _reading:
@@ -116,7 +131,7 @@ class _reading:
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         if error is not None and isinstance(error, self.errors) and not isinstance(error, FileError):
             why = str(error).partition("\n")[0]
-            raise FileError(f"{self.path} cannot be read as {self.path.suffix} ({why}).") from error
+            raise FileError(f"{self.path} cannot be read as {self.path.suffix} ({why.rstrip('.')}).") from error
 
 
 @lru_cache(maxsize=8)

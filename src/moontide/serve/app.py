@@ -68,6 +68,7 @@ def create_app(service: Service) -> FastAPI:
         app.add_api_route(path, _page(name), include_in_schema=False)
     app.add_middleware(PushRoute, service=service, error_response=error_response)
     app.add_middleware(Guard, gate=service.gate, metrics=service.metrics)
+    app.add_exception_handler(404, _say_missing)
     app.add_exception_handler(405, _say_methods)
     app.add_exception_handler(MoontideError, _error_response)
     app.add_exception_handler(RequestValidationError, _say_invalid)
@@ -119,6 +120,10 @@ def error_response(error: Exception) -> JSONResponse:
 
 async def _error_response(_: Request, error: Exception) -> JSONResponse:
     return error_response(error)
+
+
+async def _say_missing(request: Request, _: Exception) -> JSONResponse:
+    return JSONResponse({"detail": f"There is no path {request.url.path[:100]!r}; /docs lists those there are."}, 404)
 
 
 async def _say_methods(request: Request, _: Exception) -> JSONResponse:

@@ -105,7 +105,7 @@ def seconds_of(duration: str) -> float:
     2592000.0
     """
     found = re.fullmatch(r"(\d{1,6})([dhms])", duration)
-    if found is None:
+    if found is None or not int(found[1]):
         raise OptionError(f"'--expires' must be a duration such as 30d, 12h or 15m. Got {duration!r} instead.")
     return float(found[1]) * {"d": 86400, "h": 3600, "m": 60, "s": 1}[found[2]]
 
@@ -197,7 +197,8 @@ class Gate:
                 return 403, f"The token is for the scope '{token.scope}'{of} only; use another."
             scope["moontide.stream"] = token.stream
             return None
-        host = headers.get("host", "")
+        hosts = headers.getlist("host")
+        host = hosts[0] if len(hosts) == 1 else ""
         if not is_loopback(name_of(host)):
             return 403, f"Without tokens this server only accepts loopback host names. Got the host {host[:100]!r}."
         origin = headers.get("origin")

@@ -7,12 +7,13 @@ import sqlite3
 import tempfile
 import threading
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 from moontide.errors import FileError, MoontideError, OptionError
-from moontide.serve.databases import FILE, LOG, Mark, SQLite, is_postgres, open_store
-from moontide.serve.stream_store import DamagedError, StoreError, StreamStore
+from moontide.serve.databases import COUNTS, FILE, LOG, Mark, SQLite, is_postgres, open_store
+from moontide.serve.push_log import WRAP
+from moontide.serve.stream_store import NO_TOKEN, DamagedError, StoreError, StreamStore
 
 FILES = (FILE, f"{FILE}-wal", LOG, "mark")
 
@@ -30,10 +31,7 @@ def restore(source: Path, data: str) -> None:
         raise OptionError("'--restore' is for folders; restore a PostgreSQL database with its own tools.")
     _need_folder(str(source), "--restore")
     with _aside(source) as copied, _new_folder(Path(data), "--data") as made:
-        (copied / "mark").unlink(missing_ok=True)
-        mark = Mark(copied / "mark")
-        mark.write(0, 0)  # what is there is what is wanted
-        mark.close()
+        _want_what_is_there(copied)
         with closing(SQLite(str(copied), "never", lock=True)) as store:
             _copy(store, made)
 
@@ -43,18 +41,25 @@ def verify(data: str) -> tuple[list[str], int]:
     if is_postgres(data):
         with closing(open_store(data)) as store:
             return _damage(store)
-    _need_folder(data, "--verify")
+    if not any(Path(data, name).is_file() for name in FILES):
+        _need_folder(data, "--verify")
     with closing(_Held(data)), _aside(Path(data)) as copied:
-        found = []
+        found, streams = _damage_in(copied)
+        return [sentence.replace(str(copied), data) for sentence in found], streams
+
+
+def _damage_in(folder: Path) -> tuple[list[str], int]:
+    """Look at a copy; where it would not be served, also at what `restore` would take of it."""
+    found: list[str] = []
+    for _ in range(2):
         try:
-            SQLite(str(copied), "never", lock=True).close()
-        except (FileError, StoreError) as error:
-            found.append(str(error).replace(str(copied), data))
-            if not isinstance(error, DamagedError):
-                return found, 0
-        with closing(SQLite(str(copied), "never", lock=False)) as store:
-            more, streams = _damage(store)
-        return [*found, *(sentence.replace(str(copied), data) for sentence in more)], streams
+            with closing(SQLite(str(folder), "never", lock=True)) as store:
+                more, streams = _damage(store)
+            return [*found, *more], streams
+        except DamagedError as error:
+            found = found or [str(error)]
+            _want_what_is_there(folder)
+    return found, 0
 
 
 class _Held(SQLite):
@@ -76,6 +81,8 @@ class _Held(SQLite):
 def _damage(store: StreamStore) -> tuple[list[str], int]:
     found = []
     try:
+        damaged = [name for name, token in store.tokens().items() if token == NO_TOKEN]
+        found += [f"The token {name!r} does not match its checksum; revoke it, and create another." for name in damaged]
         if isinstance(store, SQLite):
             found += [f"SQLite finds: {sentence}." for sentence in store.damage()]
         streams = store.streams()
@@ -101,7 +108,19 @@ def _need_folder(data: str, option: str) -> None:
 
 
 def _copy(store: SQLite, folder: Path) -> None:
-    count = store.copy_to(folder / FILE)
+    _write_mark(folder, store.copy_to(folder / FILE))
+
+
+def _want_what_is_there(folder: Path) -> None:
+    """Replace the mark of a folder by one that asks for no more transactions than its tables have."""
+    count = 0
+    with suppress(sqlite3.Error), closing(sqlite3.connect(folder / FILE)) as connection:  # it is refused later
+        count = sum(connection.execute(f"PRAGMA {name}").fetchone()[0] for name in COUNTS) % WRAP
+    (folder / "mark").unlink(missing_ok=True)
+    _write_mark(folder, count)
+
+
+def _write_mark(folder: Path, count: int) -> None:
     mark = Mark(folder / "mark")
     mark.write(count, count)
     mark.close()
@@ -126,7 +145,7 @@ def _new_folder(path: Path, option: str) -> Iterator[Path]:
 
 @contextmanager
 def _aside(folder: Path) -> Iterator[Path]:
-    """Yield a copy of a folder, because SQLite modifies the files it opens."""
+    """Yield a copy of a folder, because SQLite modifies the files it opens; errors name the folder itself."""
     with tempfile.TemporaryDirectory(prefix="moontide") as made:
         for name in FILES:
             if (folder / name).is_file():
@@ -134,4 +153,7 @@ def _aside(folder: Path) -> Iterator[Path]:
         unread = folder / f"{FILE}-wal.unread"
         if unread.is_file():
             shutil.copyfile(unread, Path(made, f"{FILE}-wal"))
-        yield Path(made)
+        try:
+            yield Path(made)
+        except MoontideError as error:
+            raise type(error)(str(error).replace(made, str(folder))) from error

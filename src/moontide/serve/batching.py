@@ -171,7 +171,7 @@ class PushQueue:
         )
 
     async def _run(self, function: Callable[[], T], batch: list[_Waiting]) -> T:
-        work = asyncio.get_running_loop().run_in_executor(self.thread, function)
+        work = asyncio.get_running_loop().run_in_executor(self.thread, within_memory, function)
         if not await in_time(work):
             self._too_long(batch)
             try:
@@ -334,6 +334,18 @@ class PushQueue:
 def pushes_of(waiting: Iterable[_Waiting]) -> list[Item]:
     """Return the pushes among those who wait."""
     return [each.work for each in waiting if isinstance(each.work, Item)]
+
+
+def within_memory(function: Callable[[], T]) -> T:
+    """Call a function; where memory runs out, that is a sentence.
+
+    >>> within_memory(lambda: 1)
+    1
+    """
+    try:
+        return function()
+    except MemoryError as error:
+        raise ResourceError("This needs more memory than is available; try again with less at once.") from error
 
 
 async def in_time(work: asyncio.Future[Any]) -> bool:

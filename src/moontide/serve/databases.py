@@ -198,7 +198,7 @@ class SQLite(StreamStore):
             if _file(path) != known:
                 raise StoreError(
                     f"The data in {self.data} were deleted, moved or replaced under the server; "
-                    "put them back, or stop it and restore a backup."
+                    f"put them back, or stop it and restore a backup, {HELP}."
                 )
 
     def append(self, stream: str, record: Record, answered: Sequence[Answered]) -> None:
@@ -286,6 +286,10 @@ class SQLite(StreamStore):
             pushed = insert_all(copy.execute, waiting, folded)
             copy.execute("COMMIT")
             return int((count + pushed) % WRAP)
+
+    def _is_damage(self, error: Exception) -> bool:
+        """Tell a malformed file from one that is locked, full or gone, which are subclasses."""
+        return type(error) is sqlite3.DatabaseError
 
     def damage(self) -> list[str]:
         """Return the result of SQLite's own integrity check."""

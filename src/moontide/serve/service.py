@@ -19,10 +19,12 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
+from moontide.core.devices import to_device
 from moontide.core.threads import products_stay_here
 from moontide.encoders import Encoder
 from moontide.encoders.prompts import embed_classes
-from moontide.errors import InputError, OptionError, ResourceError, unknown_name
+from moontide.errors import InputError, MoontideError, OptionError, ResourceError, unknown_name
+from moontide.protocols import as_online
 from moontide.registry import method, method_names, method_type
 from moontide.serve import batching
 from moontide.serve.auth import Gate, Token
@@ -32,10 +34,11 @@ from moontide.serve.metrics import Metrics
 from moontide.serve.models import DEFAULT_METHOD, MAX_PUSH
 from moontide.serve.parsing import MAX_CLASSES, check_rows
 from moontide.serve.records import Answer, Config, Corrected, Correction, Floats, Item, Labels, digest_of
-from moontide.serve.state import GoneError, ServedStream, TakenError
-from moontide.serve.stream_store import DamagedError, Snapshot, StoreError, StreamStore
+from moontide.serve.state import GoneError, ServedStream, TakenError, try_out
+from moontide.serve.stream_store import KEEP, DamagedError, Snapshot, StoreError, StreamStore
 from moontide.simulate import Simulated, simulate
 from moontide.store.classes import ClassList
+from moontide.types import Task
 
 TICK = 1.0  # seconds between two syncs of the policy "interval", and two looks for changed tokens
 MAX_MAKING = 4  # streams that are being made at a time
@@ -52,7 +55,7 @@ class Limits:
     max_streams: int = 64
     max_waiting: int = 16384  # samples that wait for a stream
     max_snapshots: int = 16  # of a stream
-    keep: int = 100_000  # samples of a stream whose answers and idempotency keys are kept
+    keep: int = KEEP  # samples of a stream whose answers and idempotency keys are kept
 
 
 class StreamClasses(NamedTuple):
@@ -79,6 +82,12 @@ def usable_methods() -> list[str]:
     return [name for name in method_names() if not method_type(name).needs]
 
 
+def warm_up(device: str) -> None:
+    """Take steps of the default method, which loads it, and compiles it the first time on a machine."""
+    online, text = as_online(method(DEFAULT_METHOD)), to_device(np.eye(2), "float32", device)
+    try_out(online, online.start(Task(text[:1, :], text)))
+
+
 class Service:
     """All streams of a store."""
 
@@ -102,6 +111,7 @@ class Service:
         self.trouble: str | None = None  # why the store cannot be written
         self.making: dict[str, ThreadPoolExecutor] = {}  # names of streams that are being made
         self.loading, self.closing = 0, False
+        self.warming = True  # whether the default method is still being compiled
         self.side = ThreadPoolExecutor((os.cpu_count() or 1) + 2, "side")  # for what takes no turn
 
     # Life
@@ -117,7 +127,16 @@ class Service:
             self._start(self._load(name, config))
         if self.classes.names and "default" not in known:
             await self.create(name="default", classes=self.classes)
+        self._start(self._warm())
         self._start(self._tick())
+
+    async def _warm(self) -> None:
+        """Have the default method compiled, once on a machine, so that no client waits for it."""
+        self.loading += 1
+        with contextlib.suppress(MoontideError):  # whoever creates a stream of it is told
+            await self.aside(lambda: warm_up(self.device))
+        self.warming = False
+        self.loading -= 1
 
     async def _load(self, name: str, text: str | DamagedError) -> None:
         try:
@@ -176,6 +195,8 @@ class Service:
     def problems(self) -> dict[str, str]:
         """Describe what is wrong with the server, or with a stream."""
         found = {} if self.trouble is None else {"store": self.trouble}
+        if self.warming:
+            found["methods"] = f"{DEFAULT_METHOD} is being loaded, and compiled the first time on a machine"
         for name, queue in self.queues.items():
             if queue.busy is not None:
                 spent = time.monotonic() - queue.busy + batching.STEP_SECONDS
@@ -213,11 +234,11 @@ class Service:
     @property
     def stuck(self) -> bool:
         """Whether some thread does not finish, so that the process must be killed."""
-        return bool(self.making) or any(queue.busy is not None for queue in self.queues.values())
+        return bool(self.making) or self.warming or any(queue.busy is not None for queue in self.queues.values())
 
     async def aside(self, function: Callable[[], T]) -> T:
         """Run a function in a thread, independently of the queues."""
-        return await asyncio.get_running_loop().run_in_executor(self.side, function)
+        return await asyncio.get_running_loop().run_in_executor(self.side, batching.within_memory, function)
 
     # Streams
 

@@ -29,7 +29,7 @@ from moontide.core.devices import to_device
 from moontide.errors import InputError, MissingInputError, MoontideError, ResourceError
 from moontide.memory import require_memory
 from moontide.projection import principal_plane
-from moontide.protocols import Method, State, as_online
+from moontide.protocols import Method, OnlineMethod, State, as_online
 from moontide.serve.records import (
     ANSWER,
     PUSH,
@@ -111,6 +111,18 @@ def require_size(state: State, method: str) -> None:
         )
 
 
+def try_out(online: OnlineMethod, state: State) -> None:
+    """Take two steps over one sample and forget them, so that no push waits for a method that is being compiled.
+
+    >>> import moontide
+    >>> tda = moontide.method("tda")
+    >>> try_out(tda, tda.start(Task(np.eye(2), np.eye(2))))
+    """
+    for _ in range(2):  # arrays of the second state may be of another layout
+        state, result = online.step(state, state.text[:1, :])
+        answers_of(result)
+
+
 class ServedStream:
     """A stream and its store. All that changes it is called one after the other; `advance` changes nothing."""
 
@@ -149,18 +161,12 @@ class ServedStream:
         try:
             state = self.online.start(Task(text[:1, :], text, config.logit_scale))
             require_size(state, method.name)
-            self.try_out(state)
+            try_out(self.online, state)
         except ResourceError:
             raise
         except MemoryError as error:
             raise ResourceError(f"{method.name} with these options needs more memory than is available.") from error
         return Moment(state, Tally(np.zeros((2, k), np.int64), 0, None), 0, 0, ())
-
-    def try_out(self, state: State) -> None:
-        """Take two steps over one sample and forget them, so that no push waits for a method that is being compiled."""
-        for _ in range(2):  # arrays of the second state may be of another layout
-            state, result = self.online.step(state, state.text[:1, :])
-            answers_of(result)
 
     def add(self, moment: Moment) -> None:
         """Add the stream to the store, at a moment."""
@@ -170,14 +176,14 @@ class ServedStream:
     def load(self) -> Moment:
         """Return the current moment, loaded from the store if necessary."""
         if self.moment is None:
-            saved, inside, after, answered = self.store.load(self.name)
+            saved, inside, after, answered = self.store.load(self.name, self.keep)
             window = tuple(self.samples_of(record)[0] for record in inside if record.size)
             moment = self.at(saved, window)
             for record in after:
                 moment = self.replay(moment, record)
             if not after:
                 with suppress(MoontideError):  # a push will say it
-                    self.try_out(moment.state)
+                    try_out(self.online, moment.state)
             self.keys = {}
             for row in answered:
                 self.keys |= pushes_in(row)

@@ -35,6 +35,8 @@ CREATE TABLE IF NOT EXISTS tokens (name TEXT PRIMARY KEY, token BYTEA NOT NULL)
 """
 CHECKPOINT = -1  # the number of the state to go on from
 EVERY = ""  # in place of the name of a stream: all of them
+KEEP = 100_000  # samples of a stream whose answers are kept; with a higher number older data would seem to lack some
+NO_TOKEN = b'{"digest": ""}'  # what is kept of a damaged one
 HELP = "see 'Backups and damage' in docs/serve.md"
 
 
@@ -138,7 +140,7 @@ class StreamStore:
             raise
         except (self.failures, OSError) as error:
             self.close()
-            raise FileError(f"The data in {self.location} cannot be opened: {one_line(error)}.") from error
+            raise self._problem(error, "opened", FileError) from error
 
     @property
     def location(self) -> str:
@@ -164,8 +166,8 @@ class StreamStore:
         """Drop a connection that cannot be used any more, so that the next transaction makes a new one."""
 
     def try_write(self) -> None:
-        """Write nothing, to see whether something could be written."""
-        with self._transaction():
+        """Write what waits to be written, if anything, to see whether pushes could be."""
+        with self._transaction(pushes=EVERY):
             pass
 
     def sync(self) -> None:
@@ -205,7 +207,18 @@ class StreamStore:
             yield
         except (self.failures, OSError) as error:
             self._forget_if_lost()
-            raise StoreError(f"The data in {self.location} cannot be used: {one_line(error)}.") from error
+            raise self._problem(error, "used", StoreError) from error
+
+    def _problem(self, error: Exception, verb: str, kind: type[MoontideError]) -> MoontideError:
+        """Return an exception of the driver as a sentence; damage is told from what may pass."""
+        sentence = f"The data in {self.location} cannot be {verb}: {one_line(error)}"
+        if self._is_damage(error):
+            return DamagedError(f"{sentence}; restore a backup, {HELP}.")
+        return kind(f"{sentence}.")
+
+    def _is_damage(self, error: Exception) -> bool:
+        """Tell whether an exception of the driver means that the data are damaged."""
+        return False
 
     def _select(self, sql: str, *values: Any) -> list[Any]:
         with self._transaction(write=False):
@@ -223,9 +236,11 @@ class StreamStore:
     def streams(self) -> dict[str, str | DamagedError]:
         """Return the configuration of every stream by name, or what is wrong with it."""
         found: dict[str, str | DamagedError] = {}
-        for stream, config in self._select("SELECT stream, config FROM streams ORDER BY stream"):
+        names = "(SELECT stream FROM streams UNION SELECT stream FROM states) AS names"
+        sql = f"SELECT names.stream, config FROM {names} LEFT JOIN streams ON streams.stream = names.stream ORDER BY 1"
+        for stream, config in self._select(sql):
             try:
-                found[stream] = unseal(config, stream, "configuration").decode()
+                found[stream] = unseal(config or b"", stream, "configuration").decode()
             except DamagedError as error:
                 found[stream] = error
         return found
@@ -251,10 +266,11 @@ class StreamStore:
             old = "DELETE FROM answers WHERE stream = ? AND first < ? AND first + size <= ?"
             self._run(old, (stream, answers_from, answers_from))
 
-    def load(self, stream: str) -> tuple[Saved, list[Record], list[Record], list[Answered]]:
+    def load(self, stream: str, keep: int = KEEP) -> tuple[Saved, list[Record], list[Record], list[Answered]]:
         """Return the checkpoint of a stream, the records in it that are still there, those after it, and the answers.
 
-        What is missing between two of them, or at the end, is an error.
+        What is missing between two of them, or at the end, is an error; so is an answer that is missing among those of
+        the last `keep` samples before the checkpoint.
         """
         with self._transaction(write=False, pushes=stream):
             saved = self._state(stream, CHECKPOINT)
@@ -280,8 +296,9 @@ class StreamStore:
         )
         if not whole:
             raise DamagedError(f"The journal of {stream} lacks a record; restore a backup, {HELP}.")
-        stops = [row.first + row.size for row in answered]
-        if [row.first for row in answered[1:]] != stops[:-1] or (stops[-1] if stops else 0) != ends[-1]:
+        stops, oldest = [row.first + row.size for row in answered], max(0, saved.total - keep)
+        whole = [row.first for row in answered[1:]] == stops[:-1] and (stops[-1] if stops else 0) == ends[-1]
+        if not whole or (answered and answered[0].first > oldest):
             raise DamagedError(f"The answers of {stream} lack a part; restore a backup, {HELP}.")
         return saved, inside, after, answered
 
@@ -336,11 +353,13 @@ class StreamStore:
     # Tokens
 
     def tokens(self) -> dict[str, bytes]:
-        """Return what is kept of all tokens by name; one that is damaged opens nothing."""
+        """Return what is kept of all tokens by name; a damaged one opens nothing, and is still one."""
         found = {}
         for name, token in self._select("SELECT name, token FROM tokens ORDER BY name"):
-            with suppress(DamagedError):
+            try:
                 found[name] = unseal(token, name, "token")
+            except DamagedError:
+                found[name] = NO_TOKEN
         return found
 
     def put_token(self, name: str, token: bytes | None) -> None:

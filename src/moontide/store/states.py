@@ -22,7 +22,7 @@ from moontide.errors import FileError, InputError, OptionError
 from moontide.protocols import Method, OnlineMethod, PerBatch, State, as_online
 from moontide.registry import method as make_method
 from moontide.store.disk import reading, replacing
-from moontide.store.tensors import Tensors
+from moontide.store.tensors import Tensors, pieces
 from moontide.types import Task
 
 BATCH_SIZE = "batch_size"  # in the metadata
@@ -119,8 +119,6 @@ def state_bytes(
     >>> read_state(*unpack_state(data, "data"), "data")[1].seen
     0
     """
-    from safetensors.numpy import save
-
     online = as_online(method)
     check_state(online, state)
     inside = online.method if isinstance(online, PerBatch) else online
@@ -130,9 +128,9 @@ def state_bytes(
         "options": json.dumps({name: getattr(inside, name) for name in inside.specs()}),
     }
     values = {name: getattr(state, name) for name in saved_fields(online)} | dict(arrays or {})
-    packed = {name: np.asarray(to_numpy(value), order="C") for name, value in values.items()}
-    data: bytes = save(packed, {**about, **(metadata or {})})
-    return data
+    packed = {name: np.asarray(to_numpy(value)) for name, value in values.items()}
+    widest = sorted(packed, key=lambda name: (-packed[name].itemsize, name))  # so that every array is aligned
+    return b"".join(pieces({name: packed[name] for name in widest}, {**about, **(metadata or {})}))
 
 
 def read_file(path: str | Path) -> bytes:

@@ -103,15 +103,28 @@ def write_tensors(path: str, tensors: Mapping[str, AnyArray]) -> None:
     >>> read_tensors("memory://doctest/a.safetensors")
     {'x': array([0, 1, 2])}
     """
+    with writing(path) as handle:
+        for part in pieces(tensors):
+            handle.write(part)
+
+
+def pieces(tensors: Mapping[str, AnyArray], metadata: Mapping[str, str] | None = None) -> Iterator[bytes | memoryview]:
+    """Yield the contents of a .safetensors file piece by piece; the same arrays and words give the same bytes.
+
+    >>> import io
+    >>> held = Tensors(io.BytesIO(b"".join(pieces({"x": np.arange(3)}, {"by": "me"}))))
+    >>> held["x"], held.metadata
+    (array([0, 1, 2]), {'by': 'me'})
+    """
     arrays = {name: np.asarray(x, order="C") for name, x in tensors.items()}
     kinds = {np.dtype(code): kind for kind, code in DTYPES.items()}
-    header, end = {}, 0
+    header: dict[str, Any] = {} if metadata is None else {"__metadata__": dict(metadata)}
+    end = 0
     for name, x in arrays.items():
         header[name] = {"dtype": kinds[x.dtype], "shape": list(x.shape), "data_offsets": [end, end + x.nbytes]}
         end += x.nbytes
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
-    with writing(path) as handle:
-        handle.write(len(text).to_bytes(8, "little") + text)
-        for x in arrays.values():
-            handle.write(x.reshape(-1).view(np.uint8).data)
+    yield len(text).to_bytes(8, "little") + text
+    for x in arrays.values():
+        yield x.reshape(-1).view(np.uint8).data
