@@ -13,11 +13,17 @@ doubled; `--threads 0` lets the server compute on all cores, as it does by itsel
 large enough; `--soak 1800` watches the memory and the latency of a server over so many seconds. Other programs on the
 machine change times by wall clock, so the tables also have what does not depend on them: the CPU time of the server for
 a push, and in a soak the time of a request that does nothing, asked for all the while.
+
+Throughput comes with its control: the samples per second of the method alone, without a server, in steps of one push
+and of the largest micro-batch, in one process and in two at once. No server can gain more from several clients than
+larger steps do, nor more from several streams than a second process does: two cores of a virtual machine are often two
+threads of one.
 """
 
 import argparse
 import contextlib
 import heapq
+import itertools
 import json
 import os
 import selectors
@@ -38,7 +44,9 @@ from safetensors.numpy import load as load_arrays  # noqa: E402
 
 from moontide.protocols import as_online  # noqa: E402
 from moontide.registry import method  # noqa: E402
+from moontide.serve.batching import GROWTH, MAX_BATCH  # noqa: E402
 from moontide.serve.databases import open_store  # noqa: E402
+from moontide.serve.records import Config  # noqa: E402
 from moontide.simulate import simulate  # noqa: E402
 from moontide.store.states import state_bytes  # noqa: E402
 from moontide.types import Task  # noqa: E402
@@ -76,10 +84,13 @@ def main():
     parser.add_argument("--threads", type=int, default=1, help="of linear algebra in the server; 0: one a core")
     parser.add_argument("--pin", action="store_true", help="the server on the first core, the clients on the second")
     parser.add_argument("--kills", type=int, help="kill the server so many times under 8 clients, and see what is left")
+    parser.add_argument("--alone", type=int, help="print the samples/s of the method alone in steps of so many samples")
     parser.add_argument("--url", help="a PostgreSQL database for --kills, which is empty; else a folder")
     arguments = parser.parse_args()
     if arguments.kills:
         return kills(arguments)
+    if arguments.alone:
+        return print(steps(arguments.method, arguments.classes[0], arguments.alone, arguments.seconds))
     if arguments.pin:
         os.sched_setaffinity(0, {1})
     if arguments.clients or arguments.soak:
@@ -201,6 +212,37 @@ def serving(folder, fsync, threads, port=0):
         server.wait()
 
 
+def steps(name, k, size, seconds):
+    """Return the samples per second of a method that takes one step after the other, on one thread."""
+    data = simulate(size, k, effective_classes=min(10, size), seed=0)
+    online = as_online(method(name))
+    x, text = data.features.astype("<f4"), data.text.astype("<f4")
+    state, done = online.start(Task(x[:1], text, data.logit_scale)), 0
+    for _ in range(3):  # loads or compiles the loops
+        state, _ = online.step(state, x)
+    begin = time.perf_counter()
+    while time.perf_counter() < begin + seconds:
+        state, _ = online.step(state, x)
+        done += size
+    return done / (time.perf_counter() - begin)
+
+
+def control(arguments, k, batch):
+    """Print the samples per second of the method alone, in small and large steps, in one process and in two."""
+    large = min(MAX_BATCH, GROWTH * Config.max_batch)
+    given = ["--method", arguments.method, "--classes", str(k), "--seconds", str(arguments.seconds)]
+    rates = []
+    for size, processes in ((batch, 1), (large, 1), (large, 2)):
+        command = [sys.executable, __file__, *given, "--alone", str(size)]
+        running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(processes)]
+        rates.append(sum(float(process.communicate()[0]) for process in running))
+    told = (
+        f"{rates[0]:.0f} samples/s in steps of {batch}, {rates[1]:.0f} ({rates[1] / rates[0]:.2f}x) in steps of {large}"
+    )
+    both = f"two processes at once {rates[2]:.0f} ({rates[2] / rates[1]:.2f}x one)"
+    print(f"\n{arguments.method} alone, K={k}: {told}; {both}", flush=True)
+
+
 def throughput(arguments):
     """Print a row for each number of clients, and one of impatient ones."""
     print(f"{arguments.method}, {DIM}-d, {arguments.streams} streams, {arguments.seconds:g} s a row, times in ms\n")
@@ -239,15 +281,19 @@ def throughput(arguments):
                         cells = load.run(arguments.impatient, 0.05, arguments.seconds)
                         name = f"{arguments.impatient} impatient"
                         print(f"| {fsync} | {k} | {batch} | {name} | {' | '.join(cells)} |", flush=True)
+    if arguments.clients:
+        for k in arguments.classes:
+            for batch in arguments.batch:
+                control(arguments, k, batch)
 
 
 class Load:
     """Clients that push to the streams of a server, each one push after the other."""
 
     def __init__(self, name, k, batch, port, process, streams):
-        data = simulate(batch, k, effective_classes=min(10, batch), seed=0)
+        data = simulate(batch * SETS, k, effective_classes=min(10, batch * SETS), seed=0)
         self.port, self.process, self.batch = port, process, batch
-        self.body, self.paths = data.features.astype("<f4").tobytes(), []
+        self.bodies, self.paths = [x.tobytes() for x in np.split(data.features.astype("<f4"), SETS)], []
         self.headers = f"Content-Type: application/octet-stream\r\nX-Shape: {batch},{DIM}\r\n"
         stream = json.dumps({"prototypes": data.text.tolist(), "method": name, "window": batch}).encode()
         with Client(port) as client:
@@ -261,8 +307,11 @@ class Load:
         Returns cells of the table.
         """
         head = "POST {} HTTP/1.1\r\nHost: localhost\r\n{}Content-Length: {}\r\n\r\n"
-        requests = [head.format(path, self.headers, len(self.body)).encode() + self.body for path in self.paths]
-        swarm = [Pusher(self.port, requests[i % len(requests)], patience, pace) for i in range(clients)]
+        requests = [
+            head.format(self.paths[i % len(self.paths)], self.headers, len(body)).encode() + body
+            for i, body in zip(range(clients), itertools.cycle(self.bodies), strict=False)
+        ]
+        swarm = [Pusher(self.port, request, patience, pace) for request in requests]
         written, spent_before = self.written(), self.cpu_seconds()
         begin = time.perf_counter()
         drive(swarm, begin + seconds)
