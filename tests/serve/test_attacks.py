@@ -18,7 +18,6 @@ import pytest
 from safetensors.numpy import load
 
 from moontide import memory
-from moontide.projection import DENSE, principal_plane
 from moontide.registry import method_type
 from moontide.serve import batching, parsing, push_log, pushes, server, service
 from moontide.serve.service import TICK, usable_methods
@@ -316,28 +315,7 @@ def test_small_requests_have_a_small_limit(app, sqlite, text):
     assert (answer.status_code, "262144 bytes" in answer.json()["detail"]) == (413, True)
 
 
-# Maps and memory
-
-
-@pytest.mark.parametrize("shape", [(2, 4096), (100, 40_000), (600, 700), (1500, 1500)])
-def test_a_map_costs_by_the_smaller_side(shape):
-    x = np.random.default_rng(0).normal(size=shape).astype(np.float32)
-    x[: len(x) // 2, :3] += 30
-    start = time.process_time()
-    flat = principal_plane(x)
-    assert time.process_time() - start < 5
-    assert flat.shape == (len(x), 2)
-    np.testing.assert_array_equal(flat, principal_plane(x))
-
-
-def test_a_map_is_the_first_two_principal_components_either_way():
-    rng = np.random.default_rng(1)
-    for n, d in ((5, 40), (40, 5), (DENSE + 20, DENSE + 50), (1, 3), (3, 1)):
-        x = rng.normal(size=(n, d)).astype(np.float32) * np.linspace(3, 0.1, d)
-        unit = x / np.linalg.norm(x, axis=1, keepdims=True)
-        values = np.linalg.svd(unit - unit.mean(axis=0), compute_uv=False)[:2]
-        spread = np.linalg.norm(principal_plane(x.astype(np.float32)), axis=0)
-        np.testing.assert_allclose(spread[: len(values)], values, rtol=0.01, atol=1e-5)
+# Memory
 
 
 def test_a_push_that_does_not_fit_into_memory_is_refused_beforehand(app, sqlite, text, samples, push, monkeypatch):

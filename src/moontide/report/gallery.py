@@ -32,7 +32,7 @@ from moontide.core.arrays import to_numpy
 from moontide.core.graph import Graph, nearest_neighbours
 from moontide.evaluate import scored_rows
 from moontide.metrics import IntArray, expected_calibration_error, reliability
-from moontide.report.layout import layout
+from moontide.projection import flat_map
 from moontide.store.disk import replacing
 from moontide.types import Result, Task
 
@@ -116,7 +116,7 @@ def gallery_data(
     beta = None if result.beta is None else [round(float(b), 4) for b in to_numpy(result.beta)]
     top = leading(to_numpy(result.scores), TOP)  # (N, m)
     graph = neighbours(task, result, parts)
-    xy = layout(to_numpy(task.features))
+    xy = flat_map(to_numpy(task.features))
     shared = os.path.commonprefix(list(names))  # noqa: RUF071 - cut at a slash, below
     prefix = shared[: shared.rfind("/") + 1]
     return {
