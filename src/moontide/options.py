@@ -36,7 +36,8 @@ def option(
 ) -> Any:
     """Declare an option: one of `choices`, or a number in [low, high] or > above, of the type of its default.
 
-    An option with choices and a numeric range takes either. Without `high`, the bound is that of the module's text.
+    An option with choices and a numeric range takes either. Without `high`, the upper bound is the default that the
+    docstring of this module describes.
 
     >>> @dataclasses.dataclass(frozen=True)
     ... class M(Options):

@@ -118,7 +118,7 @@ class Task:
 
     @classmethod
     def of_classes(cls, text: Array, logit_scale: float = 100.0, **fields: Any) -> Task:
-        """Make a task of what is given for the classes, checked and scaled; its one sample stands for those to come.
+        """Make a task from the inputs of a stream, checked and scaled; its only sample is a placeholder.
 
         >>> Task.of_classes(2 * np.eye(2), class_names=["cat", "dog"]).text
         array([[1., 0.],
@@ -162,7 +162,7 @@ class Task:
         return self.trusted(features=some(self.features), graph=None, extras=extras, known=known)
 
     def trusted(self, **changes: Any) -> Task:
-        """Return the task with some fields replaced by what is known to be fit: nothing is checked or scaled again.
+        """Return the task with some fields replaced by valid values; nothing is checked or scaled again.
 
         >>> task = Task(np.eye(2), np.eye(2))
         >>> task.trusted(features=task.features[:1]).text is task.text
@@ -177,9 +177,9 @@ class Task:
 
 
 class UnverifiedTask(Task):
-    """A task on a GPU, scaled without waiting to know whether all rows have a direction: ask `verified` after the run.
+    """A task on a GPU, scaled without waiting for the check that no row is zero: call `verified` after the run.
 
-    A fit of a fraction of a millisecond would take half as long again.
+    Waiting would make a fit of a fraction of a millisecond half as long again.
     """
 
     flaws: ClassVar[Array | None] = None
@@ -194,7 +194,7 @@ class UnverifiedTask(Task):
         return rows[0], rows[1]
 
     def verified(self) -> bool:
-        """Return whether every row had a length that it could be divided by; the others are zeros."""
+        """Return whether every row could be scaled to unit length; the others are zeros."""
         return self.flaws is None or not int(self.flaws)
 
 

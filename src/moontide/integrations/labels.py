@@ -1,4 +1,4 @@
-"""Labels of images as other tools take them, from a run or from its table."""
+"""Labels of images for other tools, from a run or from its table."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TABLES = (".csv", ".jsonl", ".json", ".parquet")
 
 @dataclass(frozen=True)
 class Labels:
-    """One label per image, with what else a tool may show.
+    """One label per image, and what else a tool can show.
 
     >>> probs = np.asarray([[0.25, 0.75], [1.0, 0.0]])
     >>> labels = Labels.of_result(Result(probs, probs), ["a.jpg", "b.jpg"], ["cat", "dog"])
@@ -49,14 +49,14 @@ class Labels:
 
     @property
     def files(self) -> Sequence[str]:
-        """Where the images lie: absolute paths where they are known, else the ids."""
+        """The locations of the images: absolute paths if known, otherwise the ids."""
         return self.ids if self.paths is None else self.paths
 
     @classmethod
     def of_result(
         cls, result: Result, ids: Sequence[str], class_names: Sequence[str], vectors: npt.NDArray[Any] | None = None
     ) -> Labels:
-        """Take the result of any method, and the embeddings as `vectors` if the tool should have them."""
+        """Make labels from the result of any method, with the embeddings as `vectors` if the tool should have them."""
         probs = to_numpy(result.probs).astype(np.float64)  # (N, K)
         if len(ids) != len(probs) or len(class_names) != probs.shape[1]:
             raise InputError(
@@ -80,7 +80,7 @@ class Labels:
 
     @classmethod
     def of(cls, found: Classified) -> Labels:
-        """Take what `classify` returned, with the embeddings of the images."""
+        """Make labels from the result of `classify`, with the embeddings of the images."""
         columns = found.columns()
         made = cls.of_result(found.result, columns["id"], found.task.class_names or (), to_numpy(found.task.features))
         more = sorted(set(columns["label"]) - set(made.class_names))  # such as that of images of none of the classes
@@ -162,7 +162,7 @@ def _json_rows(path: Path, text: str) -> list[Any]:
 
 
 def write_json(path: str | Path, value: Any) -> None:
-    """Write a value as JSON, whole or not at all.
+    """Write a value as JSON; an error leaves no incomplete file.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:

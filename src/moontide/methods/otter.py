@@ -1,4 +1,4 @@
-"""OTTER: the labels of a batch as an optimal transport of the images onto a given class balance.
+"""OTTER: labels of a batch by optimal transport of the images onto a given class balance.
 
 OTTER, NeurIPS 2024, after what its program (SprocketLab/OTTER) computes.
 
@@ -6,13 +6,13 @@ Symbols:  f_i, t_k -> features, text   C_ik -> cost   b_k -> balance, N b_k -> r
 
     C = -ln(softmax_k(f_i.t_k) + 1e-9),   min sum_ik C_ik X_ik  over X >= 0 with row sums 1 / N and column sums b_k
 
-The label is argmax_k X_ik, the lower class of equals. The balance is an input (`class_prior`), and equal shares where
-it is not given; nothing estimates it. Where all N b_k are whole, X N has entries 0 and 1 and this is an assignment;
-else at most K - 1 images are split. Cosines are taken at temperature 1; the logit scale does not enter.
+The label is argmax_k X_ik, the lower class among equals. The balance is an input (`class_prior`); without it all shares
+are equal, and nothing estimates it. If all N b_k are integers, N X has entries 0 and 1 and this is an assignment;
+otherwise at most K - 1 images are split. The temperature of the cosines is 1; the logit scale is not used.
 
-The linear programme is solved exactly by shortest augmenting paths: images come one by one, and each takes the cheapest
-chain of moves, image by image from class to class, that ends where there is room. Prices of the classes keep the costs
-of moves from being negative, so that Dijkstra's search finds it among K classes instead of N + K nodes.
+The linear programme is solved exactly by shortest augmenting paths: images are added one by one, each with the cheapest
+chain of moves of images from class to class that ends in a class with room. Prices of the classes keep the costs of all
+moves from being negative, so that Dijkstra's search finds the chain among K classes instead of N + K nodes.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class OTTER(Method):
 
 
 def whole(room: HostArray, tolerance: float) -> HostArray:
-    """Return the room of the classes as whole numbers where all of them are, up to rounding, (K,).
+    """Return the room of the classes, (K,), rounded if all are integers up to rounding errors.
 
     >>> whole(np.asarray([2.0000001, 0.9999999]), 1e-6), whole(np.asarray([1.5, 1.5]), 1e-6)
     (array([2., 1.]), array([1.5, 1.5]))
@@ -103,7 +103,7 @@ def transport(cost: HostArray, supply: HostArray, room: HostArray) -> HostArray:
 def cheapest_chain(
     cost: HostArray, plan: HostArray, left: HostArray, prices: HostArray, i: int
 ) -> tuple[int, list[tuple[int, int, int]], int]:
-    """Find the cheapest way to make room for row i, by Dijkstra's search, and bring the prices up to date, in place.
+    """Find the cheapest way to make room for row i by Dijkstra's search, and update the prices in place.
 
     `plan` is (K, N) and `left` (K,) the room that is left. Returns the column that row i goes to, the moves (row, from,
     to) that make room in it, and the column with room that they end in.
