@@ -198,11 +198,7 @@ def compare_groups(
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of `compare_methods` for one method.
-
-    >>> Outcome("tent", "skipped", reason="The method tent needs the image encoder.").accuracy is None
-    True
-    """
+    """The result of `compare_methods` for one method."""
 
     method: str
     status: str  # ran, skipped (something it needs is not in the file) or failed

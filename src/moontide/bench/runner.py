@@ -30,12 +30,7 @@ Limit = Callable[[Pack, Scenario, Entry], int]  # the most runs of a method in a
 
 @dataclass(frozen=True)
 class Job:
-    """One draw of a scenario, and the methods that are still to be run on it (by their numbers in the suite).
-
-    >>> from moontide.samplers import BatchSampler
-    >>> Job(Path("toy.npz"), Scenario("all", BatchSampler(), runs=1), run=0, entries=(0, 2)).run
-    0
-    """
+    """One draw of a scenario, and the methods that are still to be run on it (by their numbers in the suite)."""
 
     path: Path
     scenario: Scenario
@@ -45,11 +40,7 @@ class Job:
 
 @dataclass
 class RunCounts:
-    """The outcome of `run_suite`: records written and found, and runs that were left out or failed, with reasons.
-
-    >>> RunCounts(written=3).skipped
-    []
-    """
+    """The outcome of `run_suite`: records written and found, and runs that were left out or failed, with reasons."""
 
     written: int = 0
     found: int = 0

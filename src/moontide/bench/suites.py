@@ -128,11 +128,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Suite:
-    """A benchmark: methods, scenarios and run counts under a name and a version.
-
-    >>> Suite("mine", 1, "My suite", (Scenario("all", BatchSampler(), runs=1),), (Entry("moon"),)).timing
-    False
-    """
+    """A benchmark: methods, scenarios and run counts under a name and a version."""
 
     name: str
     version: int

@@ -94,7 +94,7 @@ class MOON(Method):
     count_epsilon: float = option(1e-10, "added to soft counts where they divide", low=0)
 
     def inert(self) -> Iterator[tuple[tuple[str, ...], str]]:
-        """Yield the options that have no effect given the others."""
+        """Name the options that the others switch off."""
         if not isinstance(self.alpha, str):
             yield ("confidence", "normalise_confidence"), "with a constant alpha"
         if self.beta == "soft":

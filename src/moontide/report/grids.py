@@ -29,11 +29,7 @@ class Number(NamedTuple):
 
 @dataclass(frozen=True)
 class Line:
-    """A line of a table: a method, the paper's numbers for it, or the test between the two best.
-
-    >>> Line("MOON", [Number(81.2), None], "ours").kind
-    'ours'
-    """
+    """A line of a table: a method, the paper's numbers for it, or the test between the two best."""
 
     title: str
     numbers: Sequence[Number | None]
@@ -42,11 +38,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Grid:
-    """A table as it is printed: a caption, the headings, and named blocks of lines.
-
-    >>> Grid("demo", "A demo.", ["ImageNet"], [("low", [Line("MOON", [Number(81.2)])])]).headings
-    ['ImageNet']
-    """
+    """A table as it is printed: a caption, the headings, and named blocks of lines."""
 
     name: str  # of files
     caption: str

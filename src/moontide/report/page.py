@@ -50,11 +50,7 @@ img { max-width: 100%; height: auto; }
 
 
 class Section(NamedTuple):
-    """The part of a report about one suite.
-
-    >>> Section("demo", "A demo", []).title
-    'A demo'
-    """
+    """The part of a report about one suite."""
 
     name: str
     title: str

@@ -56,11 +56,7 @@ class About(NamedTuple):
 
 
 class Paper(NamedTuple):
-    """All numbers of the paper, in percent.
-
-    >>> Paper({}, {}, {}).seconds
-    {}
-    """
+    """All numbers of the paper, in percent."""
 
     cells: dict[tuple[About, str], float]  # by dataset, with the average over all eleven under "avg"
     over_scenarios: dict[tuple[About, str], float]  # the same, as means over the scenarios of a batch size

@@ -32,11 +32,7 @@ WIDTH, HEIGHT, ACROSS = 2.6, 2.3, 4  # of a panel in inches, and panels in a row
 
 @dataclass(frozen=True)
 class Figure:
-    """A drawn figure: its name, what it shows, and its bytes.
-
-    >>> Figure("gain", "A gain.", b"<svg/>", b"%PDF").name
-    'gain'
-    """
+    """A drawn figure: its name, what it shows, and its bytes."""
 
     name: str
     caption: str
@@ -45,11 +41,7 @@ class Figure:
 
 
 class Curve(NamedTuple):
-    """A curve from elsewhere, such as one read off a figure of the paper; empty fields match everything.
-
-    >>> Curve("iterations", "MOON, Fig. 3", "", "", [(1.0, 80.1), (10.0, 82.8)]).option
-    'iterations'
-    """
+    """A curve from elsewhere, such as one read off a figure of the paper; empty fields match everything."""
 
     option: str
     title: str

@@ -183,11 +183,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Results:
-    """Everything in a results folder that a report shows, and the notes that go with it.
-
-    >>> Results([], Counter(), ["Nothing yet."]).notes
-    ['Nothing yet.']
-    """
+    """Everything in a results folder that a report shows, and the notes that go with it."""
 
     tables: list[Table]
     environments: Counter[str]  # records by what made them
