@@ -108,7 +108,7 @@ class Affinity:
         return Affinity(self.pointer, self.neighbour, self.weight * by[self.neighbour], self.width)
 
     @property
-    def edges(self) -> tuple[Array, Array, Array]:
+    def edges(self) -> tuple[Array, ...]:
         """The three arrays, for loops and kernels."""
         return self.pointer, self.neighbour, self.weight
 
