@@ -43,6 +43,33 @@ def _votes_for(i, z, pointer, neighbour, weight, cols, k):
 
 
 @triton.jit  # type: ignore[untyped-decorator]
+def _softmax(a, cols, k, log_k, BLOCK: tl.constexpr):
+    """The softmax of the k logits of a row, its label, the log of the sum of their exponentials, and gamma (Eq. pl)."""
+    inside = cols < k
+    top = tl.max(tl.where(inside, a, float("-inf")), axis=0)
+    label = tl.min(tl.where(inside & (a == top), cols, BLOCK), axis=0)
+    shifted = tl.where(inside, a - top, 0.0)
+    p = tl.where(inside, tl.exp(shifted), 0.0)
+    total = tl.sum(p, axis=0)
+    p = p / total
+    gamma = _entropy_weight(tl.log(total) - tl.sum(p * shifted, axis=0), log_k)
+    return p, label, top + tl.log(total), tl.minimum(tl.maximum(gamma, 0.0), 1.0)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _count(i, label, g, before, labels, gamma, counts, f, weighted, k, d, wide, DEPTH: tl.constexpr):
+    """Store the label and the weight g of row i, count the label and its change, and prepare `weighted_sums`."""
+    tl.store(labels + i, label.to(tl.int64))
+    tl.store(gamma + i, g)
+    tl.atomic_add(counts + label, 1.0)  # whole numbers: the order of adding does not matter
+    tl.atomic_add(counts + k, 1.0, mask=label != tl.load(before + i))
+    depth = tl.arange(0, DEPTH)
+    row = g * tl.load(f + i * d + depth, mask=depth < d, other=0.0)
+    tl.store(weighted + i * wide + depth, row.to(weighted.dtype.element_ty), mask=depth < d)
+    tl.store(weighted + i * wide + d, g.to(weighted.dtype.element_ty))
+
+
+@triton.jit  # type: ignore[untyped-decorator]
 def _scaled(x, text, unit_x, unit_text, flaws, n, d, BLOCK: tl.constexpr):
     """One program per row of either matrix: the row over its length; one without a fit length becomes zeros, a flaw."""
     i = tl.program_id(0).to(tl.int64)
@@ -104,15 +131,14 @@ def _zero_shot(cosine, y, labels, log_sum, sure, unlike, scale, k, BLOCK: tl.con
     """One program per row: the softmax of scaled cosines, and what is one number per sample."""
     i = tl.program_id(0).to(tl.int64)
     cols = tl.arange(0, BLOCK)
-    a = tl.load(cosine + i * k + cols, mask=cols < k, other=float("-inf"))
-    top = tl.max(a, axis=0)
-    p = tl.exp(scale * (a - top))
-    total = tl.sum(p, axis=0)
-    tl.store(y + i * k + cols, p / total, mask=cols < k)
-    tl.store(labels + i, tl.min(tl.where(a == top, cols, BLOCK), axis=0).to(tl.int64))
-    tl.store(log_sum + i, scale * top + tl.log(total))
-    tl.store(sure + i, 1 / total)
-    tl.store(unlike + i, 1 - (top - tl.sum(tl.where(cols < k, a, 0.0), axis=0) / k))  # unlikeness
+    near = tl.load(cosine + i * k + cols, mask=cols < k, other=0.0)
+    p, label, log_total, _ = _softmax(scale * near, cols, k, 1.0, BLOCK)
+    tl.store(y + i * k + cols, p, mask=cols < k)
+    tl.store(labels + i, label.to(tl.int64))
+    tl.store(log_sum + i, log_total)
+    tl.store(sure + i, tl.max(p, axis=0))
+    top = tl.max(tl.where(cols < k, near, float("-inf")), axis=0)
+    tl.store(unlike + i, 1 - (top - tl.sum(near, axis=0) / k))  # unlikeness
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -121,36 +147,21 @@ def _e_step(values, slope, offset, z, pointer, neighbour, weight, order, log_sum
             FIXED: tl.constexpr, BLOCK: tl.constexpr, DEPTH: tl.constexpr):  # fmt: skip
     """One program per row: votes of the neighbours, softmax, and what else is read off it while it is on the chip."""
     i = tl.load(order + tl.program_id(0))
-    cols, depth = tl.arange(0, BLOCK), tl.arange(0, DEPTH)
+    cols = tl.arange(0, BLOCK)
     inside = cols < k
     a = tl.load(values + i * k + cols, mask=inside, other=0.0)
     if AT_ANCHOR:
         a *= tl.load(slope + cols, mask=inside, other=0.0)
-    a += tl.load(offset + cols, mask=inside, other=float("-inf"))
+    a += tl.load(offset + cols, mask=inside, other=0.0)
     own = tl.load(z + i * k + cols, mask=inside, other=0.0).to(tl.float32)
-    row = tl.load(f + i * d + depth, mask=depth < d, other=0.0)
     votes = _votes_for(i, z, pointer, neighbour, weight, cols, k)
     g = tl.load(gamma + i)
     tl.store(laplacian + i, g * tl.sum(own * votes, axis=0))
-    a += votes
-    top = tl.max(a, axis=0)
-    label = tl.min(tl.where(a == top, cols, BLOCK), axis=0)
-    tl.store(labels + i, label.to(tl.int64))
-    tl.atomic_add(counts + label, 1.0)  # whole numbers: the order of adding does not matter
-    tl.atomic_add(counts + k, 1.0, mask=label != tl.load(before + i))
-    shifted = tl.where(inside, a - top, 0.0)
-    p = tl.where(inside, tl.exp(shifted), 0.0)
-    total = tl.sum(p, axis=0)
-    p = p / total
+    p, label, log_total, new_g = _softmax(a + votes, cols, k, log_k, BLOCK)
     tl.store(new + i * k + cols, p.to(new.dtype.element_ty), mask=inside)
-    if not FIXED:
-        entropy = tl.log(total) - tl.sum(p * shifted, axis=0)
-        g = tl.minimum(tl.maximum(_entropy_weight(entropy, log_k), 0.0), 1.0)
-    tl.store(new_gamma + i, g)
-    agreement = tl.sum(p * votes, axis=0)
-    tl.store(free + i, g * (agreement - top - tl.log(total) + tl.load(log_sum + i)))  # free_energy
-    tl.store(weighted + i * wide + depth, (g * row).to(weighted.dtype.element_ty), mask=depth < d)  # weighted_sums
-    tl.store(weighted + i * wide + d, g.to(weighted.dtype.element_ty))
+    g = g if FIXED else new_g
+    tl.store(free + i, g * (tl.sum(p * votes, axis=0) - log_total + tl.load(log_sum + i)))  # free_energy
+    _count(i, label, g, before, labels, new_gamma, counts, f, weighted, k, d, wide, DEPTH)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -216,7 +227,7 @@ def _tide_step(base, cosine, dots, z, pointer, neighbour, weight, order, hard, s
     The FIRST step makes `base`: `dots` are the cosines to the text there, `gamma` the log sums, `squares` the presence.
     """
     i = tl.load(order + tl.program_id(0))
-    cols, depth = tl.arange(0, BLOCK), tl.arange(0, DEPTH)
+    cols = tl.arange(0, BLOCK)
     inside = cols < k
     at = i * k + cols
     left_out, votes_count, smoothing = tl.load(numbers), tl.load(numbers + 1), tl.load(numbers + 2)
@@ -247,24 +258,10 @@ def _tide_step(base, cosine, dots, z, pointer, neighbour, weight, order, hard, s
         length = beta * (beta * square + 2 * other * side) + other * other
         nearer = (beta * (dot - mine) + other * t) / tl.sqrt(tl.maximum(length, 1e-12)) - t
         a += sharpness * nearer
-    a = tl.where(inside, a, float("-inf"))
-    top = tl.max(a, axis=0)
-    label = tl.min(tl.where(a == top, cols, BLOCK), axis=0)
-    shifted = tl.where(inside, a - top, 0.0)
-    p = tl.where(inside, tl.exp(shifted), 0.0)  # assign
-    total = tl.sum(p, axis=0)
-    p = p / total
+    p, label, _, g = _softmax(a, cols, k, log_k, BLOCK)  # assign
     tl.store(new + at, p, mask=inside)
-    entropy = tl.log(total) - tl.sum(p * shifted, axis=0)
-    g = tl.minimum(tl.maximum(_entropy_weight(entropy, log_k), 0.0), 1.0)
-    tl.store(labels + i, label.to(tl.int64))
-    tl.store(new_gamma + i, g)
     tl.store(right + i, tl.load(y + i * k + label))
-    tl.atomic_add(new_hard + label, 1.0)  # whole numbers: the order of adding does not matter
-    tl.atomic_add(new_hard + k, 1.0, mask=label != tl.load(before + i))
-    row = tl.load(f + i * d + depth, mask=depth < d, other=0.0)
-    tl.store(weighted + i * wide + depth, g * row, mask=depth < d)  # weighted_sums
-    tl.store(weighted + i * wide + d, g)
+    _count(i, label, g, before, labels, new_gamma, new_hard, f, weighted, k, d, wide, DEPTH)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -358,8 +355,7 @@ def top_m(features: Array, m: int, precision: str) -> tuple[Array, Array]:
     """Return (neighbours, weights), (N, m) each: the m largest cosines to other rows, sorted; ties: the lower index."""
     n, d = features.shape
     x = (features.half() if precision == "half" else features.float()).contiguous()
-    values = torch.empty((n, m), dtype=torch.float32, device=x.device)
-    found = torch.empty((n, m), dtype=torch.int64, device=x.device)
+    values, found = _floats(x, n, m), torch.empty((n, m), dtype=torch.int64, device=x.device)
     half = x.element_size() == 2  # tiles that fill the device: small ones for few rows
     rows, cols, warps = (128, 256 if half else 128, 8) if n > 16384 else (64, 128, 4)
     depth = 64 if half else 32
@@ -378,8 +374,7 @@ def zero_shot(cosine: Array, scale: float) -> tuple[Array, ...]:
     That is the label, the log of the sum, the probability of the label, and `core.tide.unlikeness`.
     """
     n, k = cosine.shape
-    labels = torch.empty(n, dtype=torch.int64, device=cosine.device)
-    rows = torch.empty((3, n), dtype=torch.float32, device=cosine.device)
+    labels, rows = torch.empty(n, dtype=torch.int64, device=cosine.device), _floats(cosine, 3, n)
     y, (block, warps) = torch.empty_like(cosine), _block(k)
     _zero_shot[(n,)](cosine, y, labels, *rows, scale, k, block, num_warps=warps)
     return y, labels, *rows
@@ -395,18 +390,29 @@ def e_step(
     of the z before; where it is `fixed`, also that of the new one. z keeps its dtype. The counts are those of the
     labels, and of the labels that are not as `before`. gamma_i f_i and gamma_i are written to `weighted`, (N, > d).
     """
-    n, k = values.shape
-    new = torch.empty_like(z)
-    labels = torch.empty(n, dtype=torch.int64, device=z.device)
-    rows = [torch.empty(n, dtype=torch.float32, device=z.device) for _ in range(3)]
-    counts = torch.zeros(k + 1, dtype=torch.float32, device=z.device)
+    given = values, offset if slope is None else slope, offset, z, *edges, log_sum, gamma, before, f
+    return _step(_e_step, 3, z, f, weighted, given, (slope is not None, fixed))
+
+
+def _step(kernel: Any, numbers: int, z: Array, f: Array, weighted: Array, given: Any, more: Any) -> tuple[Array, ...]:
+    """Return what the kernel of an E-step writes: z, labels, so many `numbers` per sample, and K + 1 counts."""
+    (n, k), d = z.shape, f.shape[1]
+    new, labels = torch.empty_like(z), torch.empty(n, dtype=torch.int64, device=z.device)
+    rows, counts = _floats(z, numbers, n), torch.zeros(k + 1, dtype=torch.float32, device=z.device)
     block, warps = _block(k, GATHER)
-    _e_step[(n,)](
-        values, offset if slope is None else slope, offset, z, *edges, log_sum, gamma, before, f, new, labels, *rows,
-        counts, weighted, k, f.shape[1], weighted.shape[1], log_classes(k), slope is not None, fixed, block,
-        max(16, triton.next_power_of_2(f.shape[1])), num_warps=warps,
-    )  # fmt: skip
+    sizes = k, d, weighted.shape[1], log_classes(k)
+    kernel[(n,)](*given, new, labels, *rows, counts, weighted, *sizes, *more, block, _padded(d), num_warps=warps)
     return new, labels, *rows, counts
+
+
+def _floats(ref: Array, *shape: int) -> Array:
+    """Return an uninitialised array in float32 beside another."""
+    return torch.empty(shape, dtype=torch.float32, device=ref.device)
+
+
+def _padded(columns: int) -> int:
+    """Return how many columns a program holds for so many."""
+    return int(max(16, triton.next_power_of_2(columns)))
 
 
 def m_step(sums: Array, soft: Array, counts: Array, anchors: tuple[Array, ...], exact: bool, epsilon: float,
@@ -416,19 +422,17 @@ def m_step(sums: Array, soft: Array, counts: Array, anchors: tuple[Array, ...], 
     `sums` (K, d) and `soft` (K,) may be columns of one matrix.
     """
     k, d = sums.shape
-    mu, prototypes = (torch.empty((k, d), dtype=torch.float32, device=sums.device) for _ in range(2))
-    beta, kappa, offset, kl = (torch.empty(k, dtype=torch.float32, device=sums.device) for _ in range(4))
+    (mu, prototypes), (beta, kappa, offset, kl) = _floats(sums, 2, k, d), _floats(sums, 4, k)
     _m_step[(k,)](
         sums, soft, counts, *anchors, beta, mu, kappa, prototypes, offset, kl, d, sums.stride(0), exact, epsilon,
-        min(r_cap, 1 - torch.finfo(torch.float32).eps), min(kappa_cap, 3e38), scale, temper,
-        max(16, triton.next_power_of_2(d)), num_warps=4,
+        min(r_cap, 1 - torch.finfo(torch.float32).eps), min(kappa_cap, 3e38), scale, temper, _padded(d), num_warps=4,
     )  # fmt: skip
     return beta, mu, kappa, prototypes, offset, kl
 
 
 def _block(k: int, few: int = 2048) -> tuple[int, int]:
     """Return how many columns a program holds for k classes, and its number of warps: 4 for a `few` columns."""
-    block = max(16, triton.next_power_of_2(k))
+    block = _padded(k)
     return block, 4 if block <= few else 8 if block <= 8192 else 16
 
 
@@ -445,17 +449,8 @@ def tide_step(base: Array, cosine: Array, dots: Array, z: Array, edges: tuple[Ar
     and, in the place of squares, the presence are read, `dots` are the cosines to the text, `gamma` the logs of what y
     was divided by, and `base` is written.
     """
-    n, k = z.shape
-    new, labels = torch.empty_like(z), torch.empty(n, dtype=torch.int64, device=z.device)
-    new_gamma, right = (torch.empty(n, dtype=torch.float32, device=z.device) for _ in range(2))
-    hard = torch.zeros(k + 1, dtype=torch.float32, device=z.device)
-    block, warps = _block(k, GATHER)
-    _tide_step[(n,)](
-        base, cosine, dots, z, *edges, *classes, gamma, before, y, numbers, f, new, labels, new_gamma, right, hard,
-        weighted, k, f.shape[1], weighted.shape[1], log_classes(k), scale or 0.0, scale is not None, block,
-        max(16, triton.next_power_of_2(f.shape[1])), num_warps=warps,
-    )  # fmt: skip
-    return new, labels, new_gamma, right, hard
+    given = base, cosine, dots, z, *edges, *classes, gamma, before, y, numbers, f
+    return _step(_tide_step, 2, z, f, weighted, given, (scale or 0.0, scale is not None))
 
 
 def class_numbers(sums: Array, soft: Array, counts: Array, anchor: Array) -> tuple[Array, ...]:
@@ -464,9 +459,8 @@ def class_numbers(sums: Array, soft: Array, counts: Array, anchor: Array) -> tup
     `sums` (K, d), `soft` and `counts` (K,) are columns of one matrix.
     """
     k, d = sums.shape
-    found = [torch.empty(k, dtype=torch.float32, device=sums.device) for _ in range(4)]
-    block = max(16, triton.next_power_of_2(d))
-    _class_numbers[(k,)](sums, soft, counts, anchor, *found, d, sums.stride(0), block, num_warps=4)
+    found: Any = _floats(sums, 4, k)
+    _class_numbers[(k,)](sums, soft, counts, anchor, *found, d, sums.stride(0), _padded(d), num_warps=4)
     return tuple(found)
 
 
@@ -474,7 +468,7 @@ def column_sums(y: Array, x: Array, by: Array, square_by: Array) -> tuple[Array,
     """Return sum_i by_i y_ik, sum_i y_ik x_ik, sum_i square_by_i y_ik^2 and max_i y_ik >= 0, (K,) each, in one pass."""
     n, k = y.shape
     tiles = min(triton.cdiv(n, 32), 64)
-    parts = torch.empty((4, tiles, k), dtype=torch.float32, device=y.device)
+    parts = _floats(y, 4, tiles, k)
     _column_sums[(tiles, triton.cdiv(k, 128))](y, x, by, square_by, parts, n, k, 32, 128, num_warps=4)
     return *parts[:3].sum(1), parts[3].amax(0)
 
@@ -485,8 +479,7 @@ def tide_compare(y: Array, total: Array, votes: Array, degree: Array) -> tuple[A
     These are Eqs. 1 and 2 of TIDE: `agreements`, `agreement_by_class` and `evened` of `core.tide`, in one reading of y.
     """
     n, k = y.shape
-    agree, own, scale, even_own = torch.empty((4, n), dtype=torch.float32, device=y.device)
-    block, warps = _block(k)
+    (agree, own, scale, even_own), (block, warps) = _floats(y, 4, n), _block(k)
     _tide_rows[(n,)](y, total, agree, own, scale, even_own, float(max(n - 1, 1)), k, block, num_warps=warps)
     even, near, most, _ = column_sums(y, votes, scale, degree)
     return agree, own, even_own, near, most, even / (total + 1)
@@ -498,7 +491,7 @@ def votes(z: Array, edges: tuple[Array, ...], agreement: bool = False) -> Array:
     A sparse product would sort the edges first, for which it waits.
     """
     n, k = z.shape
-    found = torch.empty((n,) if agreement else (n, k), dtype=torch.float32, device=z.device)
+    found = _floats(z, n) if agreement else _floats(z, n, k)
     block, warps = _block(k, GATHER)
     _votes[(n,)](z.contiguous(), *edges, found, k, agreement, block, num_warps=warps)
     return found
@@ -507,8 +500,7 @@ def votes(z: Array, edges: tuple[Array, ...], agreement: bool = False) -> Array:
 def tide_confidence(z: Array, labels: Array, power: Array) -> tuple[Array, Array]:
     """Return the confidences under a power of z, and their derivatives by its logarithm, (N,) each."""
     n, k = z.shape
-    confidence, slope = (torch.empty(n, dtype=torch.float32, device=z.device) for _ in range(2))
-    block, warps = _block(k)
+    (confidence, slope), (block, warps) = _floats(z, 2, n), _block(k)
     _tide_confidence[(n,)](z, labels, power, confidence, slope, z, k, False, block, num_warps=warps)
     return confidence, slope
 
