@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from moontide.core.arrays import Array, device, is_torch_array, like, namespace, to_numpy
+from moontide.core.arrays import Array, device, is_torch_array, namespace
 from moontide.core.backends import fused
 from moontide.errors import InputError
 from moontide.progress import track
@@ -33,11 +33,10 @@ class Graph:
 
     def __post_init__(self) -> None:
         """Check the shapes."""
-        if self.neighbours.ndim != 2 or tuple(self.neighbours.shape) != tuple(self.weights.shape):
-            raise InputError(
-                "'neighbours' and 'weights' of a Graph must be (N, m) arrays of one shape. "
-                f"Got {tuple(self.neighbours.shape)} and {tuple(self.weights.shape)} instead."
-            )
+        shape, other = tuple(self.neighbours.shape), tuple(self.weights.shape)
+        if shape != other or len(shape) != 2:
+            rule = "'neighbours' and 'weights' of a Graph must be (N, m) arrays of one shape"
+            raise InputError(f"{rule}. Got {shape} and {other} instead.")
 
     @property
     def m(self) -> int:
@@ -103,9 +102,8 @@ class Affinity:
 
     def weighted(self, by: Array | None) -> Affinity:
         """Return the votes with that of each sample multiplied by its entry of `by`, (N,); None: 1."""
-        if by is None:
-            return self
-        return Affinity(self.pointer, self.neighbour, self.weight * by[self.neighbour], self.width)
+        pointer, neighbour, weight = self.edges
+        return self if by is None else Affinity(pointer, neighbour, weight * by[neighbour], self.width)
 
     @property
     def edges(self) -> tuple[Array, Array, Array]:
@@ -186,17 +184,3 @@ def largest_entries(x: Array, count: int) -> tuple[Array, Array]:
         values[:, i] = x[rows, best]
         x[rows, best] = -xp.inf
     return columns, values
-
-
-def adapt_graph(graph: Graph, features: Array) -> Graph:
-    """Bring a precomputed graph to the namespace, device and dtype of `features`, and check that it covers its rows."""
-    if graph.neighbours.shape[0] != features.shape[0]:
-        raise InputError(
-            f"'graph' must have one row per sample ({features.shape[0]}). Got {graph.neighbours.shape[0]} instead."
-        )
-    n, xp = features.shape[0], namespace(features)
-    if graph.m and not (int(graph.neighbours.min()) >= 0 and int(graph.neighbours.max()) < n):
-        raise InputError(f"'neighbours' of a graph must be row numbers from 0 to {n - 1}.")
-    neighbours = graph.neighbours if is_torch_array(features) else to_numpy(graph.neighbours)
-    neighbours = xp.asarray(neighbours, dtype=xp.int64, device=device(features))
-    return Graph(neighbours, like(graph.weights, features), graph.recall)
