@@ -26,7 +26,8 @@ Ints = NDArray[np.int64]
 def quantiser(run: Callable[..., Any], n: int, groups: int) -> tuple[Floats, Ints]:
     """Return the centres (C, d) and the group of each (C,), from a sample of the n rows that `run` reaches."""
     lists = max(groups, min(LISTS * groups, MOST_LISTS, n // LEAST_ROWS))
-    sample = run("sample", min(1.0, TRAIN * lists / n), 0).sorted().rows
+    found = run("sample", min(1.0, TRAIN * lists / n), 0)
+    sample = found.rows[np.lexsort(found.key.T[::-1])]  # in an order that does not depend on the workers
     lists = min(lists, len(sample))
     centres = coarse_centres(sample, lists, np.random.default_rng(0))
     sizes = np.bincount(nearest_lists(sample, centres, 1)[:, 0], minlength=lists)
@@ -58,5 +59,5 @@ def recall(run: Callable[..., Any], n: int, m: int) -> float | None:
     """Return the share of the m true neighbours among all n rows that the shards' graphs have; None without a graph."""
     if m == 0:
         return None
-    sample = run("sample", min(1.0, SAMPLE / n), m).sorted()
+    sample = run("sample", min(1.0, SAMPLE / n), m)
     return share_found(sample.weights, run("nearest", sample.rows, m + 1).cosines)
