@@ -43,9 +43,8 @@ def inverted_file(features: Floats, m: int, seed: int = 0) -> tuple[Ints, Floats
         for start in range(0, len(askers[c]) if len(candidates) else 0, BLOCK_ROWS):
             rows = askers[c][start : start + BLOCK_ROWS]
             similarity = features[rows] @ candidates.T  # (b, c)
-            at = np.minimum(np.searchsorted(members[c], rows), len(members[c]) - 1)
-            own = np.flatnonzero(members[c][at] == rows)
-            similarity[own, at[own]] = -np.inf  # never its own neighbour
+            own = np.flatnonzero(probes[rows, 0] == c)
+            similarity[own, np.searchsorted(members[c], rows[own])] = -np.inf  # never its own neighbour
             offer(rows, members[c], similarity, neighbours, weights)
     rows = rng.choice(n, min(SAMPLE, n), replace=False)
     recall = share_found(weights[rows], nearest_cosines(features[rows], features, m + 1))
