@@ -1,11 +1,5 @@
 """Streams of samples that come one by one or in small batches, labelled by any method as they come.
 
-    stream = Stream("tda", text, class_names=names, batch_size=16, max_wait=0.5)
-    result = stream.push(x)            # what was completed by it: maybe nothing, maybe samples that waited
-    result = stream.poll()             # what has waited long enough; call it now and then where pushes may stop
-    stream.add_classes(more, ["owl"])  # and stream.remove_classes(["cat"])
-    stream.save("birds.safetensors")   # Stream.load goes on to the last bit
-
 Samples are answered in the order in which they came. What is remembered is the state of the method, whose size does not
 depend on the length of the stream, and fewer samples that wait than `batch_size`. Samples that are there already are
 labelled in their order by `run_stream`, from a state or a file (`save_state` and `load_state` of `store.states`).

@@ -15,7 +15,6 @@ from moontide.core.arrays import to_numpy
 Doubles = NDArray[np.float64]
 S = TypeVar("S", bound="Sums")
 
-
 # How a field of `Sums` is joined where it is not added: dataclasses.field(metadata=...)
 LARGER = {"join": np.maximum}  # the larger value is kept
 SAME = {"join": lambda a, b: a}  # all have the same

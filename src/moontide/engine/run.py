@@ -37,7 +37,6 @@ from moontide.store.tensors import read_tensors, write_tensors
 from moontide.types import Task
 
 SHARE = 0.7  # of the available memory that workers may take
-CHECKPOINT = "checkpoint"
 AROUND = 4  # calls besides those of the method: check, sample, nearest, write
 
 
@@ -180,7 +179,7 @@ def adapt_shards(
             _engine(job, rows, workers, room, journal)
             journal("gather", len(groups))
     remove(job.folder)
-    done = written.n, checked.skipped, written.changed, written.counts
+    done = checked.rows, checked.skipped, written.changed, written.counts
     return Labelled(*done, found, converged, journal.replaced, job.outputs)
 
 
@@ -196,7 +195,7 @@ def _job(task: ShardTask, method: Method, out: str, device: str) -> Job:
     inputs = {"class_names": task.class_names, "class_prior": task.class_prior, "negatives": task.negatives}
     classes = Task.of_classes(text, task.logit_scale, **inputs)
     method.require(classes)
-    sources, folder = look_at(paths, classes.d), f"{out}/{CHECKPOINT}"
+    sources, folder = look_at(paths, classes.d), f"{out}/checkpoint"
     half = sum(source.rows for source in sources) * classes.k > LARGE
     return Job(method, classes, sources, outputs, folder, task.skip_bad_rows, half=half, device=device)
 

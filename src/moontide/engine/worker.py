@@ -21,10 +21,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from moontide.core.ann import nearest_cosines, nearest_lists
 from moontide.core.arrays import to_numpy
 from moontide.core.devices import to_device
-from moontide.core.graph import Graph
+from moontide.core.graph import Graph, nearest_cosines, nearest_lists
 from moontide.core.rows import BLOCK_ENTRIES, Rows
 from moontide.core.sums import TOGETHER, Counted, Doubles, Sums, unpack
 from moontide.errors import MoontideError
@@ -92,8 +91,7 @@ class Checked(Sums):
 class Written(Sums):
     """What the predictions are."""
 
-    n: int
-    changed: int  # that differ from zero-shot
+    changed: int  # labels that differ from zero-shot
     counts: Doubles  # (K,) labels of each class
 
 
@@ -178,7 +176,7 @@ class Worker:
         pieces = {f"features-{g}": features[own == g] for g in range(groups)}
         pieces |= {f"rows-{g}": kept[own == g] for g in range(groups)}
         write_tensors(self._path("piece", i), pieces)
-        return Written(len(kept), 0, np.bincount(own, minlength=groups).astype(np.float64))
+        return Written(0, np.bincount(own, minlength=groups).astype(np.float64))
 
     def write(self, i: int) -> Written:
         """Write the predictions of a shard."""
@@ -191,7 +189,7 @@ class Worker:
         else:
             self._output(i, columns)
         counts = np.bincount(labels, minlength=self.job.classes.k).astype(np.float64)
-        return Written(len(labels), int((labels != before).sum()), counts)
+        return Written(int((labels != before).sum()), counts)
 
     def gather(self, i: int, groups: int) -> Counted:
         """Write the predictions of a source, whose rows are in many groups."""
