@@ -113,7 +113,7 @@ class Stream:
             both = (self._known, self.waiting), (known, len(x))
             known = xp.concat([xp.full((n,), -1, dtype=xp.int64, device=where) if k is None else k for k, n in both])
         if self._rows is not None:  # features or views, else a list of images
-            x = namespace(x).concat([self._rows, x]) if hasattr(x, "dtype") else [*self._rows, *x]
+            x = namespace(x).concat([self._rows, x]) if hasattr(self._rows, "dtype") else [*self._rows, *x]
         return self._advance(x, known, whole=not self._late())
 
     def correct(self, x: Any, known: Array, before: Array | None = None) -> None:

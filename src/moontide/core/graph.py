@@ -104,7 +104,7 @@ class Affinity:
         return self.matrix @ z
 
     def rows(self, which: slice) -> Affinity:
-        """Return the votes for some samples, from all; those of a slice are kept for the next time."""
+        """Return the votes of all samples for some of them; those of a slice are kept for the next time."""
         n, key = self.pointer.shape[0] - 1, (which.start, which.stop)
         if key == (0, n):
             return self
@@ -122,7 +122,7 @@ class Affinity:
 
     @property
     def edges(self) -> tuple[Array, Array, Array]:
-        """The three arrays, for loops and kernels."""
+        """The arrays `pointer`, `neighbour` and `weight`, for loops and kernels."""
         return self.pointer, self.neighbour, self.weight
 
     def from_voters(self) -> tuple[Array, Affinity]:
@@ -240,11 +240,8 @@ def coarse_centres(features: Floats, count: int, rng: np.random.Generator) -> Fl
 
 def nearest_lists(features: Floats, centres: Floats, count: int) -> Ints:
     """Return the numbers of the `count` centres nearest to each row, nearest first, (N, P)."""
-    out = np.empty((len(features), count), np.int64)
-    for start in range(0, len(features), FILE_ROWS):
-        near = features[start : start + FILE_ROWS] @ centres.T  # (b, C)
-        out[start : start + FILE_ROWS] = largest_entries(near, count)[0]
-    return out
+    blocks = (features[start : start + FILE_ROWS] for start in range(0, len(features), FILE_ROWS))
+    return np.concatenate([largest_entries(block @ centres.T, count)[0] for block in blocks])
 
 
 def nearest_cosines(rows: Floats, features: Array, count: int) -> Floats:

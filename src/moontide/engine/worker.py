@@ -55,12 +55,12 @@ class Job:
 
     @property
     def rows_type(self) -> type[Rows]:
-        """What holds the samples of the method."""
+        """The class that holds the samples of the method."""
         return self.method.rows_type or Rows
 
     @property
     def shards(self) -> range:
-        """Their numbers."""
+        """The numbers of the shards."""
         return range(len(self.groups or self.sources))
 
     def needed_bytes(self, sizes: Sequence[int], workers: int) -> tuple[int, int]:
@@ -75,7 +75,7 @@ class Job:
 
 @dataclass
 class Checked(Sums):
-    """What reading all shards found."""
+    """How many rows of all shards can be used, and what is wrong with shards that cannot."""
 
     rows: int  # usable
     skipped: int
@@ -83,16 +83,16 @@ class Checked(Sums):
 
     @property
     def problems(self) -> list[str]:
-        """What is wrong with which shard."""
+        """One line for each shard that cannot be used."""
         return self.text.tobytes().decode().splitlines()
 
 
 @dataclass
 class Written(Sums):
-    """What the predictions are."""
+    """Counts of the predicted labels, or of the rows that went to each group."""
 
     changed: int  # labels that differ from zero-shot
-    counts: Doubles  # (K,) labels of each class
+    counts: Doubles  # (K,) labels of each class, or (G,) rows of each group
 
 
 @dataclass
@@ -207,15 +207,12 @@ class Worker:
             return getattr(shard, name)(*given)
         if last != number:
             sums = getattr(shard, name)(*given)
-            self._save(self._path("shard", i), {**shard.state(), "number": np.asarray(number), **sums.pack()})
+            tensors = {**shard.state(), "number": np.asarray(number), **sums.pack()}
+            self.saving.result()  # one file is written at a time, while the next shard is computed
+            self.saving = self.saver.submit(write_tensors, self._path("shard", i), tensors)
             if self.resident:
                 self.shards[i] = shard, number, sums
         return sums
-
-    def _save(self, path: str, tensors: Mapping[str, NDArray[Any]]) -> None:
-        """Write a file while other shards are computed: one at a time, none while its own shard is."""
-        self.saving.result()
-        self.saving = self.saver.submit(write_tensors, path, tensors)
 
     def _shard(self, i: int) -> tuple[Rows, int, Any]:
         """Return a shard as it was after its last change."""

@@ -40,7 +40,7 @@ TINY = 1e-20  # probabilities below count for nothing, and products of them take
 
 @dataclass
 class Centre(Sums):
-    """The sum of the features."""
+    """The number of samples and the sum of their features."""
 
     n: int
     sums: Doubles  # (d,)
@@ -48,7 +48,7 @@ class Centre(Sums):
 
 @dataclass
 class GaussianSums(Sums):
-    """What the samples add up, f around their mean."""
+    """Sums over the samples for the M-step, of features f around the mean of all."""
 
     n: int
     sums: Doubles  # (K, d) sum_i z_ik f_i
