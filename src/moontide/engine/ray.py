@@ -24,9 +24,9 @@ PATIENCE = 2.0  # seconds between requests for the progress of the workers
 
 
 class Ray:
-    """Workers on the cluster that was joined; `tick` is called as their shards answer."""
+    """A worker on the cluster for each of the shares of the shards; `tick` is called as the shards answer."""
 
-    def __init__(self, job: Job, workers: int, resident: bool, tick: Tick) -> None:
+    def __init__(self, job: Job, shares: Sequence[Sequence[int]], resident: bool, tick: Tick) -> None:
         threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
         self._actor = ray.remote(
             num_cpus=1,
@@ -36,8 +36,7 @@ class Ray:
         )(Worker)
         self._add = ray.remote(num_cpus=0)(lambda a, b: a + b)
         self._job, self._resident, self._tick, self.replaced = ray.put(job), resident, tick, 0
-        self.shares = [job.shards[w::workers] for w in range(workers)]
-        self.workers = [self._start(share) for share in self.shares]
+        self.shares, self.workers = shares, [self._start(share) for share in shares]
 
     def run(self, number: int, name: str, given: tuple[Any, ...]) -> Any:
         """Call a method on every shard and add up; workers that die meanwhile are replaced."""

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from moontide.cluster import joined, resources, worker_count
 from moontide.core.arrays import as_real, to_numpy
 from moontide.core.driver import solve
-from moontide.core.rows import LARGE
+from moontide.core.rows import LARGE, Rows
 from moontide.core.sums import unpack
 from moontide.engine.partition import quantiser, recall
 from moontide.engine.worker import Job, Worker
@@ -197,7 +197,8 @@ def _job(task: ShardTask, method: Method, out: str, device: str) -> Job:
     method.require(classes)
     sources, folder = look_at(paths, classes.d), f"{out}/checkpoint"
     half = sum(source.rows for source in sources) * classes.k > LARGE
-    return Job(method, classes, sources, outputs, folder, task.skip_bad_rows, half=half, device=device)
+    given = classes, sources, outputs, folder, task.skip_bad_rows
+    return Job(method, method.rows_type or Rows, *given, half=half, device=device)
 
 
 def _given(job: Job) -> dict[str, NDArray[np.float32]]:
@@ -244,8 +245,9 @@ def _room(workers: Workers) -> Iterator[tuple[int, float]]:
 def _engine(job: Job, sizes: Sequence[int], workers: Workers, room: tuple[int, float], journal: Journal) -> None:
     """Send the next calls to an engine for a job whose shards have `sizes` rows; refuse what exceeds its memory."""
     count = min(room[0], len(sizes))
+    shares = [range(w, len(sizes), count) for w in range(count)]
     budget = SHARE * room[1] / count if workers.memory is None else workers.memory
-    one, together = job.needed_bytes(sizes, count)
+    one, together = job.needed_bytes(sizes, shares)
     resident = together <= budget
     if min(one, together) > budget:
         needs = f"A worker needs about {human(one)} for the largest shard, of {max(sizes)} rows"
@@ -257,6 +259,6 @@ def _engine(job: Job, sizes: Sequence[int], workers: Workers, room: tuple[int, f
     if workers.engine == "ray":
         from moontide.engine.ray import Ray
 
-        journal.engine = Ray(job, count, resident, journal.tick)
+        journal.engine = Ray(job, shares, resident, journal.tick)
     else:
-        journal.engine = Worker(job, job.shards, resident, journal.tick)
+        journal.engine = Worker(job, shares[0], resident, journal.tick)

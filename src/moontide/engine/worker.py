@@ -44,6 +44,7 @@ class Job:
     """Everything about a run that a worker must know."""
 
     method: Method
+    rows_type: type[Rows]  # what holds the samples of the method
     classes: Task  # what is given for the classes: text (K, d), logit scale, names
     sources: tuple[Source, ...]
     outputs: tuple[str, ...]  # one per source
@@ -53,23 +54,13 @@ class Job:
     half: bool = False  # assignments in 16 bits
     device: str = "cpu"
 
-    @property
-    def rows_type(self) -> type[Rows]:
-        """The class that holds the samples of the method."""
-        return self.method.rows_type or Rows
-
-    @property
-    def shards(self) -> range:
-        """The numbers of the shards."""
-        return range(len(self.groups or self.sources))
-
-    def needed_bytes(self, sizes: Sequence[int], workers: int) -> tuple[int, int]:
-        """Estimate the memory of a worker with one shard at a time, and with all of its shards, of `sizes` rows."""
+    def needed_bytes(self, sizes: Sequence[int], shares: Sequence[range]) -> tuple[int, int]:
+        """Estimate the memory of a worker with one shard at a time, and with all of its share, of `sizes` rows each."""
         k, d, n, graph = self.classes.k, self.classes.d, max(sizes), 40 * getattr(self.method, "neighbours", 0)
         row = 4 * d + 2 * k * (2 if self.half else 4) + graph + 64  # features, old and new assignments, graph
         scores = 4 * n * k * self.rows_type.SCORES
         passing = max(8 * n * d, scores) + 8 * 4 * BLOCK_ENTRIES + 40 * k * d + PROCESS  # of reading, a step or saving
-        together = max(sum(sizes[w::workers]) for w in range(workers))
+        together = max(sum(sizes[i] for i in share) for share in shares)
         return 2 * row * n + passing, row * together + passing  # the one before is still being saved
 
 
