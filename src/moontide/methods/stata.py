@@ -126,7 +126,7 @@ class StatARows(Rows):
             logits += scores[at]
             p, _ = softmax_log_sum(logits, logits)
             new[at] = self._narrow(p)
-            return () if new.dtype == p.dtype else (p,)
+            return () if new.dtype == p.dtype else (p,)  # what is stored in 16 bits is not exact
 
         return (*self._in_parts(part, rows), new[rows])[0]
 
