@@ -142,6 +142,7 @@ class StatA(Repeated):
     """
 
     citation: ClassVar[str] = "Zanella et al., CVPR 2025"
+    rows_type: ClassVar[type[Rows]] = StatARows
 
     beta: str = option("hard", "counts in beta_k: argmax labels or soft assignments", choices=("hard", "soft"))
     alpha: float = option(1.0, "anchor weight, the same for all classes", low=0)
@@ -153,8 +154,6 @@ class StatA(Repeated):
         found = driver.solve(self.mixture(task.text, task.logit_scale), rows.call)
         details = {"mu": found.mu, "spread": found.spread}
         return Result(*rows.unpack(), None, (), self.iterations, found.converged, None, found.beta, details)
-
-    rows_type: ClassVar[type[Rows]] = StatARows
 
     def mixture(self, text: Array, logit_scale: float) -> GaussianMixture:  # type: ignore[override]
         """Return what `driver.solve` needs."""
