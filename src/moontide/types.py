@@ -26,7 +26,7 @@ from moontide.core.arrays import (
     unit_rows,
 )
 from moontide.core.backends import fused
-from moontide.core.graph import Graph, adapt_graph
+from moontide.core.graph import Graph
 from moontide.errors import InputError, listed, missing_extra
 
 if TYPE_CHECKING:
@@ -242,6 +242,20 @@ def class_numbers_of(labels: Any, class_names: Sequence[str] | None, name: str) 
     if bad:
         raise InputError(f"'{name}' must be class names. There is no class called {listed(map(repr, bad))}.")
     return np.asarray([number[text] for text in texts], dtype=np.int64).reshape(values.shape)
+
+
+def adapt_graph(graph: Graph, features: Array) -> Graph:
+    """Check that a graph covers the rows of `features`, and bring it to their namespace, device and dtype."""
+    if graph.neighbours.shape[0] != features.shape[0]:
+        raise InputError(
+            f"'graph' must have one row per sample ({features.shape[0]}). Got {graph.neighbours.shape[0]} instead."
+        )
+    n, xp = features.shape[0], namespace(features)
+    if graph.m and not (int(graph.neighbours.min()) >= 0 and int(graph.neighbours.max()) < n):
+        raise InputError(f"'neighbours' of a graph must be row numbers from 0 to {n - 1}.")
+    neighbours = graph.neighbours if is_torch_array(features) else to_numpy(graph.neighbours)
+    neighbours = xp.asarray(neighbours, dtype=xp.int64, device=device(features))
+    return Graph(neighbours, like(graph.weights, features), graph.recall)
 
 
 def check_known(known: Any, n: int, k: int, ref: Array) -> Array:

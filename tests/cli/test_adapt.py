@@ -163,8 +163,8 @@ def test_a_terminal_sees_a_bar(features):
 
 def test_an_approximate_graph_says_how_good_it_is(moontide, tmp_path, arrays, monkeypatch):
     monkeypatch.setattr("moontide.core.graph.EXACT_ROWS", 20)
-    monkeypatch.setattr("moontide.core.ann.LIST", 5)
-    monkeypatch.setattr("moontide.core.ann.PROBES", 1)
+    monkeypatch.setattr("moontide.core.graph.LIST", 5)
+    monkeypatch.setattr("moontide.core.graph.PROBES", 1)
     np.save(tmp_path / "f.npy", arrays["image_features"])
     np.save(tmp_path / "t.npy", arrays["text_features"])
     status, _, err = moontide("adapt", tmp_path / "f.npy", "--text", tmp_path / "t.npy", "--method", "moon")

@@ -99,7 +99,7 @@ def test_negative_names_of_another_run_are_not_those_of_a_checkpoint(
     with monkeypatch.context() as patch:
         patch.setattr(run, "remove", lambda folder: None)  # as a run leaves it that is stopped at the end
         adapt_shards(ShardTask(pattern, DATA.text, negatives=DATA.text[:2]), method("tide"), str(tmp_path / "out"))
-    with pytest.raises(FileError, match="with other shards, text or options"):
+    with pytest.raises(FileError, match="with other shards, text, options or version"):
         adapt_shards(ShardTask(pattern, DATA.text, negatives=DATA.text[:3]), method("tide"), str(tmp_path / "out"))
 
 
@@ -229,7 +229,7 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path, cut: Any) -> Non
     folder = tmp_path / "out" / "checkpoint"
     folder.mkdir(parents=True)
     (folder / "run.json").write_text(json.dumps({"method": "another"}))
-    with pytest.raises(FileError, match="with other shards, text or options"):
+    with pytest.raises(FileError, match="with other shards, text, options or version"):
         adapt_shards(ShardTask(pattern, DATA.text), method("moon"), str(tmp_path / "out"))
 
 

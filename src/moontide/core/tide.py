@@ -12,7 +12,6 @@ import numpy as np
 
 from moontide.core.arrays import (
     Array,
-    class_counts,
     class_sums,
     clip,
     device,
@@ -434,14 +433,14 @@ class Predicted(Sums):
     some: Any = field(default_factory=lambda: ALL, metadata=SAME)  # (H,) class numbers; a slice: all
 
     @classmethod
-    def of(cls, f: Array, y: Array, labels: Array) -> Predicted:
-        """Add up samples f (n, d) with predictions y (n, K) and labels (n,)."""
-        xp, (n, d), k = namespace(f), f.shape, y.shape[1]
-        sure = xp.take_along_axis(y, labels[:, None], axis=1)  # (n, 1)
-        both = class_sums(labels, xp.concat([sure * f, sure, sure * sure], axis=1), k)  # (K, d + 2)
-        sums, counts = class_sums(labels, f, k), like(class_counts(labels, k), f)
-        centre, square = xp.sum(f, axis=0), xp.sum(f * f, axis=0)
-        return cls(n, xp.sum(y, axis=0), centre, square, sums, counts, both[:, d], both[:, d + 1], both[:, :d])
+    def of(cls, f: Array, y: Array, labels: Array, sure: Array) -> Predicted:
+        """Add up samples f (n, d) with predictions y (n, K), labels and their probabilities `sure`, (n,)."""
+        xp, (n, d), sure = namespace(f), f.shape, sure[:, None]
+        numbers = xp.concat([f, sure * f, xp.ones_like(sure), sure, sure * sure], axis=1)
+        by_class = class_sums(labels, numbers, y.shape[1])  # (K, 2 d + 3)
+        sums, sure_sums, (counts, sure, squares) = by_class[:, :d], by_class[:, d : 2 * d], by_class[:, 2 * d :].T
+        total, centre, square = xp.sum(y, axis=0), xp.sum(f, axis=0), xp.sum(f * f, axis=0)
+        return cls(n, total, centre, square, sums, counts, sure, squares, sure_sums)
 
 
 @dataclass

@@ -20,10 +20,9 @@ class Mixture(NamedTuple):
     """The parameters of a mixture between two E-steps."""
 
     mu: Array  # (K, d)
-    spread: (
-        Array  # variances, (K, d) or (1, d) for all classes, or the concentrations (K,) of a von Mises-Fisher mixture
-    )
+    spread: Array  # (K, d) variances, (1, d) if classes share them, or (K,) vMF concentrations
     beta: Array  # (K,) weight of the batch in each mean
+    converged: bool = False  # whether the last E-step changed no label
 
 
 @dataclass(frozen=True)
@@ -72,12 +71,12 @@ class Smoothed(Method):
             log_z = assignments(scores, votes_of, log_z, inner_iterations)
             return log_z
 
-        found, (before, labels) = driver.solve(Alternation(start, m_step, self.iterations), e_step)
+        found = driver.solve(Alternation(start, m_step, self.iterations), e_step)
         return Result(
             probs=softmax(log_z),
             zero_shot=xp.exp(log_y),
             n_iter=self.iterations,
-            converged=bool(xp.all(before == labels)),
+            converged=found.converged,
             beta=found.beta,
             details={"mu": found.mu, "spread": found.spread},
         )
@@ -91,7 +90,7 @@ class Repeated(Smoothed):
 
 
 @dataclass
-class Alternation(driver.Mixture[Mixture, tuple[Mixture, list[Array]]]):
+class Alternation(driver.Mixture[Mixture, Mixture]):
     """A mixture for `driver.solve` whose M-step needs all assignments, log z (N, K), in memory."""
 
     start: Mixture
@@ -110,9 +109,10 @@ class Alternation(driver.Mixture[Mixture, tuple[Mixture, list[Array]]]):
         """Keep the labels, (N,)."""
         return namespace(step).argmax(step, axis=1)
 
-    def finish(self, run: driver.Run, classes: Mixture, step: Array, trace: list[Array]) -> tuple[Mixture, list[Array]]:
-        """Return the classes, and the labels of the last two E-steps."""
-        return classes, trace[-2:]
+    def finish(self, run: driver.Run, classes: Mixture, step: Array, trace: list[Array]) -> Mixture:
+        """Return the classes, and whether the labels of the last two E-steps are the same."""
+        before, labels = trace[-2:]
+        return classes._replace(converged=bool((before == labels).all()))
 
 
 def assignments(scores: Array, votes_of: Callable[[Array], Array], log_z: Array, inner_iterations: int) -> Array:

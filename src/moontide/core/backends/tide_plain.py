@@ -77,7 +77,8 @@ class TIDERows(Rows):
                 self.cosine, self.log_sum = cosine, log_sum
             if self.known is not None:
                 self.labels[self.known.there] = self.known.known
-            return Predicted.of(self.f[rows], y, self.labels[rows])
+            sure = namespace(y).take_along_axis(y, self.labels[rows][:, None], axis=1)[:, 0]  # (b,)
+            return Predicted.of(self.f[rows], y, self.labels[rows], sure)
 
         return self._add_up(block, "zero-shot")  # type: ignore[no-any-return]
 
