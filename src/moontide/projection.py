@@ -8,7 +8,7 @@ Symbols:  p_ij -> p[i, j]   q_ij -> q[i, j]   y_i -> y[i]   Perp -> perplexity  
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -38,18 +38,42 @@ def flat_map(features: Floats, seed: int = 0) -> Floats:
     require_memory(4 * (8 * size * size + 3 * min(n, BLOCK) * (d + size)), f"The map of {n} samples", features)
     rng = np.random.default_rng(seed)
     chosen = np.sort(rng.permutation(n)[:LANDMARKS])  # (L,)
-    landmarks = unit_floats(features[chosen])  # (L, d)
-    y = tsne(landmarks)  # (L, 2)
+    found = Map.of(features[chosen])
     xy = np.empty((n, 2), dtype=np.float32)
     if n > len(chosen):
         for start in range(0, n, BLOCK):
-            rows = slice(start, min(start + BLOCK, n))
-            xy[rows] = positions(unit_floats(features[rows]), landmarks, y)
+            xy[start : start + BLOCK] = found.positions(features[start : start + BLOCK])
         # without noise, many samples would lie on the lines between landmarks
-        xy += rng.normal(scale=typical_gap(y), size=xy.shape).astype(np.float32)
-    xy[chosen] = y
+        xy += rng.normal(scale=typical_gap(found.y), size=xy.shape).astype(np.float32)
+    xy[chosen] = found.y
     xy -= xy.min(axis=0)
     return xy / max(float(xy.max()), 1e-12)
+
+
+class Map(NamedTuple):
+    """Landmarks and their positions, by which other samples can be placed on the same map, now and later."""
+
+    landmarks: Floats  # (L, d) unit rows
+    y: Floats  # (L, 2)
+
+    @classmethod
+    def of(cls, landmarks: Floats) -> Map:
+        """Make the map of some samples, (L, d)."""
+        unit = unit_floats(landmarks)
+        return cls(unit, tsne(unit))
+
+    def positions(self, features: Floats) -> Floats:
+        """Return positions (B, 2) of samples (B, d); that of a landmark is its own.
+
+        >>> Map(np.eye(3), np.asarray([[1.0, 0.0], [0.0, 1.0], [0.0, 0.0]])).positions(np.eye(3)[:1]).round(3).tolist()
+        [[1.0, 0.0]]
+        """
+        cosine = unit_floats(features) @ self.landmarks.T  # (B, L)
+        count = min(NEAREST, cosine.shape[1])
+        near = np.argpartition(-cosine, count - 1, axis=1)[:, :count]  # (B, m)
+        weight = 1 / np.clip(2 - 2 * np.take_along_axis(cosine, near, axis=1), 1e-6, None)  # (B, m) by 1 / d^2
+        weight /= weight.sum(axis=1, keepdims=True)
+        return np.asarray((weight[:, :, None] * self.y[near]).sum(axis=1), dtype=np.float32)
 
 
 def unit_floats(x: npt.NDArray[np.floating]) -> Floats:
@@ -140,19 +164,6 @@ def descent(y: Floats, p: Floats) -> Floats:
     pull = p - kernel / kernel.sum()  # (L, L)
     pull *= kernel
     return np.asarray(4 * (pull.sum(axis=1)[:, None] * y - pull @ y), dtype=np.float32)
-
-
-def positions(x: Floats, landmarks: Floats, y: Floats) -> Floats:
-    """Return positions (B, 2) of samples x (B, d): the mean of their nearest landmarks', weighed by 1 / d^2.
-
-    >>> positions(np.eye(3)[:1], np.eye(3), np.asarray([[1.0, 0.0], [0.0, 1.0], [0.0, 0.0]])).round(3).tolist()
-    [[1.0, 0.0]]
-    """
-    cosine = x @ landmarks.T  # (B, L)
-    near = np.argpartition(-cosine, NEAREST - 1, axis=1)[:, :NEAREST]  # (B, m)
-    weight = 1 / np.clip(2 - 2 * np.take_along_axis(cosine, near, axis=1), 1e-6, None)  # (B, m)
-    weight /= weight.sum(axis=1, keepdims=True)
-    return np.asarray((weight[:, :, None] * y[near]).sum(axis=1), dtype=np.float32)
 
 
 def typical_gap(y: Floats) -> float:
