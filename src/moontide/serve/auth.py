@@ -82,6 +82,8 @@ class Token(NamedTuple):
         of_stream = parts[0] == "streams" and len(parts) > 1
         if self.stream is not None and (parts[1] != self.stream if of_stream else verb not in ("GET", "HEAD")):
             return False
+        if self.stream is not None and parts[0] == "metrics":  # which names the other streams
+            return False
         if verb in ("GET", "HEAD", "OPTIONS") or (of_stream and parts[2:] == ["revise"]):
             return True
         if of_stream and parts[2:3] and parts[2] in PUSHES:
