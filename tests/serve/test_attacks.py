@@ -277,6 +277,7 @@ def test_a_large_body_keeps_nobody_waiting(lone, name):
         time.sleep(0.1)
         answer = client.post(path, content=body[: 2**25], headers={"Content-Type": "application/json"})
     assert answer.status_code in (400, 413, 422), answer.text
+    assert ("more rows or words than" in answer.json()["detail"]) == (answer.status_code == 413)
     assert max(took) < 0.1
 
 
@@ -476,6 +477,29 @@ def test_an_answer_that_is_not_read_is_given_up(connected, app, sqlite, text, sa
     while len(client.server.server_state.connections) > 1:  # that of `client`
         assert time.monotonic() < deadline
         time.sleep(0.02)
+
+
+def test_a_large_answer_is_sent_in_pieces_and_held_in_bounds(connected, app, sqlite, monkeypatch):
+    """More bytes than may be unread in all reach a client that reads, and others are told to wait meanwhile."""
+    monkeypatch.setattr(server, "MAX_UNREAD", 2**22)
+    client = app(sqlite)
+    body = {"name": "a", "prototypes": np.eye(6, 16).tolist(), "method": "ecalp", "options": {"memory": 100_000}}
+    assert client.post("/streams", json=body).status_code == 201
+    assert sum(array.nbytes for array in load(client.get("/streams/a/state").content).values()) > 2**23
+    client.service.gate.max_answers = 2**24
+    with connected(client, 4096) as slow:
+        slow.sendall(b"GET /streams/a/state HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        deadline = time.monotonic() + 60
+        while not client.service.gate.answers:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        answer = client.get("/streams/a/state")
+        assert (answer.status_code, answer.headers["retry-after"]) == (429, "1")
+        assert client.get("/streams/a").status_code == 200
+    while client.get("/streams/a/state").status_code != 200:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert client.service.gate.answers == 0
 
 
 def test_an_endless_header_behind_an_open_event_stream_is_cut_off(connected, app, sqlite, text):
