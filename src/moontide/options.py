@@ -122,7 +122,7 @@ class Options:
         for name, spec in self.specs().items():
             if not spec.allows(value := getattr(self, name)):
                 raise OptionError(
-                    f"The '{name}' option of {self.title()} must be {spec.rule()}. Got {value!r} instead."
+                    f"The '{name}' option of {self.title()} must be {spec.rule()}. Got {repr(value)[:60]} instead."
                 )
         for names, why in self.inert():
             for name in names:
