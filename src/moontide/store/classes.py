@@ -30,7 +30,7 @@ import numpy.typing as npt
 
 from moontide.core.arrays import unit_rows
 from moontide.errors import FileError, InputError, listed, shorten
-from moontide.store.disk import reading
+from moontide.store.disk import reading, text_of
 
 NAMES = ("name", "class", "class_name", "classname", "classnames", "label", "category", "species", "names", "classes")
 SYNONYMS, DESCRIPTIONS = ("synonym", "synonyms", "aliases"), ("description", "descriptions", "prompt", "prompts")
@@ -159,10 +159,10 @@ def read_classes(classes: str) -> ClassList:
         )
     if path.suffix not in (*KINDS, *TEXTS):
         raise FileError(f"Class names must be a comma-separated list or a {', '.join(KINDS)}. Got {path} instead.")
+    text = text_of(path)
+    if len(text) > LARGEST:
+        raise FileError(f"{path} is too large for a file of class names: more than {LARGEST >> 20} MiB.")
     with reading(path):
-        if path.stat().st_size > LARGEST:
-            raise FileError(f"{path} is too large for a file of class names: more than {LARGEST >> 20} MiB.")
-        text = path.read_text(encoding="utf-8-sig")
         if "\0" in text:
             raise FileError(f"{path} is not text; class names must be a {', '.join(KINDS)}.")
         read = {".json": _from_json, ".csv": _from_table, ".tsv": _from_table}.get(path.suffix, _from_text)

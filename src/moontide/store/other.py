@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from moontide.errors import FileError, missing_extra
+from moontide.store.disk import text_of
 
 INDEX = ("", "id", "path", "row", "index")  # headers of a first column that is no number of the vector
 AnyArray = npt.NDArray[Any]
@@ -49,8 +50,8 @@ def read_numbers(path: Path) -> tuple[AnyArray, list[str] | None]:
     (array([[1., 2.],
            [3., 4.]], dtype=float32), ['a.jpg', 'b.jpg'])
     """
-    text = path.read_text(encoding="utf-8-sig")
-    rows = [row for row in csv.reader(io.StringIO(text), delimiter="\t" if path.suffix == ".tsv" else ",") if row]
+    text = io.StringIO(text_of(path), newline="")
+    rows = [row for row in csv.reader(text, delimiter="\t" if path.suffix == ".tsv" else ",") if row]
     first = rows[0] if rows else []
     counted = {tuple(map(str, range(start, start + len(first) + 1))) for start in (0, 1)}  # what pandas calls columns
     bare = any(tuple(first[skip:]) == one[: len(first) - skip] for skip in (0, 1) for one in counted if len(first) > 2)
