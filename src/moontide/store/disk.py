@@ -19,6 +19,7 @@ from moontide.store.remote import filesystem, on_its_way, open_file, protocols, 
 
 TEXT_TIMES = 20  # how much larger than a text the rows and numbers may be that are made of it
 PIECE = 2**20  # bytes that are read at once
+SMALL, MOST_TIMES = 2**28, 1000  # bytes that a file may always unpack to, and how often its own size
 
 
 @contextmanager
@@ -73,6 +74,25 @@ def opened(path: str | Path) -> Iterator[Any]:
     """
     with reading(path), open_file(str(path)) as handle:
         yield handle
+
+
+def check_unpacked(what: str, need: int, size: int) -> None:
+    """Refuse contents that take far more memory than the file has bytes, or than there is.
+
+    >>> check_unpacked("The column 'id' of a.parquet", 10**12, 1000)
+    Traceback (most recent call last):
+        ...
+    moontide.errors.ResourceError: The column 'id' of a.parquet would take 931.3 GiB from a file of 1000.0 B; it is \
+not read. Split the file, or write it again from data that you trust.
+    """
+    have = available_bytes()
+    much = need > max(SMALL, MOST_TIMES * size)
+    if much or (have is not None and need > have):
+        memory = "" if much or have is None else f", and {human(have)} of memory is available"
+        raise ResourceError(
+            f"{what} would take {human(need)} from a file of {human(size)}{memory}; it is not read. "
+            "Split the file, or write it again from data that you trust."
+        )
 
 
 def text_of(path: str | Path) -> str:
