@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from moontide.errors import FileError, OptionError, shorten
-from moontide.store.disk import reading, replacing
+from moontide.store.disk import read_json, reading, replacing
 
 UNDO = "moontide-undo.json"
 FIELDS = ("{label}", "{name}", "{number}", "{confidence}")
@@ -129,7 +129,7 @@ def undo(folder: str | Path) -> int:
     if not record.is_file():
         raise FileError(f"There is nothing to undo in {folder}: it has no {UNDO}.")
     with reading(record):
-        held = json.loads(record.read_text(encoding="utf-8"))
+        held = read_json(record)
         rows = [(Path(source), Path(target), str(how)) for source, target, how in held["moves"]]
     done = 0
     renamed = [(source, target) for source, target, how in rows if how == "rename"]

@@ -81,7 +81,7 @@ def read_records(folder: str | Path) -> Iterator[Record]:
         for number, line in enumerate(lines[:-1], 1):  # what follows the last line end is empty, or torn
             try:
                 record = json.loads(line)
-            except ValueError:
+            except (ValueError, RecursionError):
                 raise FileError(f"Line {number} of {path} is damaged; remove it and run the suite again.") from None
             yield record
 
@@ -93,9 +93,12 @@ def key(record: Record) -> Key:
     >>> key({**a, "method": "moon", "options": {}, "seconds": 1}) == key({**a, "method": "moon", "options": {}})
     True
     """
-    options = json.dumps(json_safe(record["options"]), sort_keys=True)
-    words = (record[name] for name in ("suite", "version", "dataset", "features"))
-    return (*words, record["scenario"]["id"], record["run"], record["method"], options)
+    try:
+        options = json.dumps(json_safe(record["options"]), sort_keys=True)
+        words = [record[name] for name in ("suite", "version", "dataset", "features")]
+        return (*words, record["scenario"]["id"], record["run"], record["method"], options)
+    except (KeyError, TypeError):
+        raise FileError("A .jsonl file of the results is not of 'moontide bench run'; name another folder.") from None
 
 
 def key_of_run(found: Key, run: int) -> Key:

@@ -19,7 +19,8 @@ import numpy as np
 import numpy.typing as npt
 
 from moontide.errors import FileError
-from moontide.integrations.labels import Labels, read_json, write_json
+from moontide.integrations.labels import Labels, write_json
+from moontide.store.disk import read_json
 
 FIELD = "moontide"  # of the predictions
 

@@ -12,7 +12,8 @@ from urllib.parse import quote
 from xml.sax.saxutils import quoteattr
 
 from moontide.errors import FileError
-from moontide.integrations.labels import Labels, read_json, write_json
+from moontide.integrations.labels import Labels, write_json
+from moontide.store.disk import read_json
 
 IMAGE, CHOICE = "image", "label"  # names of the two parts of the labelling interface
 LOCAL = "/data/local-files/?d="  # what local storage calls files by

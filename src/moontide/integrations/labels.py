@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from moontide.core.arrays import to_numpy
 from moontide.errors import FileError, InputError
-from moontide.store.disk import reading, replacing
+from moontide.store.disk import parse_json, read_json, reading, replacing, text_of
 from moontide.store.files import parquet_module
 from moontide.store.predictions import rounded
 from moontide.types import Result
@@ -139,26 +139,29 @@ def read_table(path: Path) -> Mapping[str, Sequence[Any]]:
     """
     if path.suffix not in TABLES:
         raise FileError(f"The table of labels {path} must end in {', '.join(TABLES)}. Got '{path.suffix}' instead.")
-    with reading(path):
-        if path.suffix == ".parquet":
+    if path.suffix == ".parquet":
+        with reading(path):
             columns: Mapping[str, Sequence[Any]] = parquet_module("Reading").read_columns(path)
             return columns
-        text = path.read_text(encoding="utf-8-sig")
-        rows = list(csv.DictReader(io.StringIO(text, newline=""))) if path.suffix == ".csv" else _json_rows(path, text)
+    rows = _csv_rows(path) if path.suffix == ".csv" else _json_rows(path)
     names = list(rows[0]) if rows else []
-    if not rows or not all(isinstance(row, dict) and list(row) == names and None not in row.values() for row in rows):
+    same = all(isinstance(row, dict) and list(row) == names and None not in row.values() for row in rows)
+    if not rows or not same or None in names:  # a name for what is more than the header
         raise FileError(f"{path} must have rows with one and the same set of columns. Got {len(rows)} rows.")
     return {name: [row[name] for row in rows] for name in names}
 
 
-def _json_rows(path: Path, text: str) -> list[Any]:
-    try:
-        if path.suffix == ".json":
-            found = json.loads(text)
-            return found if isinstance(found, list) else []
-        return [json.loads(line) for line in text.splitlines() if line.strip()]
-    except json.JSONDecodeError as error:
-        raise FileError(f"{path} must be JSON, a list or one object per line: {error.msg}.") from None
+def _csv_rows(path: Path) -> list[Any]:
+    text = io.StringIO(text_of(path), newline="")
+    with reading(path):
+        return list(csv.DictReader(text))
+
+
+def _json_rows(path: Path) -> list[Any]:
+    if path.suffix == ".json":
+        found = read_json(path)
+        return found if isinstance(found, list) else []
+    return [parse_json(path, line) for line in text_of(path).split("\n") if line.strip()]
 
 
 def write_json(path: str | Path, value: Any) -> None:
@@ -172,21 +175,3 @@ def write_json(path: str | Path, value: Any) -> None:
     """
     with replacing(path) as handle:
         handle.write((json.dumps(value, ensure_ascii=False) + "\n").encode())
-
-
-def read_json(path: str | Path) -> Any:
-    """Read a JSON file.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     write_json(Path(folder) / "a.json", [1])
-    ...     read_json(Path(folder) / "a.json")
-    [1]
-    """
-    path = Path(path)
-    with reading(path):
-        text = path.read_text(encoding="utf-8-sig")
-    try:
-        return json.loads(text)
-    except (json.JSONDecodeError, RecursionError) as error:
-        raise FileError(f"{path} must be JSON. Got: {error}.") from None

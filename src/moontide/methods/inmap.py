@@ -34,6 +34,7 @@ from moontide.options import option
 from moontide.protocols import Method
 from moontide.types import Result, Task
 
+LOST = 1e4  # coordinates of a unit proxy above which the sums of products of samples have lost its digits
 STILL = 1e-17  # length of a step that changes no proxy in float64: the halving has come to its end
 
 
@@ -105,7 +106,9 @@ def proxies(f: Array, y: Array, text: Array, tau: float, step: float, iterations
            [-0.707,  0.707]])
     """
     if f.shape[0] <= f.shape[1]:
-        return proxies_in_span(f, y, text, tau, step, iterations)
+        found = proxies_in_span(f, y, text, tau, step, iterations)
+        if found is not None:
+            return found
     xp = namespace(f)
     w = text  # (K, d)
     eta, before = (xp.asarray(x, dtype=f.dtype, device=device(f)) for x in (step, xp.inf))
@@ -121,10 +124,11 @@ def proxies(f: Array, y: Array, text: Array, tau: float, step: float, iterations
     return w
 
 
-def proxies_in_span(f: Array, y: Array, text: Array, tau: float, step: float, iterations: int) -> Array:
+def proxies_in_span(f: Array, y: Array, text: Array, tau: float, step: float, iterations: int) -> Array | None:
     """Return the same as `proxies`, faster for fewer samples than dimensions: w_k = s_k t_k + sum_i a_ik f_i, (K, d).
 
-    A step takes 2 N N K operations instead of 4 N d K: cosines and lengths follow from the products of samples.
+    A step takes 2 N N K operations instead of 4 N d K: cosines and lengths follow from the products of samples. If
+    samples and text nearly depend on each other, s and a can grow without a limit; then the answer is None.
 
     >>> import numpy as np
     >>> rng = np.random.default_rng(0)
@@ -148,7 +152,9 @@ def proxies_in_span(f: Array, y: Array, text: Array, tau: float, step: float, it
         if float(rate * size) < STILL:
             break
         a, near = a - rate * residual, near - rate * moved
-        length = xp.sqrt(s * s * squares + xp.sum(a * (2 * s * to_text + near), axis=0))  # (K,)
-        length = xp.clip(length, min=1e-12)
+        square = s * s * squares + xp.sum(a * (2 * s * to_text + near), axis=0)  # (K,)
+        length = xp.sqrt(xp.clip(square, min=1e-24))
         s, a, near = s / length, a / length, near / length
+        if not float(xp.maximum(xp.max(s), xp.max(xp.abs(a)))) < LOST:
+            return None
     return s[:, None] * text + a.T @ f

@@ -30,6 +30,7 @@ from moontide.protocols import Method
 from moontide.types import Result, Task
 
 DUST = 1e-12  # amounts below it are rounding errors
+EQUAL = 1e-12  # difference of costs that is a rounding error
 DIGITS = 9  # to which shares of an image are rounded, so that equal ones are equal
 
 
@@ -106,7 +107,8 @@ def cheapest_chain(
     """Find the cheapest way to make room for row i by Dijkstra's search, and update the prices in place.
 
     `plan` is (K, N) and `left` (K,) the room that is left. Returns the column that row i goes to, the moves (row, from,
-    to) that make room in it, and the column with room that they end in.
+    to) that make room in it, and the column with room that they end in. Of chains that cost the same it is one along
+    which much can move: small amounts would go round and round.
 
     >>> cost, plan = np.asarray([[0.0, 1.0], [0.0, 3.0]]), np.asarray([[1.0, 0.0], [0.0, 0.0]])
     >>> cheapest_chain(cost, plan, np.asarray([0.0, 1.0]), np.zeros(2), 1)
@@ -114,17 +116,21 @@ def cheapest_chain(
     """
     columns = np.arange(len(left))
     distance = cost[i] - prices  # (K,)
+    width = np.full(len(left), np.inf)  # (K,) how much can move along the chain to each column
     source, mover = np.full(len(left), NONE), np.full(len(left), i)  # (K,) the last move on the way to each column
     ahead = distance.copy()  # (K,) infinite once a column is passed through
-    while left[end := int(ahead.argmin())] <= DUST:
-        ahead[end] = np.inf
+    while left[end := int(np.where(ahead <= ahead.min() + EQUAL, width, 0).argmax())] <= DUST:
+        start, ahead[end] = ahead[end], np.inf
         rows = np.flatnonzero(plan[end])  # (m,)
         change = cost[rows] - cost[rows, end][:, None]  # (m, K)
-        best = change.argmin(axis=0)  # (K,)
-        through = distance[end] + prices[end] + change[best, columns] - prices  # (K,)
-        shorter = np.flatnonzero((through < ahead) & (ahead < np.inf))
-        distance[shorter] = ahead[shorter] = through[shorter]
-        source[shorter], mover[shorter] = end, rows[best[shorter]]
+        share = np.where(change <= change.min(axis=0) + EQUAL, plan[end, rows][:, None], 0)  # (m, K)
+        best = share.argmax(axis=0)  # (K,)
+        wide = np.minimum(share[best, columns], width[end])  # (K,)
+        through = start + prices[end] + change[best, columns] - prices  # (K,)
+        gain = np.where(ahead < np.inf, ahead - through, -np.inf)  # (K,)
+        better = np.flatnonzero((gain > EQUAL) | ((gain >= -EQUAL) & (wide > width)))
+        distance[better] = ahead[better] = np.minimum(through, ahead)[better]
+        source[better], mover[better], width[better] = end, rows[best[better]], wide[better]
     prices += np.minimum(distance - distance[end], 0)
     moves, first = [], end
     while source[first] != NONE:
