@@ -157,6 +157,12 @@ class Rows:
         found = self._spare()
         return self._empty(len(self.f), len(self.text), dtype=dtype or self.z.dtype) if found is None else found
 
+    def _replace(self, new: Array) -> None:
+        """Make `new` the assignments; the room of those before is used again, unless they are wanted at the end."""
+        if not (self.keep and self.z is self.y):
+            self.spare.append(self.z)
+        self.z = new
+
     def _spare(self) -> Array | None:
         """Take one of the arrays that were made at once; None, which makes numpy and torch get a new one, without."""
         return self.spare.pop() if self.spare else None

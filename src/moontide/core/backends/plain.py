@@ -60,7 +60,6 @@ class Rows(Base):
         n = len(self.f)
         self.gamma, self.log_sum_y = namespace(self.f).ones_like(self.f[:, 0]), self._empty(n)
         self.cosine: Any = None  # (n, K) in memory
-        self.new: Any = None  # (n, K) room for the next z
         self.counted = self.alone and device_type(self.f) == "cpu"  # whether absent classes are left out
 
     @property
@@ -97,7 +96,7 @@ class Rows(Base):
         """E-step with the classes given, and the sums of the new assignments."""
         if not self.alone:
             scores = Scores(scores.present, *(x if x is None else like(x, self.f) for x in scores[1:]))
-        xp, new, found = namespace(self.f), self._room() if self.new is None else self.new, []
+        xp, new, found = namespace(self.f), self._room(), []
 
         def block(rows: slice) -> Step:
             a = self._assign(rows, scores, new)
@@ -114,8 +113,8 @@ class Rows(Base):
             return Step(sums, soft, counts[present], free, laplacian, changed, moved, present)
 
         total: Step = self._add_up(block, "iteration")
-        self.new = None if self.keep and self.z is self.y else self.z
-        self.z, (self.labels, self.gamma) = new, self._joined(found)
+        self._replace(new)
+        self.labels, self.gamma = self._joined(found)
         return total
 
     def _counts(self, z: Array, gamma: Array, labels: Array) -> Array:

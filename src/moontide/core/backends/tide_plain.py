@@ -49,7 +49,7 @@ class TIDERows(Rows):
     CHANGES: ClassVar[tuple[str, ...]] = ("first", "step", "finish")
 
     anchor: Any = None  # (K, d)
-    new: Any = None  # (n, K) room for the next z
+    new: Any = None  # (n, K) the next z
     # in memory only
     log_sum: Any = None  # (n,) the log of what y was divided by
     in_metric: Any = None  # (n, d)
@@ -118,13 +118,12 @@ class TIDERows(Rows):
         text, trusted = 1.0, self.trusted
         if self.known is not None and len(self.known.there) and len(classes.hard):
             text, trusted = self._learn(fixed, classes)
-        if self.new is None:
-            self.new = self._room()
+        self.new = self._room()
         # copies, as the arrays at the start stay with the zero-shot predictions
         self.labels, self.gamma = 1 * self.labels, 1 * self.gamma
         total: Assigned = self._add_up(lambda rows: self._assign(rows, fixed, classes, text, trusted), "iteration")
-        self.trusted, kept = trusted, self.keep and self.z is self.y
-        self.z, self.new = self.new, None if kept else self.z
+        self.trusted = trusted
+        self._replace(self.new)
         return total
 
     def _keep(self, fixed: eq.Fixed) -> None:
