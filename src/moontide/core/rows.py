@@ -79,10 +79,8 @@ class Rows:
         self.zero_shot_labels = self.labels
 
     def _neighbours(self) -> Graph:
-        weight = getattr(self.method, "laplacian_weight", 1.0)
-        return nearest_neighbours(
-            self.f, getattr(self.method, "neighbours", 0) if weight else 0, getattr(self.method, "precision", "full")
-        )
+        m = getattr(self.method, "neighbours", 0) if getattr(self.method, "laplacian_weight", 1.0) else 0
+        return nearest_neighbours(self.f, m, getattr(self.method, "precision", "full"))
 
     def _votes_of(self) -> Affinity:
         symmetric = getattr(self.method, "graph", "symmetric") == "symmetric"
@@ -153,7 +151,7 @@ class Rows:
         return [slice(i, min(i + size, rows.stop)) for i in range(rows.start, rows.stop, size)]
 
     def _room(self, dtype: Any = None) -> Array:
-        """Return an n x K array for assignments, of those at hand where there is one."""
+        """Return an n x K array for assignments, one that is not in use if there is one."""
         found = self._spare()
         return self._empty(len(self.f), len(self.text), dtype=dtype or self.z.dtype) if found is None else found
 
@@ -164,7 +162,7 @@ class Rows:
         self.z = new
 
     def _spare(self) -> Array | None:
-        """Take one of the arrays that were made at once; None, which makes numpy and torch get a new one, without."""
+        """Take an array that is not in use; None, which makes numpy and torch get a new one, if there is none."""
         return self.spare.pop() if self.spare else None
 
     def _empty(self, *shape: int, dtype: Any = None) -> Array:
@@ -177,7 +175,7 @@ class Rows:
         return self._floats(self.z[rows])
 
     def _narrow(self, p: Array) -> Array:
-        """Return probabilities as what is stored when it is put into `z`."""
+        """Return probabilities as they are stored in `z`."""
         return p if self.z.dtype != np.uint16 else p * np.float32(ONE) + np.float32(0.5)  # made whole by cutting off
 
     def _floats(self, stored: Array) -> Array:

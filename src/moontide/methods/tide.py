@@ -276,14 +276,14 @@ def remember(state: TIDEState, f: Array, known: Array, count: int = 1) -> TIDESt
 
 
 def recent_cosines(state: TIDEState, x: Array, old: int) -> Array | None:
-    """Return the cosines of the last `old` samples and of new ones to the text, (old + n, K), in compiled loops.
+    """Return the cosines of the last `old` samples and of new ones to the text, (old + n, K), for compiled loops.
 
-    They do not depend on how many samples came at a time. None without loops, without samples before these, or with so
-    many that keeping their cosines would take more memory than the text.
+    Unlike a product of matrices, they do not depend on how many samples came at a time. None without loops, without
+    samples before these, or with so many that keeping their cosines would take more memory than the text.
     """
-    loops, past = compiled(x), state.cosine
-    if loops is None or not 0 < old < state.text.shape[1]:
+    xp, past = namespace(x), state.cosine
+    if compiled(x) is None or not 0 < old < state.text.shape[1]:
         return None
     if past is None or len(past) < old:
-        past = loops.row_products(state.recent[len(state.recent) - old :, :], state.text)
-    return namespace(x).concat([past[len(past) - old :, :], loops.row_products(x, state.text)])
+        past = xp.vecdot(state.recent[len(state.recent) - old :, None, :], state.text)
+    return xp.concat([past[len(past) - old :, :], xp.vecdot(x[:, None, :], state.text)])

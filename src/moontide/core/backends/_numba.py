@@ -430,20 +430,6 @@ def laplacian(edges, z):
 
 
 @loops
-def row_products(x, text):
-    """Return x_i . t_k, (N, K), each of them the same whatever the other rows are, unlike a product of matrices."""
-    found = np.empty((x.shape[0], text.shape[0]), np.float32)
-    for c in range(text.shape[0]):
-        row = text[c]
-        for i in range(x.shape[0]):
-            other, add = x[i], ZERO
-            for j in range(row.shape[0]):
-                add += row[j] * other[j]
-            found[i, c] = add
-    return found
-
-
-@loops
 def group_sums(x, group, weight, count):
     """Return sum_i weight_i x_i over the rows of each group, (count, d)."""
     sums = np.zeros((count, x.shape[1]), np.float32)
