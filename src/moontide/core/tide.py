@@ -141,7 +141,7 @@ def anchors(text: Array, p: Array, first: Predicted) -> tuple[Any, Array]:
     x_i = y_il t_l + (1 - y_il) mean text, l the label of i.
     """
     xp, n, centre, mean_text = namespace(text), first.n, first.centre / first.n, p @ text  # (d,), (d,)
-    apart = rows_at(text, first.some) - mean_text  # (H, d)
+    apart = text[first.some, ...] - mean_text  # (H, d)
     mean = first.sure @ apart / n  # (d,) of x_i - mean text
     along = number(xp.sum(first.sure_sums * apart)) / n - number(xp.sum(centre * mean))
     square = number(xp.sum(first.sure_squares * row_dots(apart, apart))) / n - number(xp.sum(mean * mean))
@@ -370,11 +370,6 @@ def with_neighbours(score: Array, votes_of: Any) -> Array:
     both = votes_of(xp.stack([score, xp.ones_like(score)], axis=1))  # (N, 2)
     around = xp.where(both[:, 1] > 0, both[:, 0] / clip(both[:, 1], EPS), score)
     return (score + around) / 2
-
-
-def rows_at(x: Array, which: Any) -> Array:
-    """Return some rows of a matrix; `slice(None)` is all of them, without a copy."""
-    return x if isinstance(which, slice) else namespace(x).take(x, which, axis=0)
 
 
 @dataclass

@@ -206,7 +206,7 @@ class TIDEMixture(Mixture[Assigned, "Solution"]):
             there = 0 * first.total + 1
         w, text = self.crowd.density, like(text, scale)
         slope, offset = eq.anchors(text, first.total / n, first)
-        anchor = eq.anchor_rows(eq.rows_at(text, first.some), slope, offset, scale)  # (H, d)
+        anchor = eq.anchor_rows(text[first.some, ...], slope, offset, scale)  # (H, d)
         self.alpha = eq.anchor_weight(anchor, found.sums, first.counts, n)
         sharpness = o.sharpness * eq.sharpening(w, n / k, self.alpha)
         bias, numbers = (first.total, expected, there, weight), (self.alpha, sharpness, 1 - w * w, 2 - w)
@@ -233,7 +233,7 @@ class TIDEMixture(Mixture[Assigned, "Solution"]):
                 some = step.hard.nonzero()[0]
                 step = replace(step, some=some, sums=step.sums[some], soft=step.soft[some], hard=step.hard[some])
         if self.known is not None:
-            sums, more = eq.rows_at(self.known.sums, step.some), self.known.counts[step.some]
+            sums, more = self.known.sums[step.some, ...], self.known.counts[step.some]
             step = replace(step, sums=step.sums + sums, soft=step.soft + more, hard=step.hard + more)
         return step
 

@@ -11,9 +11,8 @@ import math
 from typing import Any
 
 import numpy as np
-from numba import njit, types
+from numba import njit
 from numba.core import event
-from numba.extending import intrinsic
 
 from moontide.core import formulas
 from moontide.progress import report
@@ -76,22 +75,6 @@ def loops(function: Any) -> Any:
         return njit(**LOOPS)(function)
 
 
-def bits_as(kind: Any, given: Any) -> Any:
-    """Make a function that reads the 32 bits of a number of one kind as a number of another."""
-
-    @intrinsic
-    def read(typing: Any, bits: Any) -> Any:
-        def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            return builder.bitcast(arguments[0], context.get_value_type(kind))
-
-        return kind(given), code
-
-    return read
-
-
-float_of_bits, bits_of_float = bits_as(types.float32, types.int32), bits_as(types.int32, types.float32)
-
-
 @njit(inline="always")
 def exp(x):
     """exp(x) for x < 88: 2^n exp(r) with |r| <= log(2) / 2; vectorised where a loop is."""
@@ -100,16 +83,16 @@ def exp(x):
     n = np.float32(biased - np.int32(127))
     r = y - n * LOG2_HIGH - n * LOG2_LOW
     q = ((((E5 * r + E4) * r + E3) * r + E2) * r + E1) * r + E0
-    value = (q * r * r + r + ONE) * float_of_bits(np.int32(biased << np.int32(23)))
+    value = (q * r * r + r + ONE) * np.int32(biased << np.int32(23)).view(np.float32)
     return value if x > LOWEST else ZERO
 
 
 @njit(inline="always")
 def log(x):
     """log(x) of a positive normal number: n log 2 + log(1 + r), 1 + r between the roots of 1/2 and 2; vectorised."""
-    bits = bits_of_float(x)
+    bits = np.float32(x).view(np.int32)
     whole = (bits - ROOT_HALF) >> np.int32(23)
-    r = float_of_bits(np.int32(bits - (whole << np.int32(23)))) - ONE
+    r = np.int32(bits - (whole << np.int32(23))).view(np.float32) - ONE
     q = ((((((L7 * r + L6) * r + L5) * r + L4) * r + L3) * r + L2) * r + L1) * r + L0
     n = np.float32(whole)
     return n * LOG2_HIGH + (n * LOG2_LOW + q * r * r * r - np.float32(0.5) * r * r + r)
@@ -159,11 +142,11 @@ def largest(a):
     """Return the largest number, by integers that sort like the bits of floats: their maximum is vectorised."""
     top = np.int32(-(2**31))
     for c in range(a.shape[0]):
-        bits = bits_of_float(a[c])
+        bits = np.float32(a[c]).view(np.int32)
         key = np.int32(bits ^ ((bits >> np.int32(31)) & MAGNITUDE))
         if key > top:
             top = key
-    return float_of_bits(np.int32(top ^ ((top >> np.int32(31)) & MAGNITUDE)))
+    return np.int32(top ^ ((top >> np.int32(31)) & MAGNITUDE)).view(np.float32)
 
 
 @loops
@@ -273,14 +256,13 @@ def column_dots(x, y):
 
 
 @loops
-def m_step(sums, counts, anchors, exact, numbers):
-    """Eqs. update-m and update-m-real: R_k = a_k S_k + b_k t_k, of which the `sums` of `loops.products` are known.
+def m_step(near, soft, along, dots, squares, counts, kappa0, r0, alpha, exact, d, epsilon, r_cap, kappa_cap, temper,
+           scale):  # fmt: skip
+    """Eqs. update-m and update-m-real: R_k = a_k S_k + b_k t_k, of which the products of `loops.products` are known.
 
-    The products f_i . S_k among these become logits. Returns beta, kappa, KL, a / |R| and b / |R|, (L,) each, and
+    `dots`, f_i . S_k, become logits. Returns beta, kappa, KL, a / |R| and b / |R|, (L,) each, and
     whether every |R_k| and every weight of S_k is large enough for products in float32 to be accurate.
     """
-    _, near, soft, along, dots, squares = sums
-    (kappa0, r0, alpha), (d, epsilon, r_cap, kappa_cap, temper, scale) = anchors, numbers
     n, width = dots.shape
     found, accurate = np.empty((5, width), np.float32), True
     by_dots, by_near, offset = padded(width, ZERO), padded(width, ZERO), padded(width, ZERO)
@@ -303,14 +285,12 @@ def m_step(sums, counts, anchors, exact, numbers):
 
 
 @loops
-def e_step(start, stop, logits, edges, z, rest, new, found, log_k):
+def e_step(start, stop, cosine, slope, offset, present, values, edges, z, rest, new, labels, log_sum, gamma, agreement,
+           before, log_k):  # fmt: skip
     """Eq. update-z of rows from `start` to `stop`: the logits are cosine slope + offset, or `values` if `present`.
 
-    `rest` (4, N) are sums over entries of other columns: of q = exp(logit), q log q, q votes and z votes. `found` are
-    the rows of an `Assignment` after its z.
+    `rest` (4, N) are sums over entries of other columns: of q = exp(logit), q log q, q votes and z votes.
     """
-    cosine, slope, offset, present, values = logits
-    labels, log_sum, gamma, agreement, before = found
     k = z.shape[1]
     votes, a, q = padded(k, ZERO), padded(k, LOWEST - BIAS), padded(k, ZERO)
     for i in range(start, stop):
@@ -515,8 +495,8 @@ def tide_step(start, stop, base, y, counts, numbers, edges, z, new, means, prese
 
     `numbers` are u in the counts and in the means, a*, the weight of votes, s, alpha, and what an assignment moves by.
     `means` are the classes with labels, (H,), their columns, how many labels they have, and their `loops.products`.
-    `present` (L,) are the classes of the columns, `rest` the sums of q = exp(logit) and of q log q over the others,
-    (N,) each; `before` are the labels so far, `found` the new ones, gamma and the logs of the sums. Returns
+    `present` (L,) are the classes of the columns, `rest` (2, N) the sums of q = exp(logit) and of q log q over the
+    others; `before` are the labels so far, `found` the new ones, gamma and the logs of the sums. Returns
     sum_i z_i (L,) and the numbers of labels (K,), the sum of the zero-shot probabilities of the labels, how many labels
     changed, and how many z_ik moved.
     """
@@ -541,7 +521,7 @@ def tide_step(start, stop, base, y, counts, numbers, edges, z, new, means, prese
             others, beta[h] = beta[h], less / (less + alpha)
             add_nearer(beta, without, weight[i], dots[i], near[i], squares, along, soft, more, columns, sharpness, a)
             beta[h] = others
-        column, by, log_sum[i], entropy = softmax(a, k, q, rest[0][i], rest[1][i])
+        column, by, log_sum[i], entropy = softmax(a, k, q, rest[0, i], rest[1, i])
         for c in range(k):
             p[c] = q[c] * by
             far += ONE if abs(p[c] - old[c]) >= still else ZERO

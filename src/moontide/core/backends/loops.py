@@ -73,8 +73,8 @@ def m_step(vmf: VMF, step: Any) -> VMFClasses:
         text, *anchors = vmf.anchors.of(step.present)
         sums = products(rows.f, rows.gram, *given)
         epsilon, scale = np.float32(o.count_epsilon), np.float32(vmf.scale)
-        numbers = vmf.d, epsilon, min(o.r_cap, BELOW_1), o.kappa_cap, o.temper, scale
-        found, accurate = _numba.m_step(sums, step.counts, tuple(anchors), o.update == "exact", numbers)
+        numbers = o.update == "exact", vmf.d, epsilon, min(o.r_cap, BELOW_1), o.kappa_cap, o.temper, scale
+        found, accurate = _numba.m_step(*sums[1:], step.counts, *anchors, *numbers)
         if accurate:
             beta, kappa, kl, a, b = found  # (L,) each
             mu = lambda: a[:, None] * (sums[0].T @ rows.f) + b[:, None] * text  # noqa: E731
@@ -153,9 +153,9 @@ class Rows(plain.Rows):
     def assign(self, logits: tuple[Any, ...], z: Floats, rest: Floats, new: Floats) -> Assignment:
         """Eq. update-z, written to `new`, from the `logits`, previous `z` and `rest` of `_numba.e_step`."""
         n, log_k = len(z), log_classes(len(self.text))
-        given = logits, self.votes_of.weighted(self.vote_weight).edges, z, rest, new
+        given = *logits, self.votes_of.weighted(self.vote_weight).edges, z, rest, new
         found = np.empty(n, np.int64), *np.empty((4, n), z.dtype)
-        in_threads(lambda at: _numba.e_step(at.start, at.stop, *given, found, log_k), row_blocks(n, z.size))
+        in_threads(lambda at: _numba.e_step(at.start, at.stop, *given, *found, log_k), row_blocks(n, z.size))
         return Assignment(new, *found)
 
     def _find_present(self, a: Assignment, scores: Scores) -> Floats:

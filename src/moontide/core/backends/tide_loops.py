@@ -63,8 +63,8 @@ class TIDERows(tide_plain.TIDERows):
         if self.cosine is None:
             self.cosine = np.matmul(self.f, self.text.T, out=self._spare())
             self.room = [self.cosine]
-        self.present, zeros = np.arange(len(self.text)), np.zeros((2, len(self.f)), one)  # (L,) columns of z
-        self.rest = zeros[0], zeros[1]  # sums of q = exp(logit) and q log q over the classes left alone, (n,) each
+        self.present = np.arange(len(self.text))  # (L,) classes of the columns of z
+        self.rest = np.zeros((2, len(self.f)), one)  # sums of q = exp(logit) and q log q over the classes left alone
 
     def _neighbours(self) -> Graph:
         return loops.nearest(self.f, self.method.neighbours)[1] or super()._neighbours()
@@ -131,7 +131,8 @@ class TIDERows(tide_plain.TIDERows):
         means = loops.products(self.in_metric, self.gram, self.z, columns, self.gamma, self.at_anchor, columns)
         if idle is not None:
             self.pull = counts[idle.classes] + one(fixed.smoothing)  # (R,)
-            self.rest = idle.shares @ self.pull, idle.logs @ self.pull + idle.shares @ (self.pull * np.log(self.pull))
+            self.rest[0] = idle.shares @ self.pull
+            self.rest[1] = idle.logs @ self.pull + idle.shares @ (self.pull * np.log(self.pull))
             counts = counts[self.present]
         without, smoothing = fixed.left_out, fixed.smoothing
         if fixed.prior is not None:  # in place of the counts

@@ -200,7 +200,7 @@ class TIDERows(Rows):
         column = labels if isinstance(classes.some, slice) else xp.searchsorted(classes.some, labels)  # (b,)
         each, hard = xp.arange(len(z), device=device(z)), xp.zeros_like(mine) + classes.hard  # (b,), (b, H)
         hard[each, column] = clip(hard[each, column] - own, 0)
-        along = row_dots(classes.sums, eq.rows_at(self.anchor, classes.some))  # (H,)
+        along = row_dots(classes.sums, self.anchor[classes.some, ...])  # (H,)
         return eq.cosine_to_means(dots, near, mine, hard, classes, along, fixed.alpha)
 
     def _learn(self, fixed: eq.Fixed, classes: Assigned) -> tuple[float, Array]:
