@@ -107,9 +107,10 @@ class Rows:
         self.y = self.z
 
     def predictions(self) -> dict[str, NDArray[Any]]:
-        """Return the `COLUMNS`, (n,) each: labels, their probabilities and the zero-shot labels."""
+        """Return the `COLUMNS`, (n,) each: labels, their probabilities, zero-shot labels, and attributes of a method."""
         top = self._floats(namespace(self.z).take_along_axis(self.z, self.labels[:, None], axis=1))[:, 0]
-        return dict(zip(Rows.COLUMNS, map(to_numpy, (self.labels, top, self.zero_shot_labels)), strict=True))
+        found = self.labels, top, self.zero_shot_labels, *(getattr(self, name) for name in self.COLUMNS[3:])
+        return dict(zip(self.COLUMNS, map(to_numpy, found), strict=True))
 
     def unpack(self) -> tuple[Array, Array]:
         """Return z and y as floating-point numbers of the same size, made in place: the last thing to ask for."""

@@ -73,10 +73,7 @@ class Crowd(NamedTuple):
 
 
 def agreement_by_class(y: Array, votes: Array, degree: Array) -> tuple[Array, Array]:
-    """Return sum_ij W_ij y_ik y_jk and the most it can be, sum_ij W_ij y_ik^2, (K,) each.
-
-    `votes` is W y (N, K) and `degree` W 1 (N, 1).
-    """
+    """Return sum_ij W_ij y_ik y_jk and sum_ij W_ij y_ik^2, (K,) each; `votes` is W y (N, K), `degree` W 1 (N, 1)."""
     return (y * votes).sum(0), (degree.T @ (y * y))[0, :]
 
 
@@ -101,7 +98,7 @@ def outlasting(v: Any, left: Any) -> Any:
 
 
 def crowd_of(found: Compared, n: int, k: int, m: int) -> Crowd:
-    """Measure the concentration of the classes (Eqs. 1, 2, 3) from sums over all n samples, with m neighbours each."""
+    """Eqs. 1, 2 and 3 from sums over all n samples, with m neighbours each."""
     u, sure, false = found.agree / n, found.own / n, (1 - found.confidence / n) * n / k
     if n < 2 or k < 2:
         return Crowd.of(1 / LARGEST, 1.0, 1.0, false)
@@ -308,9 +305,8 @@ def expected_right(q: float, density: float, n: int) -> Any:
 
 def log_ratios(z: Array, label: Array) -> Array:
     """Return log(z_ik / z_il), l the label of sample i, (N, K); `label` is (N, 1)."""
-    xp = namespace(z)
-    log_z = xp.log(z + 1e-30)
-    log_z -= xp.take_along_axis(log_z, label, axis=1)
+    log_z = namespace(z).log(z + 1e-30)
+    log_z -= namespace(z).take_along_axis(log_z, label, axis=1)
     return log_z
 
 
@@ -437,10 +433,10 @@ class Assigned(Sums):
 
 @dataclass
 class Confident(Sums):
-    """What the calibration adds up."""
+    """What the calibration adds up: confidences, and their derivatives by the logarithm of the temperature."""
 
     confidence: float
-    slope: float  # its derivative by the logarithm of the temperature
+    slope: float
 
 
 class Fixed(NamedTuple):

@@ -124,7 +124,9 @@ class Rows(plain.Rows):
         old, a = (None, None) if self.absent is None else (self.absent.z, self.absent.e_step(values))
         if a is None:
             old = self._dense()
-            a = self._dense_e_step(scores, values, old)
+            some = (scores.present, values) if values is not None else (np.zeros(0, np.int64), old[:, :0])
+            logits = self.cosine, scores.slope, scores.at_anchor, *some
+            a = self.assign(logits, old, np.zeros((4, len(old)), old.dtype), self._room())
             self._replace(a.z)
         self.labels = a.labels
         changed = 0 if old_labels is None else int((a.labels != old_labels).sum())
@@ -141,14 +143,6 @@ class Rows(plain.Rows):
         if self.absent is not None:
             self.z, self.absent = self.absent.dense(), None
         return self.z  # type: ignore[no-any-return]
-
-    def _dense_e_step(self, scores: Scores, values: Floats | None, z: Floats) -> Assignment:
-        """Eq. update-z of all classes: the logits are cosine slope + offset, or `values` of the present classes."""
-        present = scores.present
-        if values is None:
-            present, values = np.zeros(0, np.int64), z[:, :0]
-        rest = np.zeros((4, len(z)), z.dtype)
-        return self.assign((self.cosine, scores.slope, scores.at_anchor, present, values), z, rest, self._room())
 
     def assign(self, logits: tuple[Any, ...], z: Floats, rest: Floats, new: Floats) -> Assignment:
         """Eq. update-z, written to `new`, from the `logits`, previous `z` and `rest` of `_numba.e_step`."""

@@ -45,13 +45,7 @@ def idle_classes(z: Floats, counts: Floats, labels: Floats, smoothing: float) ->
 
 
 class TIDERows(tide_plain.TIDERows):
-    """The samples of TIDE, all in memory.
-
-    >>> eye = np.eye(3, dtype=np.float32)
-    >>> from moontide import TIDE
-    >>> TIDERows(TIDE(), eye, eye, 100.0, alone=True).first(None).counts
-    array([1., 1., 1.], dtype=float32)
-    """
+    """The samples of TIDE, all in memory."""
 
     gram: Any = None  # (N, N) f_i . f_j in the metric, where N <= d
     idle: Idle | None = None

@@ -6,21 +6,7 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 from moontide.core import tide as eq
-from moontide.core.arrays import (
-    Array,
-    class_counts,
-    class_sums,
-    clip,
-    columns,
-    device,
-    is_torch_array,
-    like,
-    namespace,
-    put,
-    row_dots,
-    row_norms,
-    to_numpy,
-)
+from moontide.core.arrays import Array, class_counts, class_sums, columns, is_torch_array, like, namespace, row_dots
 from moontide.core.ple import entropy_weights, weighted_sums, zero_shot
 from moontide.core.rows import Rows
 from moontide.core.simplex import softmax_log_sum
@@ -35,12 +21,6 @@ class TIDERows(Rows):
     In memory, what an E-step needs of zero-shot predictions and cosines is kept; in blocks it is made again in every
     step. In 16 bits, the fourth root of an assignment is stored: it is exact to 3e-5 near 1 (float16: 1e-3) and keeps
     what is far below 1 / 65535, of which the calibration raises powers. `known` labels are for samples in memory.
-
-    >>> import numpy as np
-    >>> eye = np.eye(3, dtype=np.float32)
-    >>> from moontide import TIDE
-    >>> TIDERows(TIDE(), eye, eye, 100.0).first(None).counts
-    array([1., 1., 1.])
     """
 
     STATE: ClassVar[tuple[str, ...]] = (*Rows.STATE, "gamma", "unknown")
@@ -61,7 +41,9 @@ class TIDERows(Rows):
         self.cosine: Any = cosine  # (n, K)
         self.unknown, ones = self._empty(len(self.f)), namespace(self.f).ones_like(self.f[:, 0])
         self.gamma, self.trusted = ones, ones  # (n,) entropy weights, and what labels count
-        self.free = ones if known is None else put(ones, known.there, 0)  # (n,) 1 where no label is known
+        self.free = 1 * ones  # (n,) 1 where no label is known
+        if known is not None:
+            self.free[known.there] = 0
 
     def first(self, negatives: Array | None) -> Predicted:  # type: ignore[override]
         """Make the zero-shot predictions, and score how unlike all of the classes each sample is (Eq. 15)."""
@@ -103,7 +85,7 @@ class TIDERows(Rows):
     def _scaled(self, rows: slice, scale: Array) -> tuple[Array, Array]:
         """Return some rows in the metric, of unit length, (b, d), and the lengths they had, (b,)."""
         f = self.f[rows] / scale
-        lengths = row_norms(f)  # (b,)
+        lengths = row_dots(f, f) ** 0.5  # (b,)
         f /= lengths[:, None]
         return f, lengths
 
@@ -198,8 +180,8 @@ class TIDERows(Rows):
         xp, z, labels, own = namespace(self.f), self._wide(at), self.labels[at], left_out * self.trusted[at]
         mine = columns(z, classes.some) * (own * self.gamma[at])[:, None]  # (b, H)
         column = labels if isinstance(classes.some, slice) else xp.searchsorted(classes.some, labels)  # (b,)
-        each, hard = xp.arange(len(z), device=device(z)), xp.zeros_like(mine) + classes.hard  # (b,), (b, H)
-        hard[each, column] = clip(hard[each, column] - own, 0)
+        each, hard = xp.arange(len(z), device=z.device), xp.zeros_like(mine) + classes.hard  # (b,), (b, H)
+        hard[each, column] = (hard[each, column] - own).clip(min=0)
         along = row_dots(classes.sums, self.anchor[classes.some, ...])  # (H,)
         return eq.cosine_to_means(dots, near, mine, hard, classes, along, fixed.alpha)
 
@@ -249,10 +231,6 @@ class TIDERows(Rows):
             self.known.clamp(self.z, self.labels)
         self.unknown = eq.with_neighbours(self.unknown, self.votes_of)
         return Counted(len(self.f))
-
-    def predictions(self) -> dict[str, Any]:
-        """Return the `COLUMNS`, (n,) each."""
-        return {**super().predictions(), "unknown": to_numpy(self.unknown)}
 
     def _narrow(self, p: Array) -> Array:
         return p if self.z.dtype == self.f.dtype else super()._narrow((p**0.5) ** 0.5)
