@@ -107,7 +107,7 @@ class Rows:
         self.y = self.z
 
     def predictions(self) -> dict[str, NDArray[Any]]:
-        """Return the `COLUMNS`, (n,) each: labels, their probabilities, zero-shot labels, and attributes of a method."""
+        """Return the `COLUMNS`, (n,) each: labels, their probabilities, zero-shot labels, and more of a method."""
         top = self._floats(namespace(self.z).take_along_axis(self.z, self.labels[:, None], axis=1))[:, 0]
         found = self.labels, top, self.zero_shot_labels, *(getattr(self, name) for name in self.COLUMNS[3:])
         return dict(zip(self.COLUMNS, map(to_numpy, found), strict=True))
