@@ -71,14 +71,14 @@ def m_step(vmf: VMF, step: Any) -> VMFClasses:
     given = z, columns, rows.gamma, rows.cosine, step.present
     if o.inverse == "banerjee" and o.log_normaliser == "asymptotic" and o.update_mu and o.update_kappa:
         text, *anchors = vmf.anchors.of(step.present)
-        sums = products(rows.f, rows.gram, *given)
+        weight, *sums = products(rows.f, rows.gram, *given)
         epsilon, scale = np.float32(o.count_epsilon), np.float32(vmf.scale)
         numbers = o.update == "exact", vmf.d, epsilon, min(o.r_cap, BELOW_1), o.kappa_cap, o.temper, scale
-        found, accurate = _numba.m_step(*sums[1:], step.counts, *anchors, *numbers)
+        found, accurate = _numba.m_step(*sums, step.counts, *anchors, *numbers)
         if accurate:
             beta, kappa, kl, a, b = found  # (L,) each
-            mu = lambda: a[:, None] * (sums[0].T @ rows.f) + b[:, None] * text  # noqa: E731
-            return vmf.classes(step.present, beta, kappa, kl, mu, None, None, sums[4])
+            mu = lambda: a[:, None] * (weight.T @ rows.f) + b[:, None] * text  # noqa: E731
+            return vmf.classes(step.present, beta, kappa, kl, mu, None, None, sums[3])
     weight, _, step.soft, _ = _numba.class_weights(*given)
     step.sums = weight.T @ rows.f
     return plain.m_step(vmf, step)
