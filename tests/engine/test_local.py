@@ -108,8 +108,9 @@ class Scored(Rows):
 
     COLUMNS = (*Rows.COLUMNS, "unknown")
 
-    def predictions(self) -> dict[str, Any]:
-        return {**super().predictions(), "unknown": -(self.f @ self.text.T).max(axis=1)}
+    @property
+    def unknown(self) -> Any:
+        return -(self.f @ self.text.T).max(axis=1)
 
 
 @pytest.mark.parametrize("graph", ["local", "global"])
