@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from moontide.core import tide
 from moontide.core.arrays import to_numpy
-from moontide.methods.tide import TIDE, remember
+from moontide.methods.tide import TIDE, given_by, remember
 from moontide.simulate import simulate
 from moontide.types import Result, Task
 
@@ -331,7 +331,7 @@ def test_labelled_samples_of_the_past_are_in_the_class_means() -> None:
     method = TIDE()
     state = remember(method.start(Task(f, text)), f[:40], labels[:40])
     past = (hot(labels[:40], 10).T @ f[:40], np.bincount(labels[:40], minlength=10))
-    found = method.solve(state, f[40:], None, None)
+    found = method.solve(state, f[40:], given_by(state, np.full(40, -1)), None)
     expect_equal(found, literal(f[40:], text, past=past))
     assert not np.allclose(found.probs, method.fit_predict(f[40:], text).probs, atol=1e-3)
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import moontide
 from moontide import Stream, Task
-from moontide.methods.tide import TIDE, TIDEState, remember
+from moontide.methods.tide import TIDE, TIDEState, given_by, remember
 from moontide.protocols import NONE, change_classes
 from moontide.simulate import simulate
 from moontide.streams import load_state, run_stream, save_state
@@ -130,7 +130,8 @@ def test_labelled_samples_are_remembered_after_they_left_the_window() -> None:
         method.step(s, FEATURES[50:])[1] for s in (state, stepped(method, [0, 30, 50])[0])
     )  # the last 40 are more than memory: nothing but the class sums is left of the past
     assert not np.allclose(with_them.probs, without.probs, atol=1e-3)
-    wanted = method.solve(state, TASK.features[50:], None, None)
+    rest = TASK.features[50:]
+    wanted = method.solve(state, rest, given_by(state, np.full(len(rest), -1)), None)
     np.testing.assert_allclose(with_them.probs, wanted.probs, atol=1e-9)
 
 
@@ -143,7 +144,7 @@ def test_labelled_samples_that_a_batch_leaves_no_room_for_are_of_the_past_at_onc
     first = 12 - kept
     past = remember(method.start(TASK), TASK.features[:first], LABELS[:first])
     known = np.where(np.arange(first, 12 + n) < 12, LABELS[first : 12 + n], -1)
-    wanted = method.solve(past, TASK.features[first : 12 + n], known, None)
+    wanted = method.solve(past, TASK.features[first : 12 + n], given_by(past, known), None)
     np.testing.assert_allclose(found.probs, wanted.probs[kept:], atol=1e-9)
 
 

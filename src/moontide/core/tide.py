@@ -219,9 +219,8 @@ class Labels(NamedTuple):
     counts: Array  # (K,)
 
     @classmethod
-    def of(cls, known: Array | None, state: Any) -> Labels | None:
+    def of(cls, known: Array, state: Any) -> Labels | None:
         """Collect what is known, of `known` (N,) what is not -1; None where that is nothing."""
-        known = state.recent_known[:0] if known is None else known
         there = namespace(known).nonzero(known >= 0)[0]
         if not len(there) and not bool((state.known_counts > 0).any()):
             return None

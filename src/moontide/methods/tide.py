@@ -99,7 +99,11 @@ class TIDE(OnlineMethod):
 
     def _fit(self, task: Task) -> Result:
         check_graph(task.graph, self.name, self.neighbours)
-        return self.solve(self.start(task), task.features, task.known, task.graph)
+        shares = None if task.class_prior is None else given_shares(task.class_prior)
+        negatives = task.text[:0, :] if task.negatives is None else task.negatives
+        known = None if task.known is None else Labels.of(task.known, self.start(task))
+        given = {"class_prior": shares, "negatives": negatives, "known": known}
+        return self.solve(task, task.features, given, task.graph)
 
     def advance(self, state: TIDEState, x: Array, known: Array | None = None) -> tuple[TIDEState, Result]:  # type: ignore[override]
         """Label the samples together with the recent ones, so many of those that they are `memory` samples in all."""
@@ -110,7 +114,7 @@ class TIDE(OnlineMethod):
         every, numbers = xp.concat([state.recent, x]), xp.concat([state.recent_known, known])
         leaving, after = (remember(state, every[:end, :], numbers[:end]) for end in (first, n))
         cosine = recent_cosines(state, x, old)
-        found = self.solve(leaving, every[first:, :], numbers[first:], None, cosine)
+        found = self.solve(state, every[first:, :], given_by(leaving, numbers[first:]), None, cosine)
         recent, recent_known = copy_array(every[n:, :]), copy_array(numbers[n:])
         after = replace(after, seen=state.seen + n, recent=recent, recent_known=recent_known)
         object.__setattr__(after, "cosine", cosine)
@@ -131,33 +135,32 @@ class TIDE(OnlineMethod):
         return replace(state, recent_known=recent)
 
     def solve(
-        self, state: TIDEState, f: Array, known: Array | None, graph: Graph | None, cosine: Array | None = None
+        self, of: Task | TIDEState, f: Array, given: dict[str, Any], graph: Graph | None, cosine: Array | None = None
     ) -> Result:
         """Label samples together: in memory, or, where there are too many, in blocks with probabilities in 16 bits.
 
-        `cosine` (N, K) are those to the text, where they are at hand.
+        The classes are those of a task or a state; `given` is what `TIDEMixture` takes besides. `cosine` (N, K) are the
+        cosines of samples and text, if they were computed before.
         """
-        (n, k), text, kind = (f.shape[0], state.text.shape[0]), state.text, namespace(f)
-        labels = Labels.of(known, state)
+        (n, k), text, scale, kind = (f.shape[0], of.text.shape[0]), of.text, of.logit_scale, namespace(f)
+        shares, labels = given["class_prior"], given["known"]
         large = n * k > LARGE and device_type(f) == "cpu" and labels is None
         if large:
             f, text = to_numpy(f), to_numpy(text)
         elif n * k > LARGE:
             require_memory(12 * n * k * f.dtype.itemsize, f"{self.name} on {n} x {k} at once", f)
-        shares = given_shares(state.class_prior)
-        given = {"class_prior": shares, "negatives": state.negatives, "known": labels}
         literal = large or labels is not None or (shares is not None and fused(f))  # the equations as they stand
         backend: Any = choose(f, k, "tide_", literal)
         how = {"half": large, "alone": not large, "known": labels, "cosine": cosine}
 
         def together(f: Array, text: Array) -> tuple[Any, ...]:
-            rows = backend.TIDERows(self, f, text, state.logit_scale, graph, **how)
+            rows = backend.TIDERows(self, f, text, scale, graph, **how)
             found = solve(TIDEMixture(self, text, **given), rows.call)
             return *rows.unpack(), rows.unknown, rows.labels, *found[:-1], *found.crowd
 
-        plain = shares is not None or graph is not None or len(state.negatives) > 0
+        plain = shares is not None or graph is not None or len(given["negatives"]) > 0
         run = tide_plain.run if plain else backend.run
-        z, y, unknown, decided, steps, beta, *numbers = run(together, (self, state.logit_scale), f, text)
+        z, y, unknown, decided, steps, beta, *numbers = run(together, (self, scale), f, text)
         names = "changed", "anchor_weight", "sharpness", *eq.Crowd._fields
         details = dict(zip(names, eq.on_host(numbers), strict=True))
         converged = details.pop("changed") == 0
@@ -263,6 +266,12 @@ class Solution(NamedTuple):
     def converged(self) -> bool:
         """Whether the last E-step changed no label."""
         return int(self.changed) == 0
+
+
+def given_by(state: TIDEState, known: Array) -> dict[str, Any]:
+    """Return what `TIDEMixture` takes of a state besides the classes, for samples of which some labels are `known`."""
+    shares = given_shares(state.class_prior)
+    return {"class_prior": shares, "negatives": state.negatives, "known": Labels.of(known, state)}
 
 
 def remember(state: TIDEState, f: Array, known: Array, count: int = 1) -> TIDEState:
