@@ -270,7 +270,7 @@ def throughput(arguments):
                     if arguments.pin:
                         pin(server.pid)
                     load = Load(arguments.method, k, batch, port, server.pid, arguments.streams)
-                    load.run(2, 1, 1.0 if not arguments.soak else 20.0)  # warms up
+                    load.run(4, 1, 4.0 if not arguments.soak else 20.0)  # warms up, and starts processes
                     if arguments.soak:
                         load.soak(arguments.soak, arguments.pace)
                         continue

@@ -65,9 +65,8 @@ def test_a_process_answers_what_the_server_would_to_the_last_bit(steppers, name)
 
 def test_a_process_that_ends_is_replaced_after_some_time(steppers, caplog, monkeypatch):
     method, _, state = start("moon")
-    job = Job(steppers.number(), method, state, X[:8], None)
+    job, steppers.count = Job(steppers.number(), method, state, X[:8], None), 1
     ready(steppers, job)
-    steppers.count = 1
     steppers.idle[0].process.kill()
     steppers.idle[0].process.wait()
     assert steppers.step(job) is None

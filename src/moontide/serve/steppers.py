@@ -72,7 +72,7 @@ class Stepper:
     def __init__(self) -> None:
         """Start the process."""
         self.sent: OrderedDict[int, dict[str, Any]] = OrderedDict()  # the state that it has of each stream
-        self.since = 0.0  # when its last step began
+        self.since = 0.0  # when its last step began, 0 for one that is a trial
         self.socket, theirs = socket.socketpair()
         for each in (self.socket, theirs):
             each.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER)
@@ -82,7 +82,6 @@ class Stepper:
 
     def step(self, job: Job) -> tuple[Answers, AnyArray | None] | None:
         """Have a step taken; None where it fails. After an OSError or ValueError the process is of no more use."""
-        self.since = time.monotonic()
         head, arrays = self._message(job)
         send(self.socket, head, arrays)
         told, found = receive(self.socket)
@@ -166,43 +165,50 @@ class Steppers:
             if not self.count or self._closed or not fit(job.state):
                 return None
             while True:
+                now = time.monotonic()
+                more = len(self.all) < self.count and now >= self._not_before
+                if job.stream not in self._preparing and (more or any(job.stream not in x.sent for x in self.idle)):
+                    self._preparing.add(job.stream)
+                    self._side.submit(self._prepare, job._replace(x=job.state.text[:1], known=None))
                 for stepper in self.idle:
                     if job.stream in stepper.sent:
                         self.idle.remove(stepper)
+                        stepper.since = now
                         return stepper
-                now = time.monotonic()
-                more = len(self.all) < self.count and now >= self._not_before
-                if job.stream not in self._preparing and (self.idle or more):
-                    self._preparing.add(job.stream)
-                    self._side.submit(self._prepare, job._replace(x=job.state.text[:1], known=None))
                 soon = any(job.stream in each.sent and now < each.since + LONG_SECONDS for each in self.all)
                 if not soon or not self._free.wait(deadline - now):
                     return None
 
     def _prepare(self, job: Job) -> None:
-        """Tell a process of a stream, and let it try a step, which loads the method."""
-        stepper = None
+        """Tell all processes of a stream, and let them try a step, which loads the method."""
+        stepper: Stepper | None = None
         try:
-            with self._free:
-                if self._closed:
-                    return
-                if len(self.all) < self.count and time.monotonic() >= self._not_before:
-                    stepper = Stepper()
-                    self.all.append(stepper)
-                else:
-                    stepper = next((each for each in self.idle if job.stream not in each.sent), None)
-                    if stepper is None:
-                        return
-                    self.idle.remove(stepper)
-            for _ in range(2):  # arrays of the second state may be of another layout
-                stepper.step(job)
-            self._give_back(stepper)
+            while (stepper := self._without(job.stream)) is not None:
+                for _ in range(2):  # arrays of the second state may be of another layout
+                    stepper.step(job)
+                self._give_back(stepper)
         except (OSError, ValueError) as error:
             if stepper is not None:
                 self._drop(stepper, error)
         finally:
             with self._free:
                 self._preparing.discard(job.stream)
+
+    def _without(self, stream: int) -> Stepper | None:
+        """Take a process that does not know a stream, a new one where there may be more."""
+        with self._free:
+            if self._closed:
+                return None
+            if len(self.all) < self.count and time.monotonic() >= self._not_before:
+                stepper = Stepper()
+                self.all.append(stepper)
+                return stepper
+            for stepper in self.idle:
+                if stream not in stepper.sent:
+                    self.idle.remove(stepper)
+                    stepper.since = 0.0
+                    return stepper
+            return None
 
     def _give_back(self, stepper: Stepper) -> None:
         with self._free:
