@@ -47,15 +47,20 @@ def start(name):
     return method, online, online.start(Task(TEXT[:1], TEXT, 100.0))
 
 
-@pytest.mark.parametrize("name", ["moon", "tide", "stata"])
-def test_a_process_answers_what_the_server_would_to_the_last_bit(steppers, name):
-    method, online, state = start(name)
+@pytest.mark.parametrize(
+    ("name", "n", "k"), [("moon", 48, 40), ("tide", 48, 40), ("stata", 48, 40), ("tide", 140, 1000)]
+)
+def test_a_process_answers_what_the_server_would_to_the_last_bit(steppers, monkeypatch, name, n, k):
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")  # the last one is large enough for two blocks
+    data = simulate(5 * n, k, dim=16, effective_classes=5, seed=0)
+    method, online = moontide.method(name), as_online(moontide.method(name))
+    state = online.start(Task(X[:1], data.text.astype(np.float32), 100.0))
     ready(steppers, Job(7, method, state, X[:1], None))
-    accepts = "known" in method.accepts
-    for i in range(0, 240, 48):
-        x, known = X[i : i + 48], None
-        if accepts and i > 48:
-            known = np.where(np.arange(48) % 5 == 0, DATA.labels[i : i + 48], -1)
+    accepts, features = "known" in method.accepts and k == 40, data.features.astype(np.float32)
+    for i in range(0, 5 * n, n):
+        x, known = features[i : i + n], None
+        if accepts and i > n:
+            known = np.where(np.arange(n) % 5 == 0, data.labels[i : i + n], -1)
         rows, beta = steppers.step(Job(7, method, state, x, known))
         state, result = online.step(state, x, known)
         assert rows.tobytes() == answers_of(result, known).tobytes()

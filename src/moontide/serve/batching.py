@@ -91,12 +91,20 @@ class _UnderWay:
         batch: list[_Waiting],
         before: Moment | _UnderWay,
         follow: Callable[[], State | None],
-        step: asyncio.Future[Taken],
+        step: asyncio.Future[Taken | None],
     ) -> None:
         """Note it; `follow` returns the state after it before its step is done, where that is known."""
         self.batch, self.items, self.follow, self.step = batch, pushes_of(batch), follow, step
         self.before: Moment | _UnderWay | None = before  # the moment or micro-batch that it goes on from
         self.since = asyncio.get_running_loop().time()
+
+    def state(self) -> State | None:
+        """Return the state after the step, also before it is done; None where it fails."""
+        if self.step.done():
+            failed = self.step.cancelled() or self.step.exception() is not None
+            taken = None if failed else self.step.result()
+            return None if taken is None else taken.state
+        return self.follow()
 
 
 class PushQueue:
@@ -318,9 +326,9 @@ class PushQueue:
         """Begin with the step of a micro-batch, to be written after those before it; or wait for these, and do both."""
         items = pushes_of(batch)
         before: Any = self._under_way[-1] if self._under_way else self.stream.moment
-        state = None
+        state: Callable[[], State | None] | None = None
         if before is not None and self.stream.fresh(items, [item for each in self._under_way for item in each.items]):
-            state = before.state if isinstance(before, Moment) else await self._follow(before)
+            state = before.state if isinstance(before, _UnderWay) else lambda: before.state
         if state is None:
             self._held = batch
             if self._under_way:
@@ -329,24 +337,14 @@ class PushQueue:
                 self._held, now = [], asyncio.get_running_loop().time()
                 await self._finish(batch, await self._run(partial(self.stream.process, items), batch), now)
             return
-        after, alone = once(partial(self.stream.follow, items, state)), not self._under_way and len(items) == 1
-        step = self._start(partial(self.stream.advance, items, state, after, alone))
-        each = _UnderWay(batch, before, after, step)
+        alone, follow = not self._under_way and len(items) == 1, once(partial(followed, self.stream, items, state))
+        step = self._start(partial(advanced, self.stream, items, state, follow, alone))
+        each = _UnderWay(batch, before, follow, step)
         each.step.add_done_callback(lambda _: self._changed.set())
         if not self._under_way and self.stream.steppers is not None:
             self.stream.steppers.streams += 1
         self._under_way.append(each)
         each.task = asyncio.create_task(self._complete(each))
-
-    async def _follow(self, last: _UnderWay) -> State | None:
-        """Return the state after the last step under way, as soon as it is known; None where that step fails."""
-        try:
-            if not last.step.done() and self.steps > 1:
-                return await self._run(last.follow, [])
-            await asyncio.wait((last.step,))
-            return last.step.result().state
-        except Exception:  # `_complete` finds out
-            return None
 
     async def _complete(self, each: _UnderWay) -> None:
         """Write down a step, once it is made and those before it are written, and answer its pushes."""
@@ -429,27 +427,46 @@ class PushQueue:
 
 
 def once(function: Callable[[], T]) -> Callable[[], T]:
-    """Return a function that calls another at most once, also where several threads call it.
+    """Return a function that calls another until it has a result, and then forgets it; for several threads.
 
     >>> numbers = iter(range(9))
     >>> first = once(lambda: next(numbers))
     >>> first(), first()
     (0, 0)
     """
-    lock, found = threading.Lock(), list[T]()
+    lock, left, found = threading.Lock(), [function], list[T]()
 
     def call() -> T:
         with lock:
-            if not found:
-                found.append(function())
+            if left:
+                found.append(left[0]())
+                left.clear()
             return found[0]
 
     return call
 
 
+def followed(stream: ServedStream, items: Sequence[Item], state: Callable[[], State | None]) -> State | None:
+    """Return the state after a step over pushes, from what `state` returns; None where it is not known."""
+    before = state()
+    return None if before is None else stream.follow(items, before)
+
+
+def advanced(
+    stream: ServedStream,
+    items: Sequence[Item],
+    state: Callable[[], State | None],
+    follow: Callable[[], State | None],
+    alone: bool,
+) -> Taken | None:
+    """Take a step over pushes, from what `state` returns; None where it is not known."""
+    before = state()
+    return None if before is None else stream.advance(items, before, follow, alone)
+
+
 def threads(name: str) -> ThreadPoolExecutor:
-    """Return the threads of a stream: for its steps, for the journal, and for what states follow."""
-    return ThreadPoolExecutor(MOST + 2, f"stream {name}")
+    """Return the threads of a stream: for its steps, and for the journal."""
+    return ThreadPoolExecutor(MOST + 1, f"stream {name}")
 
 
 def pushes_of(waiting: Iterable[_Waiting]) -> list[Item]:

@@ -33,7 +33,7 @@ import numpy as np
 import numpy.typing as npt
 
 from moontide.core.arrays import to_numpy
-from moontide.core.threads import products_stay_here
+from moontide.core.threads import blocks_stay_here, products_stay_here
 from moontide.errors import MoontideError
 from moontide.protocols import Method, OnlineMethod, State, as_online
 from moontide.registry import method
@@ -301,6 +301,7 @@ def main() -> None:
     """Take steps until the server has gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the server, which ends its processes
     products_stay_here()
+    blocks_stay_here()
     streams: dict[int, Told] = {}
     with contextlib.suppress(OSError), socket.socket(fileno=0) as server:
         while True:
