@@ -299,7 +299,8 @@ class Told(NamedTuple):
 
 def main() -> None:
     """Take steps until the server has gone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the server, which ends its processes
+    for number in (signal.SIGINT, signal.SIGTERM):  # which a terminal or a system sends to all; the server ends this
+        signal.signal(number, signal.SIG_IGN)
     products_stay_here()
     blocks_stay_here()
     streams: dict[int, Told] = {}
