@@ -1,4 +1,4 @@
-"""How long the towers of CLIP take, for the runtime table: random weights, since no weight changes the time.
+"""Time of the towers of CLIP, for the runtime table; the weights are random, as they do not affect the time.
 
     scripts/bench clip_forward --device cuda
     scripts/bench clip_forward --device cuda --out forward.csv    # for `scripts/bench paper --forward forward.csv`

@@ -1,4 +1,4 @@
-"""How fast images are encoded, beside the usual recipe: a torch DataLoader with one process a core.
+"""Speed of encoding images, compared with the usual recipe: a torch DataLoader with one process per core.
 
     scripts/bench encode [--images 32768] [--rounds 1] [--device cuda] [--model base|small] [--kinds default]
                         [--out encode.json]

@@ -1,4 +1,4 @@
-"""TIDE beside other methods on real feature packs, from few classes to all, even or long-tailed.
+"""TIDE and other methods on real feature packs, with few to all classes present, balanced or long-tailed.
 
     scripts/bench grid                           # the grid, biased texts, the photographs of examples/, trust
     scripts/bench grid --ablation                # TIDE without each of its parts
@@ -9,9 +9,9 @@
     scripts/bench grid --write docs/tide.md      # into the marked parts of the page, too
 
 A cell is a pack, a batch size, a number of classes and a balance; its accuracy is the mean over batches drawn by
-`BatchSampler`. A batch is known by its cell and number, so that all methods see the same ones and nothing depends on
-`--jobs`. Every result is a line of `--out` with a hash of the code, options and data behind it: the same command goes
-on where it was stopped, and does again only what a change of a method makes necessary.
+`BatchSampler`. A batch is determined by its cell and number, so all methods see the same batches and nothing depends on
+`--jobs`. Every result is a line of `--out` with a hash of its code, options and data: the same command continues after
+an interruption, and repeats only what has changed since.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Settings(NamedTuple):
 
 
 class Part(NamedTuple):
-    """What one option measures, and the marked parts of the page that come of it."""
+    """What one option measures, and the marked parts of the page that it updates."""
 
     help: str
     jobs: Callable[[Settings], list[Job]]
@@ -109,7 +109,7 @@ def known_jobs(s: Settings) -> list[Job]:
 
 
 def all_jobs(s: Settings) -> list[Job]:
-    """Every method that features alone are enough for; those that remember, on a stream too."""
+    """Every method that needs only features; online methods also on a stream."""
     batches = [
         job
         for kind in report_all.KINDS
@@ -177,7 +177,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 
 
 def run(args: argparse.Namespace) -> dict[str, str]:
-    """Measure what is asked for, and return the reports by name."""
+    """Do the requested measurements, and return the reports by name."""
     chosen = [name for name in PARTS if getattr(args, name)] or ([] if args.cost else list(DEFAULT))
     costs = ["cost", "cost-stream"] if args.device == "cpu" else [f"cost-{args.device}"]
     if args.write:

@@ -1,11 +1,11 @@
-"""Methods that beat TIDE where all classes are there, tried behind TIDE's own gate: do they make it better?
+"""Methods that beat TIDE if all classes are present, combined with TIDE through its own gate: does that help?
 
     scripts/bench leads                              # all packs but ImageNet's, where a batch takes minutes
     scripts/bench leads --runs 40 --write docs/tide.md
 
-TIDE's density w says from features alone how evenly the classes are there: near 1 with all of them, near 0 with few.
-Its probabilities z are joined with those of another method, p, and the zero-shot ones, y, in two ways: *times*,
-z (p / y)^w, and *mean*, (1 - w / 2) z + (w / 2) p. Both leave TIDE alone where w is 0. Batches are those of
+TIDE's density w, estimated from features alone, is near 1 if all classes are present and near 0 if few are. Its
+probabilities z are combined with those of another method, p, and the zero-shot ones, y, in two ways: *times*,
+z (p / y)^w, and *mean*, (1 - w / 2) z + (w / 2) p. Both equal TIDE if w is 0. Batches are those of
 `scripts/bench grid --all`.
 """
 
@@ -46,7 +46,7 @@ class Job(NamedTuple):
 
 @dataclass(frozen=True)
 class Trial:
-    """Does a job: TIDE, the others, and each of them behind the gate, on one batch."""
+    """Does a job: TIDE, the other methods, and TIDE combined with each of them, on one batch."""
 
     paths: tuple[Path, ...]
 

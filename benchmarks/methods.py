@@ -2,9 +2,9 @@
 
     scripts/bench methods
 
-Each method runs with its defaults on the same simulated features, 25 classes present, MTA on 8 views of them; online
-methods take the batch in one step. What needs an encoder is left out. The time of MOON stands beside each, from the
-same run and interleaved, since machines are noisy: compare the ratios.
+Each method runs with its defaults on the same simulated features with 25 classes present, MTA on 8 views of them;
+online methods take the batch in one step. Methods that need an encoder are left out. The time of MOON is measured with
+each method, interleaved in the same run, because machines are noisy: compare the ratios.
 """
 
 from __future__ import annotations

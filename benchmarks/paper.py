@@ -1,4 +1,4 @@
-"""The paper's experiments on all feature packs there are, all cores, one command, and the tables of docs/paper.md.
+"""The paper's experiments on all available feature packs and all cores, and the tables of docs/paper.md.
 
     scripts/bench paper                              # every suite with the paper's number of runs, overnight
     scripts/bench paper --seconds 5                  # at most 5 seconds of computing for each method on each scenario
@@ -8,11 +8,11 @@
     scripts/bench paper --write docs/paper.md        # the tables into the marked parts of the page, too
     scripts/bench paper --read results/paper/details.csv --write docs/paper.md   # nothing is run
 
-The first run of every method is done first and kept: its time tells how long the rest will take. Stopped at any moment,
-the same command goes on from there. Records are in `--out`, one line a run; `details.csv` there sums them up.
+The first run of every method is done first, to estimate the time of the others. After an interruption, the same command
+continues. Records are in `--out`, one line per run, and `details.csv` there summarises them.
 
-With `--minutes`, a method whose run takes t seconds does as many as c / sqrt(t), with the c that makes all fit: of all
-ways to spend the time, the one with the least sum of squared standard errors where all methods scatter alike.
+With `--minutes`, a method whose run takes t seconds does c / sqrt(t) runs, with the c that uses the time: this
+minimises the sum of squared standard errors if all methods have the same variance.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 
 
 class Cell(NamedTuple):
-    """A method on the batches of a scenario of some features: its runs are the same in every suite that has it."""
+    """A method on the batches of a scenario and some features; its runs are the same in every suite that has it."""
 
     features: str
     suite: str  # that declares the scenario
@@ -95,7 +95,7 @@ class Cell(NamedTuple):
 
 @dataclass
 class Known:
-    """The runs that are there: their keys by suite, how long one takes, and how many runs a cell has."""
+    """The runs that have been done: their keys by suite, the time of one, and the number per cell."""
 
     done: dict[str, set[Key]]
     times: dict[Cell, float]
@@ -118,7 +118,7 @@ def read_known(suites: Sequence[Suite], out: Path) -> Known:
 
 
 def folder_of(out: Path, suite: Suite) -> Path:
-    """Return where the records of a suite are: apart, since all of a folder are read before a suite goes on."""
+    """Return the folder of the records of a suite, a separate one because all records of a folder are read at once."""
     return out / suite.name
 
 
@@ -136,9 +136,9 @@ class Effort(NamedTuple):
 
 
 def limit_by(times: Mapping[Cell, float], suite: Suite, effort: Effort | None) -> Limit:
-    """Return how many runs a method does by its time and an effort; None: all of them.
+    """Return how many runs a method does, from its time and an effort; None means all of them.
 
-    All entries of one method do as many as the slowest, so that they are compared on the same batches.
+    All entries of one method do as many runs as the slowest, so that they are compared on the same batches.
     """
 
     def limit(pack: Pack, scenario: Scenario, entry: Entry) -> int:
@@ -149,7 +149,7 @@ def limit_by(times: Mapping[Cell, float], suite: Suite, effort: Effort | None) -
 
 
 def most_runs(runs: int, found: Sequence[float], effort: Effort | None) -> int:
-    """Return how many of the runs an effort allows, rounded so that cells differ in few numbers: 10, 13, 16, 20."""
+    """Return how many runs an effort allows, rounded to one of few values (10, 13, 16, 20, ...)."""
     if effort is None or not found:
         return runs
     fit = max(LEAST, int(effort.amount / max(*found, 1e-6) ** effort.power))
@@ -157,7 +157,7 @@ def most_runs(runs: int, found: Sequence[float], effort: Effort | None) -> int:
 
 
 def left(suites: Sequence[Suite], known: Known, effort: Effort | None) -> dict[Cell, float]:
-    """Return the seconds that what is left of each cell will take, by the times of the runs that are there."""
+    """Estimate the seconds for the remaining runs of each cell from the times of the runs that have been done."""
     wanted: Counter[Cell] = Counter()
     for suite in suites:
         for features in {cell.features for cell in known.times}:
@@ -170,7 +170,7 @@ def left(suites: Sequence[Suite], known: Known, effort: Effort | None) -> dict[C
 
 
 def effort_for(suites: Sequence[Suite], known: Known, total: float) -> Effort:
-    """Return the greatest effort with which all that is left takes no longer than `total` seconds."""
+    """Return the greatest effort with which the remaining runs take no longer than `total` seconds."""
     low, high = 0.0, 1e5
     for _ in range(30):
         middle = (low + high) / 2
@@ -180,7 +180,7 @@ def effort_for(suites: Sequence[Suite], known: Known, total: float) -> Effort:
 
 
 def estimate(suites: Sequence[Suite], known: Known, effort: Effort | None, jobs: int) -> str:
-    """Return how long what is left will take, by method and together."""
+    """Estimate the time of the remaining runs, by method and in total."""
     by_method: Counter[str] = Counter()
     for cell, time_of in left(suites, known, effort).items():
         by_method[cell.method] += time_of
@@ -207,7 +207,7 @@ Task = tuple[tuple[str, Job], ...]  # jobs of some suites on one draw
 
 
 class Pool:
-    """The workers of all suites, for processes that take tasks of any of them; what two suites share is run once."""
+    """The workers of all suites, for processes that take tasks of any suite; shared runs are done once."""
 
     def __init__(self, workers: dict[str, Worker]) -> None:
         self.workers = workers
@@ -242,7 +242,7 @@ def tasks_of(jobs: Iterable[tuple[Suite, Job]], times: Mapping[tuple[Any, ...], 
 
 
 def weight(place: tuple[Path, str, str], part: Sequence[tuple[str, str]]) -> float:
-    """Return about how long something takes whose time is not known, in no unit."""
+    """Return a rough relative weight for a task of unknown duration."""
     size = {"all": 1e4}.get(place[2].split("-")[1]) or float(place[2].split("-")[1])
     return place[0].stat().st_size * (1e4 if place[2].startswith("online") else size) * (
         20 if part[0][0] == "em_dirichlet" else 1
@@ -252,7 +252,7 @@ def weight(place: tuple[Path, str, str], part: Sequence[tuple[str, str]]) -> flo
 def work(
     args: argparse.Namespace, suites: Sequence[Suite], known: Known, effort: Effort | None, until: float | None = None
 ) -> None:
-    """Do the runs that are missing, those with low numbers first: whenever it is stopped, all suites are as far."""
+    """Do the missing runs in the order of their numbers, so that all suites advance together."""
     source, about, workers = Source(args.device), environment(), {}
     jobs: list[tuple[Suite, Job]] = []
     for suite in suites:
@@ -293,7 +293,7 @@ def tables_of(folder: Path) -> tuple[Path, list[Table]]:
 
 
 def run(args: argparse.Namespace) -> Path:
-    """Run what is asked for and is not there yet, and return the file that sums it up, also after an interrupt."""
+    """Do the requested runs that are missing, and return the summary file, even after an interrupt."""
     names = None if args.methods is None else args.methods.split(",")
     suites = [load_suite(name).choose(names).shorten(args.runs) for name in args.suites]
     until = None if args.minutes is None else time.monotonic() + 60 * args.minutes

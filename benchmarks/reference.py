@@ -1,7 +1,7 @@
 """MOON as its equations read: dense, every class in every iteration, N x N similarities.
 
-Tests hold every backend against it, and speed is compared with it. Released preset (docs/maths.md). One array namespace
-for numpy and torch, no thought of memory or of skipped work.
+Tests compare every backend with it, and so do measurements of speed. It implements the released preset (docs/maths.md)
+for numpy and torch, without regard to memory or speed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the released preset of MOON gains over zero-shot on a feature pack, in batches with few classes present.
+"""Gain of the released preset of MOON over zero-shot on a feature pack, in batches with few classes present.
 
     scripts/bench released_gain --pack ../shared/features/imagenet1k_vitb32.npz
 

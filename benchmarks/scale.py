@@ -1,14 +1,14 @@
-"""How the time of MOON on shards grows with N, K, d and workers, measured here, and what that predicts elsewhere.
+"""Growth of the time of MOON on shards with N, K, d and workers, measured here and predicted for other machines.
 
 scripts/bench scale --out growth.jsonl              several sizes, minutes; a line each
 scripts/bench scale --size 2000000x1000x512 --engine local --engine ray --shards 128 --out large.jsonl
 scripts/bench scale --size 10000000x100x512 --memory 4 --shards 1000 --out large.jsonl    out of core: 4 GiB a worker
 scripts/bench scale --fit growth.jsonl              the model and its predictions from lines measured before
 
-Each measurement is a process of its own: random float16 rows around the centres of half the classes are written to
-Parquet in blocks, one file per shard, and `moontide.engine.run.adapt_shards` labels them. Started again with the same
---out, sizes that are in it are not measured again, and a size that was stopped goes on with its data and checkpoint,
-though its line then says so and is not fitted. Data are under --folder while a size is measured, then removed.
+Each measurement runs in a separate process: random float16 rows around the centres of half the classes are written to
+Parquet in blocks, one file per shard, and `moontide.engine.run.adapt_shards` labels them. If it is started again with
+the same --out, sizes in that file are not measured again, and an interrupted size continues with its data and
+checkpoint; its line then says so and is not used in the fit. Data are under --folder during the measurement.
 
 A line has seconds of reading and checking, of graph and recall, of an iteration (median), in all; the peak memory of
 all processes together; the load of the machine at the start, which should be near 0.
@@ -45,7 +45,7 @@ Line = dict[str, Any]
 
 
 def write_shards(folder: Path, n: int, k: int, d: int, shards: int) -> np.ndarray:
-    """Write random rows, one shard at a time, those that are not there yet; return the class embeddings."""
+    """Write random rows, one shard at a time, unless they exist; return the class embeddings."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -74,7 +74,7 @@ def say(line: str, last: bool = True) -> None:
 
 
 class Peak(threading.Thread):
-    """Looks every five seconds at the memory of this process and all that it started, shared pages once."""
+    """Measures every five seconds the memory of this process and its children, with shared pages counted once."""
 
     def __init__(self) -> None:
         super().__init__(daemon=True)

@@ -173,13 +173,13 @@ def kills(arguments):
         span[:] = pieces[i]
     if total != sum(map(len, pieces)) or (order < 0).any():
         sys.exit(f"{total} samples are in the stream, of {sum(map(len, pieces))} that were answered.")
-    solver = method("tda")
-    online = as_online(solver)
+    tda = method("tda")
+    online = as_online(tda)
     text = data.text.astype("<f4")
     replayed = online.start(Task(text[:1], text, 100.0))
     for first, size in batches:
         replayed, _ = online.step(replayed, x[order[first : first + size]])
-    expected, found = (load_arrays(data) for data in (state_bytes(solver, replayed), state))
+    expected, found = (load_arrays(data) for data in (state_bytes(tda, replayed), state))
     if any(expected[name].tobytes() != found[name].tobytes() for name in expected | found):
         sys.exit("The state is not that of one process over the same micro-batches.")
     told = f"{len(answers)} pushes, {total} samples, {len(batches)} micro-batches, {arguments.kills} kills"

@@ -1,9 +1,9 @@
-"""How near the features of `moontide.simulate` come to real ones: every statistic on a pack and on a draw of its size.
+"""Comparison of simulated features (`moontide.simulate`) with real ones: statistics of a pack and of a similar draw.
 
     python benchmarks/simulator_calibration.py --pack ../shared/features/imagenet1k_vitb32.npz
 
 The constants of the simulator were fitted to the statistics of the ImageNet-1k pack. The last rows, MOON on both, were
-no part of the fit, but were looked at while choosing what makes some classes harder than others.
+not part of the fit, but were considered when choosing what makes some classes harder than others.
 """
 
 from __future__ import annotations

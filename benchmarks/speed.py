@@ -1,11 +1,11 @@
-"""How fast MOON is: against its equations written out densely, and against the products that no version can avoid.
+"""Speed of MOON, compared with a dense implementation of its equations and with the products that any version needs.
 
     OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 scripts/bench speed            # this machine's CPU
     scripts/bench speed --sizes 500000 1000000 --classes 1000               # many samples: from a memory-mapped file
     scripts/bench speed --device cuda                                       # a GPU, all three precisions
     scripts/bench speed --against REV                                       # this tree and a commit, in turn
     scripts/bench speed --against FOLDER                                    # or another tree, where there is no git
-    scripts/bench speed --alternatives                                      # and what one would take instead
+    scripts/bench speed --alternatives                                      # and what users might take instead
 
 One run compares everything: the reference, MOON and the floors are timed in turn, interleaved, each in its second call
 in a row, and the median is taken.
@@ -66,7 +66,7 @@ def machine(device: str) -> str:
 
 
 def finish(device: str) -> None:
-    """Wait until the device has done what it was given."""
+    """Wait until the device has finished its work."""
     if device == "cuda":
         import torch
 
@@ -74,10 +74,10 @@ def finish(device: str) -> None:
 
 
 def timed(work: list[Callable[[], Any]], device: str, repeat: int, cold: bool = False) -> list[float]:
-    """Time several functions in turn, `repeat` times, and return each one's median seconds.
+    """Time several functions in turn, `repeat` times, and return the median seconds of each.
 
-    Each is called twice in a row and the second call counts: the first pays for what the function before it left in
-    the caches and in the allocator. With `cold` there is only that one.
+    Each is called twice in a row and the second call counts, because the first depends on what the previous function
+    left in the caches and the allocator. With `cold` there is only the first call.
     """
     seconds = np.zeros((repeat, len(work)))
     for round_ in range(-1 if repeat > 1 else 0, repeat):  # one round to warm up
@@ -109,7 +109,7 @@ def peak_bytes(function: Callable[[], Any], device: str) -> int:
 
 
 def products(f: Any, t: Any, live: list[int], device: str) -> Callable[[], Any]:
-    """Return the products that any exact version makes; `live` classes have samples in each iteration."""
+    """Return the products that any exact version needs; `live` classes have samples in each iteration."""
 
     def work() -> None:
         z = two_products(f, t, device)
@@ -131,7 +131,7 @@ def two_products(f: Any, t: Any, device: str) -> Any:
 
 
 def floor(f: Any, t: Any, present: list[int]) -> Callable[[], Any]:
-    """Return those two products and the active part: the iterations of the `present` classes alone."""
+    """Return the zero-shot and similarity products and the iterations of the `present` classes alone."""
     method, one = MOON(), np.ones(t.shape[0], t.dtype)
     graph, backend = nearest_neighbours(f, method.neighbours), choose(f, t.shape[0])
     rows, mixtures, steps = {}, {}, {}
@@ -272,14 +272,14 @@ def with_previous(rows: list[dict[str, Any]]) -> list[tuple[dict[str, Any], dict
 
 
 def growth(row: dict[str, Any], before: dict[str, Any] | None) -> str:
-    """Return e where the time grew as N^e."""
+    """Return the e for which the time grew as N^e."""
     if before is None:
         return ""
     return f"{math.log(row['seconds'] / before['seconds']) / math.log(row['N'] / before['N']):.2f}"
 
 
 def markdown(lines: list[list[str]]) -> str:
-    """Write lines as a Markdown table, the first as its head."""
+    """Write lines as a Markdown table; the first line is its header."""
     lines = [lines[0], ["---"] * len(lines[0]), *lines[1:]]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
@@ -369,7 +369,7 @@ def gaussian_mixture(f: Any, t: Any, rounds: int = ITERATIONS) -> Any:
 
 
 def alternatives(sizes: list[int], classes: list[int], effective: int | None, repeat: int) -> str:
-    """Time MOON and what one would take instead, on the same data in the same run, as times of MOON's time."""
+    """Time MOON and its alternatives on the same data in the same run, relative to MOON."""
     lines = [["N", "K", "MOON ms", "the equations, dense", "k-means in torch", "GaussianMixture of scikit-learn"]]
     for k in classes:
         for n in (size for size in sizes if size >= k):  # scikit-learn wants as many samples as components

@@ -30,7 +30,7 @@ MISTAKES = {
     "a temperature as scale": (lambda x, t: (x, t, 0.01), "--logit-scale 100"),
     "centred": (lambda x, t: (x - x.mean(0), t, 100.0), "neither centred nor standardised"),
     "standardised": (lambda x, t: ((x - x.mean(0)) / x.std(0), t, 100.0), "neither centred nor standardised"),
-    "one array for both": (lambda x, t: (x, x[:60], 100.0), "passed for both"),
+    "one array for both": (lambda x, t: (x, x[:60], 100.0), "same file or array for both"),
     "lengths": (lambda x, t: (x * np.geomspace(1, 1000, len(x))[:, None], t, 100.0), "lengths from"),
     "alike": (lambda x, t: (x[:1] + 0.001 * x[1:11], np.concatenate([t] * 4), 100.0), "almost the same"),
 }

@@ -50,9 +50,9 @@ def calibration_gaps(confidence: Any, hit: Any) -> Any:
 
 
 def unknown(packs: Packs, cell: Cell, run: int, titles: Sequence[str]) -> Iterator[tuple[str, Numbers]]:
-    """Leave a quarter of the classes that are there out of the text, and measure how well a score finds their samples.
+    """Leave a quarter of the present classes out of the text, and measure how well a score finds their samples.
 
-    The AUROC is None where a batch has one class only, or nothing is left.
+    The AUROC is None if a batch has only one class, or if nothing is left.
     """
     pack = packs[cell.pack]
     rows = draw(cell, pack.labels, run)

@@ -1,4 +1,4 @@
-"""Every method that features alone are enough for, side by side: few classes, all classes, a stream, and harm."""
+"""Comparison of all methods that need only features: few classes, all classes, a stream, and harm."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def gain(results: Results, cell: Cell, title: str) -> float:
 
 
 def counted(results: Results, groups: dict[str, list[Cell]]) -> str:
-    """Say how many batches the means are of."""
+    """Describe the number of batches behind the means."""
     words = []
     for kind, group in groups.items():
         runs = [len(results.runs("accuracy", cell, title)) for cell in group for title in titles()]

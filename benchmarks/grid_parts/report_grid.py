@@ -43,7 +43,7 @@ def average(results: Results, cell: Cell, title: str) -> float:
 
 
 def below(results: Results, cell: Cell, title: str = "tide") -> tuple[float, float]:
-    """Return how far the title is above zero-shot, and above the better of MOON and StatA, in a cell."""
+    """Return the difference of a method to zero-shot, and to the better of MOON and StatA, in a cell."""
     own = average(results, cell, title)
     rivals = max(average(results, cell, rival) for rival in RIVALS)
     return own - average(results, cell, "zero_shot"), own - rivals

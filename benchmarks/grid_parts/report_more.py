@@ -1,4 +1,4 @@
-"""Reports of streams, of known labels and of the time it takes."""
+"""Reports on streams, known labels and time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Markdown: tables, numbers with intervals, and pages of which only marked parts change."""
+"""Markdown: tables, numbers with intervals, and pages in which only marked parts are replaced."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _cell(x: Any) -> str:
 
 
 def mean(values: Iterable[float | None]) -> float:
-    """Return the mean of the values that are there, NaN if none is."""
+    """Return the mean of the values that are not missing, NaN if all are."""
     found = [x for x in values if x is not None and not np.isnan(x)]
     return float(np.mean(found)) if found else float("nan")
 
@@ -48,7 +48,7 @@ def interval(groups: Sequence[Sequence[float]], level: float = 0.95) -> tuple[fl
 
 
 def gain(first: Sequence[Sequence[float]], second: Sequence[Sequence[float]]) -> str:
-    """Return by how much the first is above the second, run by run in each group, with its interval."""
+    """Return the mean difference of the first to the second, paired by run in each group, with its interval."""
     groups: list[Any] = [np.subtract(a, b) for a, b in zip(first, second, strict=True)]
     average = f"{np.mean([group.mean() for group in groups]):+.1f}"
     if all(len(group) == 1 for group in groups):

@@ -35,7 +35,7 @@ USES = {
 
 
 def name_of(title: str) -> str:
-    """Return how a table calls a method."""
+    """Return the name of a method in tables."""
     return NAMES.get(title, title)
 
 
@@ -45,7 +45,7 @@ def method_of(title: str) -> str:
 
 @contextmanager
 def applied(title: str) -> Iterator[Method]:
-    """Give the method of a title; parts of TIDE that the title takes away are away until the end of the block."""
+    """Yield the method of a title; parts of TIDE that the title leaves out are disabled until the end of the block."""
     changes = ABLATIONS.get(title, {})
     options = {key: value for key, value in changes.items() if key in tide.TIDE.specs()}
     functions = {key: value for key, value in changes.items() if key not in options}

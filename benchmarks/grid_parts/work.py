@@ -1,4 +1,4 @@
-"""The work: jobs in processes, a line for each finished result, and nothing done twice."""
+"""Jobs in processes, with one line per finished result, so that nothing is done twice."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Bench:
         return job, list(MEASURES[job.measure](self.packs, job.cell, job.run, job.titles))
 
     def key(self, job: Job, title: str) -> tuple[str, str, int, str, str]:
-        """Return what a result is known by: what was measured, and a hash of code, options and data."""
+        """Return the key of a result: what was measured, and a hash of code, options and data."""
         others = sorted(pack.digest for pack in self.packs.values()) if title == "TIDE with negatives" else []
         words = [fingerprint(title), self.packs[job.cell.pack].digest, *others]
         return job.measure, str(job.cell), job.run, title, hashlib.sha256("".join(words).encode()).hexdigest()[:16]
@@ -79,7 +79,7 @@ def read_log(path: Path) -> dict[tuple[Any, ...], Record]:
 
 
 class Results:
-    """What was found, by measure, cell and title, in the order of the runs."""
+    """The results by measure, cell and title, in the order of the runs."""
 
     def __init__(self, bench: Bench, jobs: Iterable[Job], log: dict[tuple[Any, ...], Record]) -> None:
         self.packs = bench.packs

@@ -105,7 +105,7 @@ def scenario(setting: str, printed: str) -> Row:
     return {"scenario": name} | facts
 
 
-def said_before(words: str) -> Row:
+def setting_of(words: str) -> Row:
     """Return the batch size and the backbone that the words before a tabular name."""
     sizes = re.findall(r"batch size(?: is| of|:)? ([\d,]*\d)", words, re.IGNORECASE)
     backbone = re.search(r"\([a-d]\) ((?:ResNet|ViT)\S+)\.\\par", words)
@@ -116,7 +116,7 @@ def said_before(words: str) -> Row:
 def results(tex: str, label: str, facts: Row, changes: bool = True) -> Iterator[Row]:
     """Give the rows of a table of methods by datasets; `facts` hold for all, `changes` says if changes are printed."""
     for words, (header, *body) in tabulars(tex, label):
-        facts = facts | said_before(words)
+        facts = facts | setting_of(words)
         current: Row = {}
         zero: dict[str, float] = {}
         for cells in body:
@@ -151,7 +151,7 @@ def check(label: str, row: Row, what: str, printed: float, computed: float) -> N
 
 def by_scenario(tex: str, label: str) -> Iterator[Row]:
     for words, (header, *body) in tabulars(tex, label):
-        facts = (ONLINE if "Online" in words else BATCH) | said_before(words) | {"method": "moon"}
+        facts = (ONLINE if "Online" in words else BATCH) | setting_of(words) | {"method": "moon"}
         for name, *cells in body:
             row = facts | {"options": {"beta": "soft" if "soft" in name else "hard"}}
             columns = [column.lower().replace(" ", "_").replace("avg.", "avg") for column in header[1:]]

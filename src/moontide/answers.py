@@ -4,8 +4,8 @@ A method gives probabilities of the classes. The answer for a sample follows fro
 
     unknown   which samples are of none of the classes: those with the highest `Result.unknown`, a share of all samples
               (0.2), or all above a score (">0.9")
-    roll up   how sure an answer has to be: where no class has that probability, the deepest level of the tree whose
-              classes have it together
+    roll up   how sure an answer has to be: if no class has that probability, the answer is the deepest level of the
+              tree whose classes have it together
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def answer(
 ) -> Answers:
     """Return the answers for the samples of a result.
 
-    unknown, roll_up: as in the module's text; None leaves it out. paths: the positions of the classes in the tree.
+    unknown, roll_up: see the docstring of this module; None leaves it out. paths: positions of the classes in the tree.
     known: (N,) class numbers, -1 where not known; these samples keep their label. is_none: (N,) which samples are known
     to be of none of the classes.
 

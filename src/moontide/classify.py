@@ -98,7 +98,7 @@ class Classified:
         return columns | more_columns(self.task, self.groups) | dict(self.more)
 
     def write_table(self, handle: BinaryIO, kind: str) -> None:
-        """Write the table of labels in one of the formats `TABLES` (with top5 as JSON in its cell, where need be)."""
+        """Write the table of labels in one of the formats `TABLES`, with top5 as JSON where cells are text."""
         write_table(handle, self.columns(), kind)
 
     def save(self, path: str | Path) -> None:
@@ -262,7 +262,7 @@ def label_images(
     truth: IntArray | None = None,
     groups: Sequence[str] | None = None,
 ) -> Classified:
-    """Run a method on the features of images; folder names are the truth where there is no other.
+    """Run a method on the features of images; folder names serve as true labels if there are no others.
 
     >>> task = Task(np.eye(2), np.eye(2), class_names=("cat", "dog"))
     >>> images = [ImageFile(name, Path(name)) for name in ("dog/a.jpg", "dog/b.jpg")]
@@ -298,7 +298,7 @@ def _plain(name: str) -> str:
 def located(ids: Iterable[str], folder: str = "") -> list[ImageFile]:
     """Return the locations of the images of a store: paths, or positions in archives.
 
-    Relative paths start here, or where nothing is there, in the folder that the store was made in.
+    Relative paths start in the current folder, or, if nothing is there, in the folder in which the store was made.
 
     >>> located(["photos/a.jpg"])
     [ImageFile(id='photos/a.jpg', path=PosixPath('photos/a.jpg'), offset=None, size=0)]
@@ -318,7 +318,7 @@ def located(ids: Iterable[str], folder: str = "") -> list[ImageFile]:
 
 
 def _located(name: str, folder: str) -> tuple[Path, Path | None]:
-    """Return the path of an image by its id, and the archive that it lies in, if any."""
+    """Return the path of an image by its id, and its archive, if any."""
     for path in (Path(name), Path(folder) / name):
         archive = next((parent for parent in path.parents if parent.suffix == ".tar" and parent.is_file()), None)
         if archive is not None or path.exists():

@@ -12,7 +12,7 @@ from moontide.errors import ResourceError, first_line, missing_extra
 
 @contextmanager
 def joined(address: str | None, cpus: int | None = None) -> Iterator[bool]:
-    """Join the cluster at an address, or start Ray on this machine; yield whether it was started, to be ended here."""
+    """Join the cluster at an address, or start Ray on this machine until the end; yield whether it was started."""
     try:
         import ray
     except ImportError:
@@ -39,7 +39,7 @@ def resources() -> dict[str, float]:
 
 
 def worker_count(workers: int | None, device: str = "cpu") -> int:
-    """Return how many workers to start: `workers`, else one per CPU or GPU; more than there are is an error."""
+    """Return how many workers to start: `workers`, or one per CPU or GPU. More than the cluster has is an error."""
     kind = "GPU" if device.startswith("cuda") else "CPU"
     have = int(resources().get(kind, 0))
     if have < (workers or 1):

@@ -198,11 +198,7 @@ def compare_groups(
 
 @dataclass(frozen=True)
 class Outcome:
-    """The outcome of `compare_methods` for one method.
-
-    >>> Outcome("tent", "skipped", reason="The method tent needs the image encoder.").accuracy is None
-    True
-    """
+    """The result of `compare_methods` for one method."""
 
     method: str
     status: str  # ran, skipped (something it needs is not in the file) or failed
@@ -225,9 +221,9 @@ def compare_methods(
 ) -> list[Outcome]:
     """Run methods with their defaults on a features file (read with `source`), each in a separate process.
 
-    Seconds are those of one run after an unmeasured one on a few samples. Peak memory is what the run added at its
-    highest point to the resident memory of its process (measured on Linux only) or, on cuda, to what was allocated on
-    the device; inputs and libraries are not counted.
+    Seconds are those of one run after an unmeasured one on a few samples. Peak memory is the most that the run added to
+    the resident memory of its process (measured on Linux only) or, on cuda, to the memory allocated on the device;
+    inputs and libraries are not counted.
     The best accuracy comes first, or without labels the fastest; a method that fails does not stop the others.
 
     >>> compare_methods("missing.npz", ["moon"])

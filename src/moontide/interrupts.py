@@ -1,9 +1,9 @@
-"""Ctrl-C in the command line: one line, the status 130, no file in part, and no interpreter taken apart under threads.
+"""Ctrl-C in the command line: one line, the exit status 130, and no incomplete files.
 
-A run has three parts. While the program is loaded there is nothing to clean up, and Ctrl-C leaves at once. While a
-command runs, it raises KeyboardInterrupt in the main thread, between two steps of Python and so never inside a compiled
-loop; what is open is closed and temporary files go, and then the process ends without the finalisers, which could free
-what threads of libraries still use. After the command Ctrl-C is ignored: all is written.
+A run has three parts. While the program is loaded there is nothing to clean up, and Ctrl-C ends it at once. While a
+command runs, Ctrl-C raises KeyboardInterrupt in the main thread, between two steps of Python and so never inside a
+compiled loop. Open files are closed and temporary files removed; then the process ends without running finalisers,
+which could free memory that threads of libraries still use. After the command Ctrl-C is ignored: everything is written.
 
 This file is loaded first, and imports nothing that takes time.
 """
@@ -23,7 +23,7 @@ AGAIN = 0.5  # seconds after which Ctrl-C is raised once more, until it has come
 
 
 def at_once(number: int = signal.SIGINT, frame: Any = None) -> NoReturn:
-    """Leave the process, as a handler of signals: nothing has begun."""
+    """Signal handler that ends the process at once, before the command has begun."""
     try:
         os.write(2, b"error: interrupted\n")
     finally:
@@ -31,9 +31,9 @@ def at_once(number: int = signal.SIGINT, frame: Any = None) -> NoReturn:
 
 
 def until_it_came_through(number: int, frame: Any) -> None:
-    """Raise KeyboardInterrupt, as a handler of signals, again and again but never while it is being cleaned up after.
+    """Signal handler that raises KeyboardInterrupt repeatedly until it takes effect, but not during the clean-up.
 
-    An exception in a callback of a weak reference or in a finaliser is ignored by Python, and the run would go on.
+    Python ignores an exception in a callback of a weak reference or in a finaliser, and the run would go on.
     """
     if hasattr(signal, "setitimer"):
         signal.signal(signal.SIGALRM, until_it_came_through)
@@ -43,7 +43,7 @@ def until_it_came_through(number: int, frame: Any) -> None:
 
 
 def on_interrupt(handler: Any) -> None:
-    """Set what Ctrl-C does, unless it is ignored, as in a background job, or somebody else has a handler.
+    """Set what Ctrl-C does, unless it is ignored (as in a background job) or another handler is installed.
 
     >>> on_interrupt(at_once)
     >>> signal.getsignal(signal.SIGINT) is at_once
@@ -59,7 +59,7 @@ def on_interrupt(handler: Any) -> None:
 
 
 def leave() -> NoReturn:
-    """End the process after an interrupted command: do what is registered for the exit, and no more."""
+    """End the process after an interrupted command, running only the functions registered with atexit."""
     import atexit
     from contextlib import suppress
 

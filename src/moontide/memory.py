@@ -1,4 +1,4 @@
-"""How much memory there is, and a refusal in words before a run that cannot fit."""
+"""How much memory is available, and an error before a run that would need more."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SMALL = 2**26  # what is not worth asking for: 64 MiB
 
 
 def available_bytes() -> int | None:
-    """Return the memory that a new job can take on this machine, or None where that is unknown."""
+    """Return the memory that a new job can use on this machine, or None if unknown."""
     limits = []
     try:
         for line in Path("/proc/meminfo").read_text().splitlines():
@@ -66,7 +66,7 @@ def human(size: float) -> str:
 
 
 def require_memory(need: int, what: str, ref: Any) -> None:
-    """Refuse `what` where it needs more memory than the device of the array `ref` has."""
+    """Refuse `what` if it needs more memory than the device of the array `ref` has."""
     if need < SMALL:
         return
     if getattr(ref, "is_cuda", False):

@@ -95,8 +95,8 @@ def expected_calibration_error(
 def calibration_gaps(hit: npt.ArrayLike, confidence: npt.ArrayLike, bins: int = 15) -> npt.NDArray[np.float64]:
     """Return hits minus confidences, summed in each bin, (B,); these sums can be added over batches.
 
-    The ECE of all samples together is the sum of the absolute sums, divided by their number. A mean of the ECEs of
-    small batches is not: it is larger, as in a bin of few samples hits and confidence always differ.
+    The ECE of all samples is the sum of the absolute values of these sums, divided by the number of samples. The mean
+    of the ECEs of small batches is larger, because hits and confidence always differ in a bin with few samples.
 
     >>> float(calibration_gaps([True, False], [0.9, 0.8], bins=1).round(9)[0])
     -0.7
@@ -144,7 +144,7 @@ def bootstrap_interval(
 
 @lru_cache(maxsize=16)
 def resamples(n: int, draws: int, seed: int = 0) -> npt.NDArray[np.float64]:
-    """Return the weights of n values in each bootstrap draw, (draws, n): the same for all values, so paired.
+    """Return the weights of n values in each bootstrap draw, (draws, n); they depend on n only, so draws are paired.
 
     >>> resamples(4, 9).shape, bool(np.allclose(resamples(4, 9).sum(axis=1), 1))
     ((9, 4), True)

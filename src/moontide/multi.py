@@ -1,7 +1,7 @@
 """Several classes per image: the probability that each class is present, calibrated on the batch.
 
-The probabilities q_ik of a method sum to 1 over the classes: they give the one class of an image. Here every class is a
-question of its own. A cosine of image i and class k, less the mean over the classes of that image, is taken as
+The probabilities q_ik of a method sum to 1 over the classes: each image has one class. Here each class is judged
+separately. The cosine of image i and class k, minus the mean over the classes of that image, is modelled as
 
     r_ik ~ N(m_k + delta_k, s^2)  where class k is in image i,   N(m_k, s^2)  where it is not
 
@@ -10,18 +10,18 @@ delta_k is drawn towards the mean of all classes by `PRIOR` images. That gives t
 
     o_ik = log(pi_k / (1 - pi_k)) + delta_k (r_ik - m_k - delta_k / 2) / s^2,
 
-which rank the classes of an image with several of them well, and the images of a class badly, since they do not know
-what else explains an image. So they are joined with the method's probabilities, flattened, as an image with two classes
-shares its probability between them:
+which rank the classes of one image well if it has several, but rank the images of one class badly, because they ignore
+the other classes of an image. So they are combined with the method's probabilities, flattened because an image with two
+classes divides its probability between them:
 
     u_ik = softmax_k(log(q_ik) / 2 + a o_ik / 4),   p_ik = sigmoid(c logit(u_ik) + b)
 
-with the a that makes sigmoid(a o + .) agree best with q, the c that makes p do so, and the b with which images have
-`per_image` classes on average.
+where a makes sigmoid(a o + .) agree best with q, c does the same for p, and b gives images `per_image` classes on
+average.
 
-Limits: a batch does not determine how many classes an image has on average, so that the user has to (else it is 1); it
-takes some hundred images to distinguish a present class from an absent one; a class that is in nearly all images looks
-like one that is in none; and an encoder of whole images sees small things badly. `benchmarks/multi.py` measures it.
+Limits: a batch does not reveal how many classes an image has on average, so the user has to say (the default is 1); it
+takes a few hundred images to distinguish a present class from an absent one; a class that is in nearly all images looks
+like one that is in none; and an encoder of whole images misses small objects. `benchmarks/multi.py` measures this.
 """
 
 from __future__ import annotations

@@ -36,7 +36,8 @@ def option(
 ) -> Any:
     """Declare an option: one of `choices`, or a number in [low, high] or > above, of the type of its default.
 
-    An option with choices and a numeric range takes either. Without `high`, the bound is that of the module's text.
+    An option with choices and a numeric range takes either. Without `high`, the upper bound is the default that the
+    docstring of this module describes.
 
     >>> @dataclasses.dataclass(frozen=True)
     ... class M(Options):
@@ -121,7 +122,7 @@ class Options:
         for name, spec in self.specs().items():
             if not spec.allows(value := getattr(self, name)):
                 raise OptionError(
-                    f"The '{name}' option of {self.title()} must be {spec.rule()}. Got {value!r} instead."
+                    f"The '{name}' option of {self.title()} must be {spec.rule()}. Got {repr(value)[:60]} instead."
                 )
         for names, why in self.inert():
             for name in names:

@@ -1,12 +1,12 @@
 """Warnings about input that is valid but probably not what the user meant.
 
-Each is a sentence with the remedy, asked by a warning, the first that applies and no other. All look at a sample of the
-rows only. They must never be asked of good data, so that every rule leaves a wide margin:
+Each is a sentence with the remedy. At most one warning is shown per task, the first that applies. Only some of the rows
+are examined. Good data must never cause a warning, so every rule leaves a wide margin:
 
     swapped        the rows of the text features cluster around those of the image features, not the other way round
     another space  the cosines between images and text are near 0, and no class stands out for any image
     logit scale    below 2, where CLIP has 100: mostly the temperature, or a scale that was left out
-    centred        the images have no common direction, which every encoder's have
+    centred        the images have no common direction, although those of every encoder have one
     lengths        the rows differ in length more than embeddings do
     alike          samples that are almost the same, and far more classes than samples
     labels         they count from 1, or agree with zero-shot less often than chance would
@@ -46,7 +46,7 @@ _looked_at: set[tuple[str, int, int, int]] = set()  # devices and shapes of task
 def ask(task: Task, raw: Any = None) -> None:
     """Warn about the first doubtful property of a task; `raw` are the image features before normalisation.
 
-    On a GPU, where looking would take longer than a fit, the first task of a shape is looked at.
+    On a GPU, where this would take longer than a fit, only the first task of each shape is examined.
 
     >>> ask(Task(np.eye(3), np.eye(3)))
     """
@@ -95,8 +95,8 @@ def doubt(task: Task, raw: Any = None) -> str | None:
         )
     if cosines.mean() > max(mean_cosine(x) - GAP, NEARBY):
         return (
-            "The image features are nearer to the text features than to each other, which no model gives; is one file "
-            "or array passed for both?"
+            "The image features are nearer to the text features than to each other, as in no model; did you pass the "
+            "same file or array for both?"
         )
     return _lengths(raw) or _alike(task, x)
 
@@ -141,7 +141,7 @@ def _alike(task: Task, x: FloatArray) -> str | None:
     if task.k < MANY * task.n or task.n < LEAST_CLASSES or mean_cosine(x) < ALIKE:
         return None
     return (
-        f"The {task.n} samples are almost the same, and there are {task.k} classes: such a batch shows little of "
+        f"The {task.n} samples are almost the same, and there are {task.k} classes: such a batch says little about "
         "them. Use fewer classes, or more varied samples."
     )
 

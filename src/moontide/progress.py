@@ -1,4 +1,4 @@
-"""Reporting how far long work has come, without passing a bar through every function.
+"""Progress of long work, without passing a progress bar through every function.
 
 A command (or a notebook) uses `with reporting(show):` and gets show(what, done, total) calls from within; elsewhere
 `track` is a plain loop.
@@ -35,7 +35,7 @@ def reporting(show: Show) -> Iterator[None]:
 
 
 def report(what: str, done: int, total: int) -> None:
-    """Report how far some work is that is no loop over items."""
+    """Report the progress of work that is not a loop over items."""
     show = _show.get()
     if show is not None:
         show(what, done, total)

@@ -47,7 +47,7 @@ NONE = -1.0  # the share of a class whose share was not given
 
 
 class Plan(NamedTuple):
-    """How long a run over shards is: calls of all shards, and how many of those are the steps that are reported."""
+    """The length of a run over shards: calls of all shards, and how many of them are steps shown as progress."""
 
     calls: int
     steps: int
@@ -213,8 +213,8 @@ class OnlineMethod(Method):
     def step(self, state: S, x: Array, known: Array | None = None) -> tuple[S, Result]:
         """Predict the samples `x` and return the state after them; `state` itself is not modified.
 
-        `x` is what the method reads of each sample: features (n, d), views (n, V, d) or images. `known` (n,) has the
-        class numbers of samples whose label is known, -1 for the others, for methods that accept known labels.
+        `x` are the features (n, d), views (n, V, d) or images that the method reads. `known` (n,) has the class
+        numbers of samples whose label is known, -1 for the others, for methods that accept known labels.
         """
         x = self.check(state, x)
         return self.advance(state, x, None if known is None else self.check_known(state, x, known))
@@ -237,12 +237,12 @@ class OnlineMethod(Method):
         return None
 
     def correct(self, state: S, x: Array, known: Array, before: Array | None = None) -> S:
-        """Return the state after labels of samples that were predicted before became known, (n, d) and (n,).
+        """Return the state after the true labels `known` (n,) of earlier samples `x` (n, d) were given.
 
-        The next step makes use of them; a sample that the state no longer remembers counts as a labelled one all the
-        same. An entry of -1 takes back a label that was given by mistake. `before` (n,) are the labels that these
-        samples had so far, -1 where none: they no longer count, so that every sample has one label however often it is
-        corrected. Without it, samples that the state no longer remembers are taken to have had none.
+        The next step uses them. A sample that the state no longer remembers counts as a labelled sample too. An entry
+        of -1 takes back a label that was given by mistake. `before` (n,) are the labels that these samples had so far,
+        -1 for none; they no longer count, so that each sample has one label however often it is corrected. Without
+        `before`, samples that the state no longer remembers are assumed to have had no label.
         """
         x = self.check(state, x)
         known = self.check_known(state, x, known)
@@ -279,7 +279,7 @@ class OnlineMethod(Method):
 
 @dataclasses.dataclass(frozen=True)
 class GivenState(State):
-    """A state with what is given once for the whole stream; `given_inputs` makes its fields."""
+    """A state with the inputs that are given once per stream; `given_inputs` makes its fields."""
 
     class_prior: Array = dataclasses.field(metadata=per_class(0))  # (K,) shares of the classes, NONE where not given
     negatives: Array  # (M, d) embeddings of names that no image should be
@@ -299,7 +299,7 @@ def given_inputs(task: Task) -> dict[str, Array]:
 
 
 def given_shares(prior: Array) -> Array | None:
-    """Return the shares of a `GivenState`, (K,), classes without one taken as average; None where no class has any.
+    """Return the class shares of a `GivenState`, (K,), the average where one is missing; None if all are missing.
 
     >>> import numpy as np
     >>> given_shares(np.asarray([0.5, 0.5, -1.0])).round(2)
@@ -328,14 +328,14 @@ class PerBatch(OnlineMethod):
     method: Method
 
     def __post_init__(self) -> None:
-        """Answer to the name and the needs of the method inside; a state holds what is given only where it is used."""
+        """Take over the name and needs of the inner method; the state has given inputs only if the method uses them."""
         for attribute in ("name", "needs", "accepts", "citation"):
             object.__setattr__(self, attribute, getattr(self.method, attribute))
         if self.accepts & {"class_prior", "negatives"}:
             object.__setattr__(self, "state_type", GivenState)
 
     def start(self, task: Task) -> State:
-        """Keep what is given once for the whole stream, where the method makes use of it."""
+        """Keep the inputs that are given once per stream, if the method uses them."""
         given = given_inputs(task) if self.state_type is GivenState else {}
         return self.state_type(text=task.text, logit_scale=task.logit_scale, seen=0, **given)
 
@@ -364,7 +364,7 @@ def as_online(method: Method) -> OnlineMethod:
 
 
 def samples(method: Method, task: Task) -> Any:
-    """Return what the method reads of each sample of a task, as its `step` takes it.
+    """Return the samples of a task as the method's `step` takes them: features, views or images.
 
     >>> import numpy as np, moontide
     >>> samples(moontide.method("moon"), Task(np.eye(2), np.eye(2))).shape
@@ -391,9 +391,9 @@ def renumber(numbers: Array, keep: Sequence[int], k: int) -> Array:
 
 
 def change_classes(method: OnlineMethod, state: State, keep: Sequence[int], text: Array | None = None) -> State:
-    """Return a state with the classes `keep`, in that order, and then new ones, of which nothing is remembered.
+    """Return a state with the classes `keep`, in that order, followed by new classes that have no past.
 
-    Only what is declared `per_class` changes, and of new classes it is what `start` makes it.
+    Only fields that are declared `per_class` change; their entries for new classes are those that `start` makes.
 
     >>> import moontide, numpy as np
     >>> tda = moontide.method("tda")
@@ -425,10 +425,10 @@ def change_classes(method: OnlineMethod, state: State, keep: Sequence[int], text
 
 
 def carry(old: Array, fresh: Array, index: Array, k: int, class_axis: int | None, entries: str) -> Array:
-    """Return the entries of the classes `index` out of k of an array, and then those of `fresh` for the new classes.
+    """Return an array with the entries of the classes `index` (of k), followed by those of `fresh` for the new classes.
 
-    Numbers of classes follow the classes, and shares of those that stay are made to sum to 1. An array of "classes" has
-    for each class its shares of all of them, (K, K).
+    Class numbers are changed accordingly, and the shares of the classes that stay are scaled to sum 1. An array of
+    "classes" holds for each class its shares of all classes, (K, K).
 
     >>> import numpy as np
     >>> carry(np.asarray([[0.2, 0.2, 0.6]]), np.zeros((1, 3)), np.asarray([0, 1]), 3, 1, "shares")

@@ -83,7 +83,7 @@ class Simulated:
 
 
 class _Concepts(NamedTuple):
-    """What the encoder knows of each of its M concepts, the classes first."""
+    """The encoder's M concepts, of which the first are the classes."""
 
     centres: Floats  # (M, d - 2) of images
     leanings: Floats  # (M, d - 2) where images of similar concepts lean to
@@ -131,7 +131,7 @@ def simulate(
 
 
 def _draw_concepts(n: int, dim: int, rng: np.random.Generator) -> _Concepts:
-    """Draw centres, leanings and prompts of n concepts: a part of their superclass and a part of their own each."""
+    """Draw centres, leanings and prompts of n concepts, each the sum of a part of the superclass and an own part."""
     n_super = -(-n // SUPERCLASS_SIZE)
     of = (n_super * rng.random(n) ** 2).astype(np.int64)  # (n,) superclass; the square makes some large, many small
     meaning_axes, error_axes = _spectrum(MEANING_AXES, dim), _spectrum(TEXT_ERROR_AXES, dim)
@@ -151,13 +151,13 @@ def _draw_concepts(n: int, dim: int, rng: np.random.Generator) -> _Concepts:
 
 
 def _draw_text(prompts: Floats, rotation: Floats, rng: np.random.Generator) -> Floats:
-    """Put the prompts into their cone, at scattered distances from its axis."""
+    """Place the prompts in their cone, at varying distances from its axis."""
     cone = math.sqrt(TEXT_CONE) * np.array([CONE_COSINE, math.sqrt(1 - CONE_COSINE**2)], np.float32)
     return _on_sphere(cone, _scatter(TEXT_SCATTER, len(prompts), rng) * prompts, rotation)  # (K, d)
 
 
 def _draw_images(labels: NDArray[np.int64], concepts: _Concepts, rotation: Floats, rng: np.random.Generator) -> Floats:
-    """Draw an image for each label: cone, centre, and a spread made of leaning and noise."""
+    """Draw an image per label: cone, centre, and a spread that consists of leaning and noise."""
     classes, rows = np.unique(labels, return_inverse=True)  # (K_eff,), (N,)
     directions = _unit(concepts.centres)
     weights = _unit(np.exp(SIMILARITY * directions[classes] @ directions.T))  # (K_eff, M)
@@ -185,10 +185,10 @@ def _on_sphere(cone: Floats, rest: Floats, rotation: Floats) -> Floats:
 
 
 def _spectrum(part: tuple[float, int], dim: int) -> Floats:
-    """Return the standard deviations of a part along the axes, their squares summing to 1.
+    """Return the standard deviations of a part along the axes; their squares sum to 1.
 
-    The variances fall as j^-decay exp(-j / (0.3 dim)), a power law cut off, as the eigenvalues of real features do.
-    Each part has its largest along other axes: part number p starts at p dim / 8.
+    The variances fall as j^-decay exp(-j / (0.3 dim)), a power law with a cut-off, like the eigenvalues of real
+    features. Each part has its largest variances along other axes: part number p starts at p dim / 8.
     """
     decay, number = part
     j = np.arange(1, dim + 1)

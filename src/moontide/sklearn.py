@@ -80,7 +80,7 @@ class TideClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.options = options
 
     def fit(self, X: npt.ArrayLike, y: npt.ArrayLike | None = None) -> TideClassifier:
-        """Look at the rows of X; y has their classes, -1, "" or None where they are not known, or is None."""
+        """Label the rows of X together; y has their classes (-1, "" or None if unknown), or is None."""
         if self.text_features is None and y is None:
             raise ValueError(
                 "TideClassifier without 'text_features' requires y to be passed, but the target y is None; pass one."
@@ -127,7 +127,7 @@ class TideClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return np.stack([X[known == k].mean(axis=0) for k in range(len(self.classes_))])
 
     def _directed(self, X: FloatArray) -> FloatArray:
-        """Give rows of zeros, which have no direction, that of the mean of the anchors, which favours no class."""
+        """Replace rows of zeros, which have no direction, by the mean of the anchors, which favours no class."""
         zero: npt.NDArray[np.bool_] = np.asarray((X == 0).all(axis=1))
         return np.where(zero[:, None], self.centre_, X).astype(X.dtype) if zero.any() else X
 

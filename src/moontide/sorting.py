@@ -1,7 +1,7 @@
-"""Images into folders by their labels, as links or copies, or under new names; and all of it undone.
+"""Sort images into folders by their labels, as links or copies, or rename them; everything can be undone.
 
-What is going to be done is written to `UNDO` in the folder first, and then done: whatever stops it, `undo` takes it
-back. Nothing is ever replaced, and nothing is made outside the folder.
+The moves are written to `UNDO` in the folder before they are made, so `undo` can reverse them even if they were
+interrupted. No file is ever replaced, and nothing is created outside the folder.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from moontide.errors import FileError, OptionError, shorten
-from moontide.store.disk import reading, replacing
+from moontide.store.disk import read_json, reading, replacing
 
 UNDO = "moontide-undo.json"
 FIELDS = ("{label}", "{name}", "{number}", "{confidence}")
@@ -42,7 +42,7 @@ def plan(
     copy: bool = False,
     pattern: str | None = None,
 ) -> list[Move]:
-    """Return what to do: into sub-folders of `folder` by label, or where they are under names of a pattern.
+    """Return the moves that sort images into sub-folders of `folder` by label, or rename them by a pattern in place.
 
     >>> images = [Path("a.jpg"), Path("b.jpg")]
     >>> moves = plan(images, ["cat", "dog/wolf"], [0.9, 0.8], Path("out"), pattern="{label}-{number}")
@@ -80,7 +80,7 @@ def safe(name: str) -> str:
 
 
 def apply(moves: Sequence[Move], folder: Path) -> Path:
-    """Do what is planned, and return the file that `undo` reads; `folder` is where that is kept."""
+    """Make the moves, and return the file that `undo` reads, which is kept in `folder`."""
     record = folder / UNDO
     if record.exists():
         raise FileError(f"{folder} was sorted before; reverse that first: moontide undo {folder}")
@@ -115,9 +115,9 @@ def apply(moves: Sequence[Move], folder: Path) -> Path:
 
 
 def undo(folder: str | Path) -> int:
-    """Take back what `apply` did in a folder, and return how many images that were.
+    """Reverse what `apply` did in a folder, and return the number of images.
 
-    A copy that was changed since stays where it is.
+    A copy that has been changed since then stays where it is.
 
     >>> undo("no-such-folder")
     Traceback (most recent call last):
@@ -129,7 +129,7 @@ def undo(folder: str | Path) -> int:
     if not record.is_file():
         raise FileError(f"There is nothing to undo in {folder}: it has no {UNDO}.")
     with reading(record):
-        held = json.loads(record.read_text(encoding="utf-8"))
+        held = read_json(record)
         rows = [(Path(source), Path(target), str(how)) for source, target, how in held["moves"]]
     done = 0
     renamed = [(source, target) for source, target, how in rows if how == "rename"]

@@ -1,11 +1,5 @@
 """Streams of samples that come one by one or in small batches, labelled by any method as they come.
 
-    stream = Stream("tda", text, class_names=names, batch_size=16, max_wait=0.5)
-    result = stream.push(x)            # what was completed by it: maybe nothing, maybe samples that waited
-    result = stream.poll()             # what has waited long enough; call it now and then where pushes may stop
-    stream.add_classes(more, ["owl"])  # and stream.remove_classes(["cat"])
-    stream.save("birds.safetensors")   # Stream.load goes on to the last bit
-
 Samples are answered in the order in which they came. What is remembered is the state of the method, whose size does not
 depend on the length of the stream, and fewer samples that wait than `batch_size`. Samples that are there already are
 labelled in their order by `run_stream`, from a state or a file (`save_state` and `load_state` of `store.states`).
@@ -20,7 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from moontide.core.arrays import Array, as_real, device, is_torch_array, like, namespace
+from moontide.core.arrays import Array, device, like, namespace
 from moontide.errors import FileError, InputError, MissingInputError, OptionError, unknown_name
 from moontide.protocols import Method, State, as_online, change_classes, copy_array, renumber, samples
 from moontide.registry import DEFAULT
@@ -72,10 +66,8 @@ class Stream:
         `negatives` (M, d) are as in `fit_predict`.
         """
         if text is None:
-            raise InputError(
-                "'text' is missing: pass the embeddings of the class names, as in Stream(text=anchors) or, with "
-                "another method, Stream('tda', anchors)."
-            )
+            how = "Stream(text=anchors) or, with another method, Stream('tda', anchors)"
+            raise InputError(f"'text' is missing: pass the embeddings of the class names, as in {how}.")
         chosen = make_method(method) if isinstance(method, str) else method
         missing = sorted(chosen.needs - {"views", "images"} - extras.keys())
         if missing:
@@ -116,10 +108,13 @@ class Stream:
         x = self.method.check(self.state, x)
         if known is not None:
             known = self.method.check_known(self.state, x, known)
-        rows = x if self._rows is None else join(self._rows, x)
         if known is not None or self._known is not None:
-            known = join_known(self._known, self.waiting, known, len(x), self.state.text)
-        return self._advance(rows, known, whole=not self._late())
+            xp, where = namespace(self.state.text), device(self.state.text)
+            both = (self._known, self.waiting), (known, len(x))
+            known = xp.concat([xp.full((n,), -1, dtype=xp.int64, device=where) if k is None else k for k, n in both])
+        if self._rows is not None:  # features or views, else a list of images
+            x = namespace(x).concat([self._rows, x]) if hasattr(self._rows, "dtype") else [*self._rows, *x]
+        return self._advance(x, known, whole=not self._late())
 
     def correct(self, x: Any, known: Array, before: Array | None = None) -> None:
         """Give the method the labels (n,) of samples (n, d) that were answered before, for the next answers to use.
@@ -162,20 +157,23 @@ class Stream:
 
     def add_classes(self, text: Array, class_names: Sequence[str] | None = None) -> None:
         """Add the classes of `text` (A, d) after those there are; samples that wait are labelled with them too."""
-        text = as_real(text, "text_features")
         if (class_names is None) != (self.class_names is None):
             rule = "needs 'class_names', as the stream has them" if class_names is None else "takes no 'class_names'"
             raise InputError(f"'add_classes' {rule}.")
-        names = None
-        if self.class_names is not None and class_names is not None:
-            names = (*self.class_names, *check_class_names(class_names, text.shape[0]))
-        self.state = change_classes(self.method, self.state, range(self.state.text.shape[0]), text)
-        self.class_names = names
+        k = self.state.text.shape[0]
+        state = change_classes(self.method, self.state, range(k), text)
+        names = () if class_names is None else check_class_names(class_names, state.text.shape[0] - k)
+        self.state, self.class_names = state, self.class_names and (*self.class_names, *names)
 
     def remove_classes(self, classes: Sequence[int | str]) -> None:
         """Forget classes, by number or name; the numbers of those behind them move up."""
-        k = self.state.text.shape[0]
-        gone = {self._number(which, k) for which in classes}
+        k, names = self.state.text.shape[0], self.class_names or ()
+        for which in classes:
+            if isinstance(which, str) and which not in names:
+                raise unknown_name("class", which, names)
+            if not isinstance(which, str) and not 0 <= which < k:
+                raise InputError(f"'classes' must be numbers from 0 to {k - 1}, or names. Got {which} instead.")
+        gone = {names.index(which) if isinstance(which, str) else which for which in classes}
         keep = [i for i in range(k) if i not in gone]
         if not keep:
             raise InputError(f"A stream needs at least one class. Got all {k} to remove; add others first.")
@@ -184,23 +182,13 @@ class Stream:
             self._known = renumber(self._known, keep, k)
         self.class_names = self.class_names and tuple(self.class_names[i] for i in keep)
 
-    def _number(self, which: int | str, k: int) -> int:
-        if isinstance(which, str):
-            if self.class_names is None or which not in self.class_names:
-                raise unknown_name("class", which, self.class_names or ())
-            return self.class_names.index(which)
-        if not 0 <= which < k:
-            raise InputError(f"'classes' must be numbers from 0 to {k - 1}, or names. Got {which} instead.")
-        return int(which)
-
     def save(self, path: str | Path) -> None:
         """Write the stream, with what waits, to a state file, whose state `load_state` reads too."""
         if self.waiting and "images" in self.method.needs:
             raise InputError(f"{self.waiting} images wait, which a state file cannot hold; call flush() first.")
         settings = {"class_names": self.class_names, "batch_size": self.batch_size, "max_wait": self.max_wait}
-        arrays = {WAITING: self._rows} if self.waiting else {}
-        if self._known is not None:
-            arrays[WAITING_KNOWN] = self._known
+        waiting = {WAITING: self._rows, WAITING_KNOWN: self._known}
+        arrays = {name: x for name, x in waiting.items() if x is not None}
         data = states.state_bytes(self.method, self.state, {"stream": json.dumps(settings)}, arrays)
         with replacing(path) as handle:
             handle.write(data)
@@ -245,9 +233,8 @@ def run_stream(
         raise OptionError(f"'batch_size' must be an integer of at least 1. Got {batch_size!r} instead.")
     n = task.n - task.n % batch_size if drop_last else task.n
     if n == 0:
-        raise InputError(
-            f"'drop_last' leaves nothing of {task.n} samples in batches of {batch_size}; use smaller batches."
-        )
+        how = f"of {task.n} samples in batches of {batch_size}; use smaller batches"
+        raise InputError(f"'drop_last' leaves nothing {how}.")
     online = as_online(method)
     online.require(task.rows(0, min(batch_size, n)))
     if state is None:
@@ -265,21 +252,3 @@ def run_stream(
         if progress is not None:
             progress(at.stop, n)
     return state, Result.concatenate(results)
-
-
-def join(first: Any, second: Any) -> Any:
-    """Put samples after others: rows of arrays, or lists of images.
-
-    >>> join([1], [2])
-    [1, 2]
-    """
-    if is_torch_array(first) or hasattr(first, "dtype"):
-        return namespace(first).concat([first, second])
-    return [*first, *second]
-
-
-def join_known(first: Array | None, n: int, second: Array | None, m: int, ref: Array) -> Array:
-    """Put known labels of m samples after those of n others, in the kind of `ref`; None: no label is known."""
-    xp = namespace(ref)
-    none = xp.full((n + m,), -1, dtype=xp.int64, device=device(ref))
-    return xp.concat([none[:n] if first is None else first, none[n:] if second is None else second])

@@ -26,7 +26,7 @@ from moontide.core.arrays import (
     unit_rows,
 )
 from moontide.core.backends import fused
-from moontide.core.graph import Graph, adapt_graph
+from moontide.core.graph import Graph
 from moontide.errors import InputError, listed, missing_extra
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ class Task:
 
     @classmethod
     def of_classes(cls, text: Array, logit_scale: float = 100.0, **fields: Any) -> Task:
-        """Make a task of what is given for the classes, checked and scaled; its one sample stands for those to come.
+        """Make a task from the inputs of a stream, checked and scaled; its only sample is a placeholder.
 
         >>> Task.of_classes(2 * np.eye(2), class_names=["cat", "dog"]).text
         array([[1., 0.],
@@ -162,7 +162,7 @@ class Task:
         return self.trusted(features=some(self.features), graph=None, extras=extras, known=known)
 
     def trusted(self, **changes: Any) -> Task:
-        """Return the task with some fields replaced by what is known to be fit: nothing is checked or scaled again.
+        """Return the task with some fields replaced by valid values; nothing is checked or scaled again.
 
         >>> task = Task(np.eye(2), np.eye(2))
         >>> task.trusted(features=task.features[:1]).text is task.text
@@ -177,9 +177,9 @@ class Task:
 
 
 class UnverifiedTask(Task):
-    """A task on a GPU, scaled without waiting to know whether all rows have a direction: ask `verified` after the run.
+    """A task on a GPU, scaled without waiting for the check that no row is zero: call `verified` after the run.
 
-    A fit of a fraction of a millisecond would take half as long again.
+    Waiting would make a fit of a fraction of a millisecond half as long again.
     """
 
     flaws: ClassVar[Array | None] = None
@@ -194,7 +194,7 @@ class UnverifiedTask(Task):
         return rows[0], rows[1]
 
     def verified(self) -> bool:
-        """Return whether every row had a length that it could be divided by; the others are zeros."""
+        """Return whether every row could be scaled to unit length; the others are zeros."""
         return self.flaws is None or not int(self.flaws)
 
 
@@ -242,6 +242,20 @@ def class_numbers_of(labels: Any, class_names: Sequence[str] | None, name: str) 
     if bad:
         raise InputError(f"'{name}' must be class names. There is no class called {listed(map(repr, bad))}.")
     return np.asarray([number[text] for text in texts], dtype=np.int64).reshape(values.shape)
+
+
+def adapt_graph(graph: Graph, features: Array) -> Graph:
+    """Check that a graph covers the rows of `features`, and bring it to their namespace, device and dtype."""
+    if graph.neighbours.shape[0] != features.shape[0]:
+        raise InputError(
+            f"'graph' must have one row per sample ({features.shape[0]}). Got {graph.neighbours.shape[0]} instead."
+        )
+    n, xp = features.shape[0], namespace(features)
+    if graph.m and not (int(graph.neighbours.min()) >= 0 and int(graph.neighbours.max()) < n):
+        raise InputError(f"'neighbours' of a graph must be row numbers from 0 to {n - 1}.")
+    neighbours = graph.neighbours if is_torch_array(features) else to_numpy(graph.neighbours)
+    neighbours = xp.asarray(neighbours, dtype=xp.int64, device=device(features))
+    return Graph(neighbours, like(graph.weights, features), graph.recall)
 
 
 def check_known(known: Any, n: int, k: int, ref: Array) -> Array:

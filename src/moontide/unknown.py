@@ -5,8 +5,8 @@
     TANL     test-time activated negative labels, 2026, as in the package YBZh/OpenOOD-VLM
 
 All take image embeddings (N, d) and class-name embeddings (K, d), of any length, and return one score per image: the
-higher, the more likely is one of the K classes (`Result.unknown` runs the other way). Where to draw the line is the
-user's: usually at the score that 95 % of known images exceed. The predicted class stays that of zero-shot.
+higher, the more likely is one of the K classes (`Result.unknown` has the opposite direction). The user chooses the
+threshold, usually the score that 95 % of known images exceed. The predicted class is that of zero-shot.
 
 Symbols:  f_i, t_k, u -> features, text, negatives   tau, 1 / tau -> tau, logit_scale   G -> groups
           TANL: Q+, Q- -> known_rows, unknown_rows   H -> history   S -> scores   a -> activation   n_sel -> selected
@@ -31,8 +31,8 @@ BLOCK_ROWS = 1024  # images whose similarities to the negatives are held at once
 def mcm(features: Array, text: Array, tau: float = 1.0) -> Array:
     """Score by maximum concept matching: max_k softmax_k(f_i.t_k / tau), (N,).
 
-    tau = 1 is on the cosines themselves, as published: scores are a little above 1 / K, and only their order counts. A
-    tau of 0.01 gives the maximum softmax probability (MSP), which some packages call MCM.
+    tau = 1 applies the softmax to the cosines themselves, as published: scores are slightly above 1 / K, and only their
+    order matters. A tau of 0.01 gives the maximum softmax probability (MSP), which some packages call MCM.
 
     >>> mcm(np.asarray([[1.0, 0.0], [1.0, 1.0]]), np.eye(2)).round(3)
     array([0.731, 0.5  ])
@@ -45,8 +45,8 @@ def mcm(features: Array, text: Array, tau: float = 1.0) -> Array:
 def mine_negatives(candidates: Array, text: Array, share: float = 0.15, quantile: float = 0.95) -> Array:
     """Choose negative names: the rows of `candidates` (M, d) that are furthest from the classes, furthest first.
 
-    q(u) = the quantile, interpolated linearly, of the K cosines u.t_k; the floor(share M) rows of lowest q are kept.
-    NegLabel does so for the nouns of WordNet and for its adjectives apart, and joins what is left.
+    q(u) is the quantile, interpolated linearly, of the K cosines u.t_k; the floor(share M) rows of lowest q are kept.
+    NegLabel does this separately for the nouns and the adjectives of WordNet, and combines what is kept.
 
     >>> mine_negatives(np.asarray([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0]]), np.asarray([[1.0, 0.0]]), share=0.7)
     array([2, 1])
@@ -78,8 +78,8 @@ def neglabel(
 
     s_ig = sum_k e^(f.t_k / tau) / (sum_k e^(f.t_k / tau) + sum_{u in group g} e^(f.u / tau)),  score_i = mean_g s_ig
 
-    `negatives` (M, d) are dealt out at random (`seed`) to `groups` of equal size, the last ones that do not fill them
-    left out; None: 100 groups as published, fewer where they would have less than 100 names.
+    `negatives` (M, d) are divided at random (`seed`) into `groups` of equal size, and a remainder is left out. None
+    means 100 groups as published, or fewer if these would have less than 100 names.
 
     >>> neglabel(np.eye(2), np.eye(2)[:1], np.eye(2)[1:])
     array([1.00000000e+00, 3.72007598e-44])
@@ -116,7 +116,7 @@ def share_of(a: Array, b: Array) -> Array:
 
 @dataclasses.dataclass(frozen=True)
 class TANLState:
-    """What TANL remembers: arrays in the kind of the text; (P, M) and (Q, M) with P and Q at most `queue`."""
+    """The state of TANL: arrays of the same kind as the text; (P, M) and (Q, M) with P and Q at most `queue`."""
 
     text: Array  # (K, d) unit rows
     negatives: Array  # (M, d) unit rows
@@ -133,15 +133,15 @@ class TANL(Options):
     Rows are softmax over [T; U] of f.[T; U] / tau, negative columns only; the activation of a name is a = mean of
     unknown rows - mean of known rows; sel = the n_sel names of highest activation, highest first. S(f; sel) is the
     share of the classes in the softmax over [T; sel], for gamma > 0 the mean of it over the first gamma, 2 gamma, ...,
-    n_sel names of sel. Of each batch:
+    n_sel names of sel. For each batch:
 
         s = S with a as it is; H gets s; th splits H in two (Otsu)
         surely known: s > th + gap (1 - th), surely unknown: s < th - gap th
         a' from alpha times the means so far and 1 - alpha times those of the sure rows of this batch (if there are any)
         the answer is S with a'; then the sure rows enter the queues
 
-    The start stands the class names for known images and `noise` (rows of image embeddings of noise, as published) for
-    unknown ones; without noise, the negative names themselves, which is a deviation.
+    At the start, the class names stand for known images, and `noise` (embeddings of noise images, as published) for
+    unknown ones. Without noise, the negative names stand for unknown images, which differs from the publication.
 
     >>> rng = np.random.default_rng(0)
     >>> tanl, text, negatives = TANL(selected=9), rng.normal(size=(3, 8)), rng.normal(size=(9, 8))
@@ -165,7 +165,7 @@ class TANL(Options):
     def start(
         self, text: Array, negatives: Array, *, noise: Array | None = None, logit_scale: float = 100.0, seed: int = 0
     ) -> TANLState:
-        """Make the state before the first batch; `seed` draws which class names, and which negatives, are kept."""
+        """Make the state before the first batch; `seed` determines which class names and negatives are kept."""
         _positive("logit_scale", logit_scale)
         t = _unit(text, "text_features")
         u = _unit(negatives, "negatives", text)
@@ -182,7 +182,7 @@ class TANL(Options):
         return dataclasses.replace(state, history=self.scores(state, xp.concat([known, unknown]), names))
 
     def step(self, state: TANLState, features: Array) -> tuple[TANLState, Array]:
-        """Score a batch, (n,), and return the state after it; `state` itself stays as it was."""
+        """Score a batch, (n,), and return the state after it; `state` itself is not modified."""
         f = _unit(features, "features", state.text)
         xp = namespace(f)
         means = xp.mean(state.known_rows, axis=0), xp.mean(state.unknown_rows, axis=0)  # (M,), (M,)
@@ -234,7 +234,8 @@ def activations(f: Array, text: Array, negatives: Array, logit_scale: float) -> 
 def otsu(scores: Array) -> float:
     """Return the threshold th in 0, 0.01, ..., 0.99 that splits scores at s >= th with the least variance within parts.
 
-    Parts are weighted by their size; a split with an empty part counts as infinite; of equals the middle one is taken.
+    Parts are weighted by their size; a split with an empty part counts as infinite. Among equals the middle one is
+    returned.
 
     >>> otsu(np.asarray([0.1, 0.2, 0.8, 0.9]))
     0.51

@@ -1,7 +1,7 @@
-"""Augmented views of images for MTA: view 0 the image itself, the others random crops, flipped half of the time.
+"""Augmented views of images for MTA: view 0 is the image itself, the others are random crops, half of them flipped.
 
-A crop takes 8 to 100 % of the area at an aspect ratio between 3:4 and 4:3, as is usual, and is stretched to a square
-before the encoder's own preprocessing.
+As usual, a crop has 8 to 100 % of the area and an aspect ratio between 3:4 and 4:3. It is stretched to a square before
+the encoder's own preprocessing.
 """
 
 from __future__ import annotations

@@ -3,20 +3,6 @@ import json
 import numpy as np
 import pytest
 
-from moontide.cli import main
-
-
-@pytest.fixture
-def moontide(capfd):
-    """Run a command line; returns the exit status, stdout and stderr."""
-
-    def run(*arguments):
-        status = main([str(argument) for argument in arguments])
-        captured = capfd.readouterr()
-        return status, captured.out, captured.err
-
-    return run
-
 
 def test_run_twice_and_report(moontide, features, tmp_path):
     out = tmp_path / "results"

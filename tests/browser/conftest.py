@@ -7,6 +7,7 @@ import base64
 import fcntl
 import json
 import os
+import select
 import shutil
 import signal
 import tempfile
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+PATIENCE = 120  # seconds for an answer, on a busy machine
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 FLAGS = (
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--disable-background-networking",
@@ -57,6 +59,8 @@ class Page:
 
     def _receive(self):
         while b"\0" not in self.buffer:
+            if not select.select([self.inn], [], [], PATIENCE)[0]:
+                raise TimeoutError(f"Chromium has not answered for {PATIENCE} seconds.")
             some = os.read(self.inn, 1 << 20)
             if not some:
                 raise RuntimeError("Chromium has gone.")

@@ -5,8 +5,6 @@ import csv
 import numpy as np
 import pytest
 
-from moontide.cli import main
-
 pillow = pytest.importorskip("PIL.Image")
 
 PLUGIN = '''
@@ -49,16 +47,10 @@ def plugin(tmp_path_factory, monkeypatch):
 
 
 @pytest.fixture
-def moontide(capfd, tmp_path, monkeypatch):
+def moontide(moontide, tmp_path, monkeypatch):
     """Run a command line in an empty folder; returns the exit status, stdout and stderr."""
     monkeypatch.chdir(tmp_path)
-
-    def run(*arguments):
-        status = main([str(argument) for argument in arguments])
-        captured = capfd.readouterr()
-        return status, captured.out, captured.err
-
-    return run
+    return moontide
 
 
 def _paint(path, colour, rng, size=(24, 16)):

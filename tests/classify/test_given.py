@@ -6,19 +6,9 @@ import json
 import numpy as np
 import pytest
 
-from moontide.protocols import Method
 from moontide.store.features import NEGATIVES, FeatureStore
 
 pytest.importorskip("PIL.Image")
-
-
-@pytest.fixture
-def tasks(monkeypatch):
-    """Every task that a method gets."""
-    seen = []
-    fit = Method.fit_predict
-    monkeypatch.setattr(Method, "fit_predict", lambda self, task: seen.append(task) or fit(self, task))
-    return seen
 
 
 @pytest.fixture

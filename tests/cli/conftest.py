@@ -3,8 +3,6 @@
 import numpy as np
 import pytest
 
-from moontide.cli import main
-
 N, K, D = 40, 4, 16
 
 
@@ -22,15 +20,3 @@ def features(tmp_path, arrays):
     path = tmp_path / "features.npz"
     np.savez(path, **arrays, classnames=["ant", "bee", "cat", "dog"], logit_scale=20.0)
     return path
-
-
-@pytest.fixture
-def moontide(capfd):
-    """Run a command line; returns the exit status, stdout and stderr."""
-
-    def run(*arguments):
-        status = main([str(argument) for argument in arguments])
-        captured = capfd.readouterr()
-        return status, captured.out, captured.err
-
-    return run

@@ -48,7 +48,7 @@ def test_without_labels_the_largest_classes(moontide, tmp_path, arrays):
 
 
 @pytest.mark.parametrize(
-    ("flags", "solver"),
+    ("flags", "chosen"),
     [
         (["--method", "zero_shot"], library.method("zero_shot")),
         (["--method", "moon", "--preset", "paper"], library.MOON.from_preset("paper")),
@@ -59,10 +59,10 @@ def test_without_labels_the_largest_classes(moontide, tmp_path, arrays):
         ),
     ],
 )
-def test_methods_presets_and_options_reach_the_library(moontide, features, tmp_path, flags, solver):
+def test_methods_presets_and_options_reach_the_library(moontide, features, tmp_path, flags, chosen):
     status, _, err = moontide("adapt", features, *flags, "--out", tmp_path / "p.npz")
     assert (status, err) == (0, f"wrote {tmp_path / 'p.npz'}\n")
-    expected = solver.fit_predict(read_task(features).task)
+    expected = chosen.fit_predict(read_task(features).task)
     with np.load(tmp_path / "p.npz", allow_pickle=False) as held:
         for name in ("probs", "scores", "labels", "zero_shot_labels", "confidence"):
             np.testing.assert_array_equal(held[name], getattr(expected, name))
@@ -163,8 +163,8 @@ def test_a_terminal_sees_a_bar(features):
 
 def test_an_approximate_graph_says_how_good_it_is(moontide, tmp_path, arrays, monkeypatch):
     monkeypatch.setattr("moontide.core.graph.EXACT_ROWS", 20)
-    monkeypatch.setattr("moontide.core.ann.LIST", 5)
-    monkeypatch.setattr("moontide.core.ann.PROBES", 1)
+    monkeypatch.setattr("moontide.core.graph.LIST", 5)
+    monkeypatch.setattr("moontide.core.graph.PROBES", 1)
     np.save(tmp_path / "f.npy", arrays["image_features"])
     np.save(tmp_path / "t.npy", arrays["text_features"])
     status, _, err = moontide("adapt", tmp_path / "f.npy", "--text", tmp_path / "t.npy", "--method", "moon")

@@ -1,6 +1,7 @@
 """Hundreds of command lines that cannot work: each ends at once with status 2 and one sentence, and writes nothing."""
 
 import itertools
+import os
 import signal
 
 import numpy as np
@@ -120,6 +121,11 @@ OTHERS = [
     ("methods", "moon", "stata"),
     ("bench", "run", "no-such-suite", "--data", "{features}"),
     ("bench", "run", "batch-64"),
+    (*BENCH, "--device", "no-such"),
+    ("bench", "report", "foreign"),
+    ("encode", "--into", "pipe", "--verify"),
+    ("encode", "--into", "features.npz", "--verify"),
+    ("encode", "photos", "--encoder", "onnx:photos", "--out", "store"),
     ("bench", "report", "nowhere"),
     ("bench", "no-such"),
     ("serve", "--port", "65536"),
@@ -174,6 +180,10 @@ def folder(tmp_path_factory):
     Image.new("RGB", (8, 8)).save(here / "photos" / "a.png")
     (here / "loop.npz").symlink_to("loop.npz")
     (here / "locked").write_text("")
+    (here / "foreign").mkdir()
+    (here / "foreign" / "a.jsonl").write_text('{"id": 1}\n')
+    (here / "pipe").mkdir()
+    os.mkfifo(here / "pipe" / "manifest.json")
     (here / "bad.npz").write_bytes(b"PK\x03\x04 rubbish")
     (here / "labels.csv").write_text("id,label,confidence\na.jpg,cat,0.5\n")
     (here / "label.json").write_text("[]")

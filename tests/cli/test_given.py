@@ -8,7 +8,7 @@ import pytest
 
 import moontide as library
 from moontide.evaluate import compare_groups, run_groups, scored_rows, split_rows
-from moontide.protocols import Method, OnlineMethod, PerBatch
+from moontide.protocols import OnlineMethod, PerBatch
 from moontide.store.files import read_task
 from moontide.streams import run_stream
 
@@ -29,15 +29,6 @@ def known(tmp_path, wrong):
     path = tmp_path / "known.csv"
     path.write_text("id,label\n" + "".join(f"{row},{NAMES[label]}\n" for row, label in wrong.items()))
     return path
-
-
-@pytest.fixture
-def tasks(monkeypatch):
-    """Every task that a method gets."""
-    seen = []
-    fit = Method.fit_predict
-    monkeypatch.setattr(Method, "fit_predict", lambda self, task: seen.append(task) or fit(self, task))
-    return seen
 
 
 def table(path):

@@ -11,8 +11,9 @@ from hypothesis.extra import numpy as hnp
 
 from moontide.core import graph as module
 from moontide.core.arrays import to_numpy, unit_rows
-from moontide.core.graph import Graph, adapt_graph, nearest_neighbours
+from moontide.core.graph import Graph, nearest_neighbours
 from moontide.errors import InputError
+from moontide.types import adapt_graph
 
 # Small integers: products are exact, so equally near samples are equal to the last bit, and there are many of them.
 features = hnp.arrays(

@@ -23,7 +23,7 @@ from moontide import MOON, TIDE
 from moontide.core import backends
 from moontide.core.arrays import unit_rows
 from moontide.core.backends import kernels, plain, tide_kernels
-from moontide.core.graph import Graph, nearest_neighbours
+from moontide.core.graph import Graph, nearest_neighbours, neighbour_votes
 from moontide.errors import InputError
 from moontide.methods.moon import VMFMixture
 from moontide.simulate import simulate
@@ -93,8 +93,8 @@ class Waits(TorchDispatchMode):  # refuses what waits for a GPU, or copies to it
 def watched(solve, f, text):
     from moontide.core.backends import _triton
 
-    names = ("zero_shot", "e_step", "m_step", "top_m", "votes", "tide_step", "tide_confidence", "class_numbers",
-             "newton", "scaled_pair")
+    names = ("zero_shot", "column_sums", "e_step", "m_step", "top_m", "votes", "tide_compare", "tide_step",
+             "tide_confidence", "tide_calibrated", "class_numbers", "newton", "scaled_pair")
     given = {name: getattr(_triton, name) for name in names}
     for name, kernel in given.items():  # the interpreter itself copies
         setattr(_triton, name, lambda *a, kernel=kernel, **b: outside(kernel, a, b))
@@ -127,6 +127,11 @@ for options in ({}, {"votes": "gamma"}):
     MOON(**options).fit_predict(torch.tensor(f), torch.tensor(t))
 TIDE().fit_predict(torch.tensor(f), torch.tensor(t))
 kernels.run, tide_kernels.run = runs
+votes = neighbour_votes(nearest_neighbours(torch.tensor(f), 3), True, True, 1.0)
+kernels.MANY, kernels.HUB = 4, 7  # samples with most votes go first
+order, degree = kernels.Votes(*votes.edges).order, torch.diff(votes.pointer)
+assert sorted(order.tolist()) == list(range(24)) and 0 < (degree > 7).sum() < 24
+assert ((degree[order] > 7).int().diff() <= 0).all()
 for n, k in ((1, 1), (2, 3), (30, 20)):
     data = simulate(n, k, dim=32, effective_classes=min(4, k, n), seed=1)
     fused = MOON().fit_predict(torch.from_numpy(data.features), torch.from_numpy(data.text))

@@ -99,7 +99,7 @@ def test_negative_names_of_another_run_are_not_those_of_a_checkpoint(
     with monkeypatch.context() as patch:
         patch.setattr(run, "remove", lambda folder: None)  # as a run leaves it that is stopped at the end
         adapt_shards(ShardTask(pattern, DATA.text, negatives=DATA.text[:2]), method("tide"), str(tmp_path / "out"))
-    with pytest.raises(FileError, match="with other shards, text or options"):
+    with pytest.raises(FileError, match="with other shards, text, options or version"):
         adapt_shards(ShardTask(pattern, DATA.text, negatives=DATA.text[:3]), method("tide"), str(tmp_path / "out"))
 
 
@@ -108,8 +108,9 @@ class Scored(Rows):
 
     COLUMNS = (*Rows.COLUMNS, "unknown")
 
-    def predictions(self) -> dict[str, Any]:
-        return {**super().predictions(), "unknown": -(self.f @ self.text.T).max(axis=1)}
+    @property
+    def unknown(self) -> Any:
+        return -(self.f @ self.text.T).max(axis=1)
 
 
 @pytest.mark.parametrize("graph", ["local", "global"])
@@ -127,11 +128,11 @@ def test_a_score_for_the_unknown_comes_with_its_row(
 def test_the_number_of_shards_does_not_matter_without_a_graph(
     name: str, tmp_path: Path, cut: Any, answers: Any
 ) -> None:
-    solver = method(name, laplacian_weight=0.0)
+    chosen = method(name, laplacian_weight=0.0)
     got = []
     for shards in (1, 3, 8):
         task = ShardTask(cut(tmp_path / f"in{shards}", DATA.features, shards), DATA.text)
-        assert adapt_shards(task, solver, str(tmp_path / f"out{shards}")).recall is None
+        assert adapt_shards(task, chosen, str(tmp_path / f"out{shards}")).recall is None
         got.append(answers(tmp_path / f"out{shards}"))
     for other in got[1:]:
         np.testing.assert_array_equal(other["label"], got[0]["label"])
@@ -229,7 +230,7 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path, cut: Any) -> Non
     folder = tmp_path / "out" / "checkpoint"
     folder.mkdir(parents=True)
     (folder / "run.json").write_text(json.dumps({"method": "another"}))
-    with pytest.raises(FileError, match="with other shards, text or options"):
+    with pytest.raises(FileError, match="with other shards, text, options or version"):
         adapt_shards(ShardTask(pattern, DATA.text), method("moon"), str(tmp_path / "out"))
 
 
@@ -247,9 +248,9 @@ def test_shards_in_object_storage(answers: Any, tmp_path: Path) -> None:
 def test_what_cannot_run_on_shards_is_refused(tmp_path: Path, cut: Any) -> None:
     pattern = cut(tmp_path / "in", DATA.features, 2)
     refused = [method("zlap"), method("stata", faithful=True), method("moon", precision="tf32")]
-    for solver in refused:
+    for chosen in refused:
         with pytest.raises(OptionError, match="shards"):
-            adapt_shards(ShardTask(pattern, DATA.text), solver, str(tmp_path / "out"))
+            adapt_shards(ShardTask(pattern, DATA.text), chosen, str(tmp_path / "out"))
     with pytest.raises(ResourceError, match="largest shard, of 600 rows"):
         adapt_shards(ShardTask(pattern, DATA.text), method("moon"), str(tmp_path / "out"), workers=Workers(memory=1000))
     with pytest.raises(FileError, match="names of the shards"):

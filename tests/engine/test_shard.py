@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from moontide import MOON, TIDE, method
-from moontide.core import ann
+from moontide.core import graph as graphs
 from moontide.core.backends import plain
 from moontide.core.driver import solve
 from moontide.core.graph import Graph, nearest_neighbours
@@ -130,10 +130,10 @@ def test_sums_keep_the_larger_maximum() -> None:
 
 
 def test_the_inverted_file_finds_nearly_all_neighbours(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ann, "LIST", 100)
+    monkeypatch.setattr(graphs, "LIST", 100)
     features = simulate(2000, 50, seed=1).features
     exact = nearest_neighbours(features, 3)
-    neighbours, weights, recall = ann.inverted_file(features, 3)
+    neighbours, weights, recall = graphs.inverted_file(features, 3)
     found = (neighbours[:, :, None] == exact.neighbours[:, None, :]).any(axis=2).mean()
     assert recall > 0.95
     assert abs(found - recall) < 0.02  # measured on a sample
@@ -144,8 +144,8 @@ def test_the_inverted_file_finds_nearly_all_neighbours(monkeypatch: pytest.Monke
 
 def test_large_tasks_use_it_and_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("moontide.core.graph.EXACT_ROWS", 200)
-    monkeypatch.setattr(ann, "LIST", 20)
-    monkeypatch.setattr(ann, "PROBES", 2)
+    monkeypatch.setattr(graphs, "LIST", 20)
+    monkeypatch.setattr(graphs, "PROBES", 2)
     data = simulate(300, 40, dim=64, effective_classes=8, seed=3)  # more samples than dimensions
     graph = nearest_neighbours(data.features, 3)
     assert 0.3 < graph.recall < 1

@@ -87,3 +87,22 @@ def test_without_balancing_is_gamma_1() -> None:
     task = Task(*embeddings(40, 5, 24))
     plain, gamma1 = (InMaP.from_preset(preset).fit_predict(task) for preset in ("no_sinkhorn", "gamma1"))
     np.testing.assert_allclose(plain.scores, gamma1.scores, atol=1e-4)
+
+
+@pytest.mark.parametrize("n", [1, 2, 8])
+def test_samples_that_depend_on_each_other_give_numbers(n: int) -> None:
+    """All on one line: their coordinates in the span of the samples grow without a limit."""
+    rng = np.random.default_rng(0)
+    line = rng.normal(size=(1, 30))
+    f, t = rng.choice([-1.0, 1.0], size=(n, 1)) * line, rng.choice([-1.0, 1.0], size=(4, 1)) * line
+    for method in (InMaP(), InMaP(gamma=1.0), InMaP(step_size=1e6)):
+        probs = method.fit_predict(f, t, logit_scale=10.0).probs
+        np.testing.assert_allclose(probs.sum(axis=1), 1)
+
+
+def test_outside_the_span_the_steps_are_those_of_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    f, t = embeddings(5, 3, 24)
+    y = np.eye(3)[[0, 1, 2, 0, 1]]
+    inside = proxies(f, y, t, 0.1, 1.0, 50)
+    monkeypatch.setattr("moontide.methods.inmap.LOST", 0.0)
+    np.testing.assert_allclose(proxies(f, y, t, 0.1, 1.0, 50), inside, atol=1e-9)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -10,7 +12,7 @@ from scipy.optimize import linear_sum_assignment, linprog
 
 from moontide.checks.tasks import embeddings
 from moontide.errors import InputError
-from moontide.methods.otter import OTTER, transport
+from moontide.methods.otter import OTTER, cheapest_chain, transport
 
 
 def by_linear_programme(cost: np.ndarray, room: np.ndarray) -> float:
@@ -32,6 +34,29 @@ def test_the_plan_is_of_least_cost(n: int, k: int, seed: int, ties: bool) -> Non
     assert (cost * plan).sum() == pytest.approx(by_linear_programme(cost, room), abs=1e-7)
     if not ties:
         assert ((plan > 0).sum(axis=1) > 1).sum() <= k - 1  # images that are split
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_tiny_share_among_equal_costs_takes_no_longer(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    """Costs of rank 1 have many chains of equal cost; those through the tiny share would move 1e-7 at a time."""
+    rng = np.random.default_rng(seed)
+    n, k, calls = 12, 6, [0]
+    cost = (
+        np.add.outer(rng.normal(size=n), rng.normal(size=k)) if seed % 2 else rng.integers(0, 3, (n, k)).astype(float)
+    )
+    shares = rng.random(k)
+    shares[:2] = 1e-8, 1e-6
+
+    def counted(*given: Any) -> Any:
+        calls[0] += 1
+        assert calls[0] < 20 * (n + k)
+        return cheapest_chain(*given)
+
+    monkeypatch.setattr("moontide.methods.otter.cheapest_chain", counted)
+    room = n * shares / shares.sum()
+    plan = transport(cost, np.ones(n), room)
+    np.testing.assert_allclose(plan.sum(axis=0), room, atol=1e-9)
+    assert (cost * plan).sum() == pytest.approx(by_linear_programme(cost, room), abs=1e-7)
 
 
 def test_whole_numbers_make_an_assignment() -> None:

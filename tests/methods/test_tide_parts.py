@@ -61,7 +61,7 @@ def left_of(y: Any) -> tuple[float, float]:
 
 
 def anchors_of(f: Any, text: Any, y: Any) -> Any:
-    slope, offset = anchors(text, y.mean(0), Predicted.of(f, y, y.argmax(1)))
+    slope, offset = anchors(text, y.mean(0), Predicted.of(f, y, y.argmax(1), y.max(1)))
     return anchor_rows(text, slope, offset, np.ones(f.shape[1]))
 
 

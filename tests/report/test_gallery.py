@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import moontide
+from moontide import projection
 from moontide.evaluate import split_rows
 from moontide.metrics import expected_calibration_error
-from moontide.report import gallery, layout
+from moontide.report import gallery
 from moontide.report.gallery import gallery_data, leading, neighbours, pack, page, pictured, shares, write_gallery
 from moontide.simulate import simulate
 from moontide.types import Task
@@ -94,7 +95,7 @@ def test_a_picture_that_cannot_be_made_is_left_out(labelled, tmp_path):
 
 @pytest.mark.parametrize(("n", "pictures", "side"), [(10, 10, 256), (1600, 1500, 128)])
 def test_pictures_are_bounded_and_smaller_where_there_are_many(monkeypatch, tmp_path, n, pictures, side):
-    monkeypatch.setattr(layout, "LANDMARKS", 50)
+    monkeypatch.setattr(projection, "LANDMARKS", 50)
     task = Task(np.eye(3, dtype=np.float32)[np.arange(n) % 3], np.eye(3, dtype=np.float32))
     asked = []
     result = moontide.method("zero_shot").fit_predict(task)
@@ -147,53 +148,6 @@ def test_every_number_of_images_makes_a_page(tmp_path, n, equal):
     task = Task(rows, np.eye(8)[:3])
     write_gallery(tmp_path / "a.html", task, moontide.MOON().fit_predict(task), ["x"] * n, lambda i, side: b"x")
     assert data_of(tmp_path / "a.html")["n"] == n
-
-
-def test_map_keeps_groups_apart_also_where_most_images_are_placed_afterwards(monkeypatch):
-    monkeypatch.setattr(layout, "LANDMARKS", 150)
-    rng = np.random.default_rng(0)
-    group = np.arange(600) % 3
-    rows = (np.eye(3, 16)[group] + 0.1 * rng.normal(size=(600, 16))).astype(np.float32)
-    rows /= np.linalg.norm(rows, axis=1, keepdims=True)
-    xy = layout.layout(rows)
-    assert xy.min() == 0
-    assert xy.max() == 1
-    centres = np.stack([xy[group == g].mean(axis=0) for g in range(3)])
-    nearest = ((xy[:, None] - centres) ** 2).sum(axis=2).argmin(axis=1)
-    assert (nearest == group).mean() > 0.98
-    assert np.array_equal(xy, layout.layout(rows))
-
-
-def test_affinities_have_the_perplexity_asked_for():
-    rng = np.random.default_rng(0)
-    squared = ((rng.normal(size=(40, 1, 4)) - rng.normal(size=(1, 40, 4))) ** 2).sum(axis=2).astype(np.float32)
-    squared = squared + squared.T
-    p = layout.affinities(squared, 10.0)
-    assert p.sum() == pytest.approx(1, abs=1e-4)
-    assert np.allclose(p, p.T)
-    assert (np.diag(p) == 0).all()
-
-
-def test_the_step_of_the_map_is_the_gradient_of_the_divergence():
-    rng = np.random.default_rng(0)
-    y = rng.normal(size=(6, 2))
-    p = rng.random((6, 6))
-    np.fill_diagonal(p, 0)
-    p = (p + p.T) / (p + p.T).sum()
-
-    def divergence(y):
-        kernel = 1 / (1 + ((y[:, None] - y[None]) ** 2).sum(axis=2))
-        np.fill_diagonal(kernel, 0)
-        q = kernel / kernel.sum()
-        off = ~np.eye(6, dtype=bool)
-        return (p[off] * np.log(p[off] / q[off])).sum()
-
-    numeric = np.zeros_like(y)
-    for index in np.ndindex(y.shape):
-        step = np.zeros_like(y)
-        step[index] = 1e-5
-        numeric[index] = (divergence(y + step) - divergence(y - step)) / 2e-5
-    np.testing.assert_allclose(layout.descent(y, p), numeric, atol=1e-4)
 
 
 def test_shares_are_clipped_and_rounded():

@@ -18,7 +18,6 @@ import pytest
 from safetensors.numpy import load
 
 from moontide import memory
-from moontide.projection import DENSE, principal_plane
 from moontide.registry import method_type
 from moontide.serve import batching, parsing, push_log, pushes, server, service
 from moontide.serve.service import TICK, usable_methods
@@ -278,6 +277,7 @@ def test_a_large_body_keeps_nobody_waiting(lone, name):
         time.sleep(0.1)
         answer = client.post(path, content=body[: 2**25], headers={"Content-Type": "application/json"})
     assert answer.status_code in (400, 413, 422), answer.text
+    assert ("more rows or words than" in answer.json()["detail"]) == (answer.status_code == 413)
     assert max(took) < 0.1
 
 
@@ -316,28 +316,7 @@ def test_small_requests_have_a_small_limit(app, sqlite, text):
     assert (answer.status_code, "262144 bytes" in answer.json()["detail"]) == (413, True)
 
 
-# Maps and memory
-
-
-@pytest.mark.parametrize("shape", [(2, 4096), (100, 40_000), (600, 700), (1500, 1500)])
-def test_a_map_costs_by_the_smaller_side(shape):
-    x = np.random.default_rng(0).normal(size=shape).astype(np.float32)
-    x[: len(x) // 2, :3] += 30
-    start = time.process_time()
-    flat = principal_plane(x)
-    assert time.process_time() - start < 5
-    assert flat.shape == (len(x), 2)
-    np.testing.assert_array_equal(flat, principal_plane(x))
-
-
-def test_a_map_is_the_first_two_principal_components_either_way():
-    rng = np.random.default_rng(1)
-    for n, d in ((5, 40), (40, 5), (DENSE + 20, DENSE + 50), (1, 3), (3, 1)):
-        x = rng.normal(size=(n, d)).astype(np.float32) * np.linspace(3, 0.1, d)
-        unit = x / np.linalg.norm(x, axis=1, keepdims=True)
-        values = np.linalg.svd(unit - unit.mean(axis=0), compute_uv=False)[:2]
-        spread = np.linalg.norm(principal_plane(x.astype(np.float32)), axis=0)
-        np.testing.assert_allclose(spread[: len(values)], values, rtol=0.01, atol=1e-5)
+# Memory
 
 
 def test_a_push_that_does_not_fit_into_memory_is_refused_beforehand(app, sqlite, text, samples, push, monkeypatch):
@@ -498,6 +477,29 @@ def test_an_answer_that_is_not_read_is_given_up(connected, app, sqlite, text, sa
     while len(client.server.server_state.connections) > 1:  # that of `client`
         assert time.monotonic() < deadline
         time.sleep(0.02)
+
+
+def test_a_large_answer_is_sent_in_pieces_and_held_in_bounds(connected, app, sqlite, monkeypatch):
+    """More bytes than may be unread in all reach a client that reads, and others are told to wait meanwhile."""
+    monkeypatch.setattr(server, "MAX_UNREAD", 2**22)
+    client = app(sqlite)
+    body = {"name": "a", "prototypes": np.eye(6, 16).tolist(), "method": "ecalp", "options": {"memory": 100_000}}
+    assert client.post("/streams", json=body).status_code == 201
+    assert sum(array.nbytes for array in load(client.get("/streams/a/state").content).values()) > 2**23
+    client.service.gate.max_answers = 2**24
+    with connected(client, 4096) as slow:
+        slow.sendall(b"GET /streams/a/state HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        deadline = time.monotonic() + 60
+        while not client.service.gate.answers:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        answer = client.get("/streams/a/state")
+        assert (answer.status_code, answer.headers["retry-after"]) == (429, "1")
+        assert client.get("/streams/a").status_code == 200
+    while client.get("/streams/a/state").status_code != 200:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert client.service.gate.answers == 0
 
 
 def test_an_endless_header_behind_an_open_event_stream_is_cut_off(connected, app, sqlite, text):

@@ -95,11 +95,11 @@ def test_eight_clients_and_some_kills(serve, data, text, samples, push, free_por
     store = open_store(data)
     batches = [(row.first, np.frombuffer(row.data, ANSWER, row.size)) for row in store.answers("a", 0, SAMPLES)]
     store.close()
-    solver = as_online(moontide.method(method))
-    replayed, labels = solver.start(Task(text, text)), []
+    online = as_online(moontide.method(method))
+    replayed, labels = online.start(Task(text, text)), []
     for first, rows in batches:
         assert first == len(labels)
-        replayed, result = solver.step(replayed, x[order[first : first + len(rows)]])
+        replayed, result = online.step(replayed, x[order[first : first + len(rows)]])
         np.testing.assert_array_equal(rows["label"], result.labels)
         labels += result.labels.tolist()
     for name, value in state.items():

@@ -43,8 +43,8 @@ class Driver:
             except RuntimeError:  # between two documents
                 pass
             time.sleep(0.05)
-        said = self.run("document.querySelector('#status')?.textContent")
-        raise AssertionError(f"{expression} does not come true; the page says: {said}")
+        status = self.run("document.querySelector('#status')?.textContent")
+        raise AssertionError(f"{expression} does not come true; the page shows: {status}")
 
     def click(self, selector):
         self.run(f"document.querySelector({selector!r}).click()")
@@ -70,6 +70,15 @@ class Driver:
         complaints = self.tab.complaints()
         assert complaints == []
         assert all(url.startswith(self.url) for url in self.tab.requests())
+
+
+def fed(client):
+    """Feed the simulated samples to a stream, and return the client."""
+    client.post("/streams", json={"name": "a", "sample": "simulated", "max_wait_ms": 0})
+    data = client.get("/samples/simulated")
+    headers = {"Content-Type": "application/octet-stream", "X-Shape": data.headers["x-shape"]}
+    client.post("/streams/a/embeddings", content=data.content, headers=headers)
+    return client
 
 
 def test_upload_watch_reset_and_reload(browser, app, sqlite, colour, tmp_path):
@@ -258,12 +267,7 @@ def test_one_is_not_a_plural(browser, app, sqlite):
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_the_first_screen_of_a_phone_is_content(browser, app, sqlite, scheme):
-    client = app(sqlite)
-    client.post("/streams", json={"name": "a", "sample": "simulated", "max_wait_ms": 0})
-    data = client.get("/samples/simulated")
-    headers = {"Content-Type": "application/octet-stream", "X-Shape": data.headers["x-shape"]}
-    client.post("/streams/a/embeddings", content=data.content, headers=headers)
-    page = Driver(browser, client)
+    page = Driver(browser, fed(app(sqlite)))
     browser.resize(390, 844, scheme)
     page.go("/#a")
     page.wait("document.querySelectorAll('#predictions tbody tr').length === 60")
@@ -279,12 +283,7 @@ def test_the_first_screen_of_a_phone_is_content(browser, app, sqlite, scheme):
 
 @pytest.mark.parametrize("width", [1280, 360])
 def test_it_fits_the_screen(browser, app, sqlite, width):
-    client = app(sqlite)
-    client.post("/streams", json={"name": "a", "sample": "simulated", "max_wait_ms": 0})
-    data = client.get("/samples/simulated")
-    headers = {"Content-Type": "application/octet-stream", "X-Shape": data.headers["x-shape"]}
-    client.post("/streams/a/embeddings", content=data.content, headers=headers)
-    page = Driver(browser, client)
+    page = Driver(browser, fed(app(sqlite)))
     browser.resize(width, 800)
     page.go("/#a")
     page.wait("document.querySelectorAll('#predictions tbody tr').length === 60")

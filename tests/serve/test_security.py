@@ -182,6 +182,8 @@ def test_a_token_opens_its_scope_and_its_stream_until_it_ends(app, sqlite, text,
                 status = 401 if name == "old" else 200 if allowed else 403
                 assert ask(stream, bearer(token)).status_code == status, (name, what, stream)
     assert [each["name"] for each in client.get("/streams", headers=bearer(tokens["readb"][0])).json()] == ["b"]
+    metrics = {name: client.get("/metrics", headers=bearer(tokens[name][0])).status_code for name in ("read", "adminb")}
+    assert metrics == {"read": 200, "adminb": 403}  # they name every stream
     refused = client.post("/streams", json={"sample": "simulated"}, headers=bearer(tokens["adminb"][0]))
     assert (refused.status_code, "of the stream 'b' only" in refused.json()["detail"]) == (403, True)
 

@@ -27,11 +27,11 @@ D = 8  # of the fixtures
 
 
 def make(store, text, name="a", method="moon", keep=1000, window=20, **options):
-    solver = moontide.method(method, **options)
-    values = {key: getattr(solver, key) for key in solver.specs()}
+    chosen = moontide.method(method, **options)
+    values = {key: getattr(chosen, key) for key in chosen.specs()}
     names = tuple(f"class {k}" for k in range(len(text)))
     config = Config(method, values, names, D, 100.0, window=window)
-    return ServedStream.create(name, config, text, store, solver, "cpu", keep)
+    return ServedStream.create(name, config, text, store, chosen, "cpu", keep)
 
 
 def again(stream):
@@ -96,15 +96,15 @@ def test_a_stream_of_torch_arrays_comes_back_too(store, text, samples, monkeypat
     """What runs on a GPU, on torch's CPU."""
     torch = pytest.importorskip("torch")
     monkeypatch.setattr(module, "to_device", lambda x, *_: torch.tensor(x))
-    solver = moontide.method("tda")
+    tda = moontide.method("tda")
     config = Config("tda", {}, tuple("abcde"), D, 100.0)
-    stream = ServedStream.create("a", config, text, store, solver, "cuda", 100)
+    stream = ServedStream.create("a", config, text, store, tda, "cuda", 100)
     plain = make(store, text, name="b", method="tda")
     for n in (3, 4):
         x = samples(n)
         (answer,), (expected,) = stream.process([item(x)]), plain.process([item(x)])
         np.testing.assert_array_equal(answer.rows["label"], expected.rows["label"])
-    found = ServedStream("a", config, store, solver, "cuda", 100).load()
+    found = ServedStream("a", config, store, tda, "cuda", 100).load()
     assert isinstance(found.state.positive_keys, torch.Tensor)
     assert same(found, stream.moment)
 

@@ -1,5 +1,7 @@
 """The store by itself, SQLite and PostgreSQL alike: what is written is there, what is torn is not, bad data show."""
 
+import contextlib
+import random
 import shutil
 import sqlite3
 from pathlib import Path
@@ -7,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from moontide.errors import FileError
-from moontide.serve import databases, push_log
+from moontide.serve import backup, databases, push_log, stream_store
 from moontide.serve.auth import Token
 from moontide.serve.databases import LOG, open_store
-from moontide.serve.stream_store import EVERY, NO_TOKEN, Answered, DamagedError, Record, Saved, StoreError
+from moontide.serve.stream_store import CHECKPOINT, EVERY, NO_TOKEN, Answered, DamagedError, Record, Saved, StoreError
 
 SAVED = Saved(0, 0, 0, 0, b"state", b"tally")
 
@@ -85,7 +87,7 @@ def test_a_transaction_that_fails_leaves_nothing(store, monkeypatch):
 
     def fail(sql, values=()):
         if sql.startswith("INSERT INTO answers"):  # after the record of a correction went in, and an answer out
-            raise sqlite3.OperationalError("no") if store.failures is sqlite3.Error else store.failures("no")
+            raise store.failures[0]("no")
         return run(sql, values)
 
     monkeypatch.setattr(store, "_run", fail)
@@ -129,6 +131,112 @@ def test_an_edited_token_opens_nothing(store):
     edit(store, "UPDATE tokens SET token = ? || SUBSTR(token, 2)", b"?")
     assert store.tokens() == {"camera": NO_TOKEN}
     assert Token.read(NO_TOKEN).digest == ""
+
+
+@pytest.mark.parametrize("change", ["seen = seen + 1", "created = 7", "number = 2"])
+def test_an_edited_snapshot_is_not_listed(store, change):
+    fill(store)
+    store.put_state("a", 1, Saved(5, 10, 10, 0, b"kept", b"tally"))
+    edit(store, f"UPDATE states SET {change} WHERE number = 1")
+    with pytest.raises(DamagedError, match="restore a backup"):
+        store.snapshots("a")
+
+
+@pytest.mark.parametrize("table", ["journal SET data", "states SET state", "states SET tally", "answers SET data"])
+def test_a_value_of_another_type_is_damage(sqlite, table):
+    store = open_store(sqlite, "never")
+    fill(store)
+    edit(store, f"UPDATE {table} = ?", 2**62)  # so many bytes are not there
+    with pytest.raises(DamagedError, match="does not match its checksum"):
+        store.load("a")
+    store.close()
+
+
+def test_answers_that_are_gone_while_a_server_runs_are_missed(store):
+    fill(store)
+    edit(store, "DELETE FROM answers WHERE first = 4")
+    with pytest.raises(DamagedError, match="answers of a lack a part"):
+        store.answers("a", 0, 10)
+
+
+def everything(store):
+    """Return all that a server would serve."""
+    found = {"tokens": store.tokens()}
+    for name, config in store.streams().items():
+        found[name] = config, store.load(name), store.snapshots(name), [store.state(name, k) for k in range(4)]
+    return found
+
+
+def test_a_bit_that_flips_in_the_structure_of_the_database_is_found(sqlite, tmp_path):
+    """Headers, cell pointers and the schema have no checksum of ours; a lost token would open the server to all."""
+    store = open_store(sqlite, "never")
+    for name in "ab":
+        fill(store, 3, name)
+        store.put_state(name, 1, Saved(3, 6, 6, 0, b"kept", b"tally"))
+        store.put_token(name, Token("digest" * 8, "read").write())
+    expected = everything(store)
+    store.close()
+    whole, rng = Path(sqlite, "moontide.sqlite3").read_bytes(), random.Random(0)
+    size = databases.PAGE_BYTES
+    places = [at + rng.randrange(16) for at in range(size, len(whole), size) for _ in range(6)]
+    places += [place for place in range(size, len(whole), 11) if b"CREATE" in whole[place - 400 : place + 400]]
+    seen = set()
+    for place in places:
+        flipped = bytearray(whole)
+        flipped[place] ^= 1 << rng.randrange(8)
+        folder = folder_of({"moontide.sqlite3": bytes(flipped), "mark": Path(sqlite, "mark").read_bytes()},
+                           tmp_path / f"{len(seen)}")  # fmt: skip
+        damage, _ = backup.verify(folder)
+        found = None
+        with contextlib.suppress(DamagedError), contextlib.closing(open_store(folder, "never")) as opened:
+            found = everything(opened)
+        assert found == expected or (found is None and damage), place
+        seen.add("damaged" if found is None else "same")
+        shutil.rmtree(folder)
+    assert seen == {"same", "damaged"}
+
+
+def test_a_large_state_is_written_in_pieces_between_which_others_can_write(store, monkeypatch):
+    monkeypatch.setattr(stream_store, "PIECE_BYTES", 10)
+    state, commits, run = bytes(range(95)), [], store._run
+    monkeypatch.setattr(store, "_run", lambda sql, *values: [commits.append(sql), run(sql, *values)][1])
+    store.create("a", "{}", state, b"tally")
+    monkeypatch.setattr(store, "_run", run)
+    marks = {"COMMIT": "|", "INSERT INTO pieces": "p", "INSERT INTO states": "s"}
+    steps = "".join(marks.get(sql.partition(" VALUES")[0], "") for sql in commits)
+    assert steps == "p|" * 10 + "ss||"  # the last one looks for pieces without a row
+    assert [store.state("a", number).state for number in (0, CHECKPOINT)] == [state, state]
+    count = "SELECT stream, created FROM pieces"
+    assert len(store._select(count)) == 10  # both rows have the same
+    store.checkpoint("a", Saved(0, 0, 0, 0, state[::-1], b"tally"), x_from=0, answers_from=0)
+    assert (store.load("a")[0].state, len(store._select(count))) == (state[::-1], 20)
+    store.checkpoint("a", Saved(0, 0, 0, 0, b"small", b"tally"), x_from=0, answers_from=0)
+    assert (store.state("a", 0).state, len(store._select(count))) == (state, 10)
+    edit(store, "DELETE FROM pieces WHERE part = 3")
+    with pytest.raises(DamagedError, match="state 0 does not match"):
+        store.state("a", 0)
+    store.delete("a")
+    assert store._select(count) == []
+
+
+def test_the_pieces_of_a_state_that_was_not_finished_are_dropped(store, data, monkeypatch):
+    fill(store)
+    monkeypatch.setattr(stream_store, "PIECE_BYTES", 10)
+
+    def fail(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:  # killed between the pieces and the row
+        patch.setattr(store, "_put_state", fail)
+        patch.setattr(store, "_sweep", lambda *_: None)
+        with pytest.raises(KeyboardInterrupt):
+            store.put_state("a", 1, Saved(5, 10, 10, 0, bytes(95), b"tally"))
+    assert len(store._select("SELECT part FROM pieces")) == 10
+    store.close()
+    again = open_store(data)
+    assert again._select("SELECT part FROM pieces") == []
+    assert len(again.load("a")[2]) == 5
+    again.close()
 
 
 @pytest.mark.parametrize("seq", [1, 3, 5])
@@ -367,7 +475,7 @@ def test_data_of_an_earlier_layout_are_refused(sqlite):
         open_store(sqlite)
 
 
-@pytest.mark.parametrize("gone", ["moontide.sqlite3", "moontide.sqlite3-wal", LOG, "all"])
+@pytest.mark.parametrize("gone", ["moontide.sqlite3", "moontide.sqlite3-wal", LOG, "mark", "lock", "all"])
 def test_data_that_are_deleted_or_replaced_under_the_server_are_noticed(sqlite, gone, tmp_path):
     store = open_store(sqlite, "never")
     fill(store)

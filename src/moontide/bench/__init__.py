@@ -1,1 +1,1 @@
-"""The paper's experiments as a benchmark that can stop and go on at any moment: suites, data, runs, records."""
+"""The paper's experiments as a benchmark that can be interrupted and resumed: suites, data, runs, records."""

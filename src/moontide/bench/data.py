@@ -1,9 +1,9 @@
-"""What a benchmark runs on: feature files and feature stores, each one dataset seen by one backbone.
+"""The data of a benchmark: feature files and feature stores, each with one dataset encoded by one backbone.
 
 The name of a file gives both: "imagenet1k_vitb32.npz" is the dataset "imagenet" (an alias in `datasets/imagenet.toml`)
-under the backbone "clip_vit_b32" (`backbones.toml`). It may end in the split, "dtd_vitb32_test.npz", and a number after
-the name is that of its classes: "pets24" is of "oxford_pets". A name that no file knows stays as it is:
-"cifar10_vitb32" is "cifar10" under "clip_vit_b32". A store records its own dataset and encoder.
+and the backbone "clip_vit_b32" (`backbones.toml`). It may end with the split, as in "dtd_vitb32_test.npz", and a number
+after the name is the number of classes: "pets24" belongs to "oxford_pets". Unknown names of datasets are kept:
+"cifar10_vitb32" is "cifar10" and "clip_vit_b32". A store records its own dataset and encoder.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SPLITS = ("test", "val", "train")  # that the name of a file may end in
 
 @dataclass(frozen=True)
 class Pack:
-    """Features of one dataset, and the labels, which only samplers and scores see.
+    """Features of one dataset, with labels that only samplers and scores see.
 
     >>> pack = Pack("toy", None, "", np.eye(3), np.eye(3), np.asarray([0, 1, 2]), 100.0)
     >>> pack.task(np.asarray([2, 0])).n
@@ -51,7 +51,7 @@ class Pack:
     confident_views: float | None = None  # share of the views whose mean is the feature, where there are views
 
     def task(self, indices: IntArray, needs: Collection[str] = ()) -> Task:
-        """Return the task of some samples, with what a method needs beyond features."""
+        """Return the task of some samples, with the further inputs that a method needs."""
         rows = self.features.take(indices) if isinstance(self.features, FeatureStore) else self.features[indices]
         if self.confident_views and "views" in self.extras:
             rows = surest(self.extras["views"][indices], np.asarray(self.text), self.logit_scale, self.confident_views)
@@ -67,7 +67,7 @@ class Pack:
 
 @dataclass(frozen=True)
 class Images:
-    """The images of a store, read from where they lay when it was made.
+    """The images of a store, read from the paths recorded when it was made.
 
     >>> len(Images(["a.jpg", "b.jpg"]))
     2
@@ -100,7 +100,7 @@ def surest(views: Any, text: Any, logit_scale: float, share: float) -> Any:
 
 
 def find_data(path: str | Path) -> list[Path]:
-    """List what there is to run on: a file, a store, or every file and store of a folder.
+    """List the data of a path: a file, a store, or every file and store of a folder.
 
     >>> find_data("no-such-folder")
     Traceback (most recent call last):
@@ -162,7 +162,7 @@ def _backbones() -> dict[str, list[str]]:
 def read_pack(path: str | Path, encoder: Any = None, device: str = "cpu") -> Pack:
     """Read a feature file, or open a feature store; either must have labels to score with.
 
-    `encoder` is the one that made a store, for methods that adapt it: the images are read from where they lay.
+    `encoder` is the one that made a store, for methods that adapt it; they read the images from the recorded paths.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -187,7 +187,7 @@ def read_pack(path: str | Path, encoder: Any = None, device: str = "cpu") -> Pac
 
 
 def _extras(store: FeatureStore, encoder: Any) -> dict[str, Any]:
-    """Return what a store has beyond features: views where they were made, images and encoder where one is given."""
+    """Return the further inputs of a store: views if it has them, images and encoder if an encoder is given."""
     views = open_views(store)
     extras = {} if views is None else {"views": views}
     if encoder is None:
@@ -210,7 +210,7 @@ def _labels(labels: IntArray | None, path: Path) -> IntArray:
 
 
 def content_hash(arrays: list[Any]) -> str:
-    """Return the SHA-256 of arrays: of their types, shapes and numbers, not of how a file packs them.
+    """Return the SHA-256 of arrays: of their types, shapes and numbers, whatever the file format.
 
     >>> content_hash([np.zeros(2)]) == content_hash([np.zeros(2)]) != content_hash([np.zeros(3)])
     True

@@ -1,4 +1,4 @@
-"""Work shared among processes that compute on one thread each and never outlive the process that started them."""
+"""Work divided among processes with one thread each, which end with the process that started them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Answer = TypeVar("Answer")
 
 
 def in_processes(worker: Callable[[Job], Answer], jobs: Sequence[Job], processes: int) -> Iterator[Answer]:
-    """Yield the answers of a worker, of which every process gets a copy, in the order in which they come.
+    """Yield the answers of a worker, of which every process gets a copy, in the order of their arrival.
 
     >>> list(in_processes(len, [], 2))
     []
@@ -37,8 +37,8 @@ def in_processes(worker: Callable[[Job], Answer], jobs: Sequence[Job], processes
                 yield done.result()
         except BrokenProcessPool:
             raise ResourceError(
-                "A worker process was killed, usually for lack of memory. What was written is"
-                " safe: run the same command again, with fewer '--jobs'."
+                "A worker process was killed, usually for lack of memory. The records are"
+                " safe: run the same command again with fewer '--jobs'."
             ) from None
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
@@ -60,7 +60,7 @@ def _start(worker: Callable[[Any], Any]) -> None:
 
 
 def _end_with_parent() -> None:
-    """End this process when its parent is gone, even by kill -9."""
+    """End this process when its parent has ended, even by kill -9."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()
@@ -73,7 +73,7 @@ def _do(job: Any) -> Any:
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Set the variables that BLAS libraries read when they are loaded, and set them back."""
+    """Set the variables that BLAS libraries read when they are loaded, and restore them afterwards."""
     before = {name: os.environ.get(name) for name in THREADS}
     os.environ.update(dict.fromkeys(THREADS, "1"))
     try:

@@ -1,8 +1,8 @@
-"""One line of JSON a run: written so that nothing is lost but the run in flight, read so that a torn line does no harm.
+"""Records of runs, one line of JSON each: a killed process loses only the current run, and a torn line does no harm.
 
-Every process writes a file of its own, `<suite>.<number>.jsonl`. A line is handed to the system before the next run, so
-that a killed process loses nothing but the run in flight; the disk has it about a second later. An infinite option is
-the text "inf", which JSON has no number for.
+Every process writes its own file, `<suite>.<number>.jsonl`. A line is handed to the system before the next run starts,
+and forced to the disk about a second later. Infinite options are written as the text "inf", as JSON has no number for
+them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SYNC_SECONDS = 1.0
 
 
 class Log:
-    """A new file of records in a folder; it is made with the first line.
+    """A new file of records in a folder; it is created with the first line.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -43,7 +43,7 @@ class Log:
         self._synced = 0.0
 
     def write(self, record: Record) -> None:
-        """Append a line: the system has it when this returns; once a second it is also forced to the disk."""
+        """Append a line and hand it to the system; once a second it is also forced to the disk."""
         line = json.dumps(json_safe(record), ensure_ascii=False, allow_nan=False).encode() + b"\n"
         try:
             self._path = self._path or self._claim()
@@ -81,21 +81,24 @@ def read_records(folder: str | Path) -> Iterator[Record]:
         for number, line in enumerate(lines[:-1], 1):  # what follows the last line end is empty, or torn
             try:
                 record = json.loads(line)
-            except ValueError:
+            except (ValueError, RecursionError):
                 raise FileError(f"Line {number} of {path} is damaged; remove it and run the suite again.") from None
             yield record
 
 
 def key(record: Record) -> Key:
-    """Return what a run is known by: two records with one key are the same run done twice.
+    """Return the key of a run: two records with the same key are the same run done twice.
 
     >>> a = {"suite": "s", "version": 1, "dataset": "d", "features": "f", "scenario": {"id": "x"}, "run": 0}
     >>> key({**a, "method": "moon", "options": {}, "seconds": 1}) == key({**a, "method": "moon", "options": {}})
     True
     """
-    options = json.dumps(json_safe(record["options"]), sort_keys=True)
-    words = (record[name] for name in ("suite", "version", "dataset", "features"))
-    return (*words, record["scenario"]["id"], record["run"], record["method"], options)
+    try:
+        options = json.dumps(json_safe(record["options"]), sort_keys=True)
+        words = [record[name] for name in ("suite", "version", "dataset", "features")]
+        return (*words, record["scenario"]["id"], record["run"], record["method"], options)
+    except (KeyError, TypeError):
+        raise FileError("A .jsonl file of the results is not of 'moontide bench run'; name another folder.") from None
 
 
 def key_of_run(found: Key, run: int) -> Key:
@@ -139,7 +142,7 @@ def _processor() -> str:
 
 
 def _commit() -> str | None:
-    """Return the git commit of this very code, marked where it was changed since, or None outside a checkout."""
+    """Return the git commit of this code, marked if it was changed since, or None outside a checkout."""
     here = Path(__file__)
     git = ["git", "-C", str(here.parent)]
     try:

@@ -1,4 +1,4 @@
-"""Run a suite: every method on the same batches, one record a run, in one process or several, from where it stopped."""
+"""Run or resume a suite: every method on the same batches, one record per run, in one process or several."""
 
 from __future__ import annotations
 
@@ -30,12 +30,7 @@ Limit = Callable[[Pack, Scenario, Entry], int]  # the most runs of a method in a
 
 @dataclass(frozen=True)
 class Job:
-    """One draw of a scenario, and the methods that have not met it yet (by their numbers in the suite).
-
-    >>> from moontide.samplers import BatchSampler
-    >>> Job(Path("toy.npz"), Scenario("all", BatchSampler(), runs=1), run=0, entries=(0, 2)).run
-    0
-    """
+    """One draw of a scenario, and the methods that are still to be run on it (by their numbers in the suite)."""
 
     path: Path
     scenario: Scenario
@@ -45,11 +40,7 @@ class Job:
 
 @dataclass
 class RunCounts:
-    """What a call of `run_suite` did: records written and found, and what was left out or failed, with reasons.
-
-    >>> RunCounts(written=3).skipped
-    []
-    """
+    """The outcome of `run_suite`: records written and found, and runs that were left out or failed, with reasons."""
 
     written: int = 0
     found: int = 0
@@ -68,9 +59,9 @@ def run_suite(
     device: str = "cpu",
     encoder: str | None = None,
 ) -> RunCounts:
-    """Run what the folder `out` does not hold yet; interrupted at any moment, the next call goes on.
+    """Do the runs that the folder `out` does not have yet; after an interruption the next call continues.
 
-    `limit` gives how many of the runs of the suite a method does, for those that take too long; None: all of them.
+    `limit` returns how many runs of the suite a method does, for methods that take too long; None means all of them.
     `device` is where methods run. `encoder` names the one that made the features of a store, for methods that adapt it.
 
     >>> import tempfile
@@ -88,7 +79,7 @@ def run_suite(
     if jobs < 1:
         raise OptionError(f"'jobs' must be at least 1. Got {jobs} instead.")
     if suite.timing and jobs > 1:
-        raise OptionError(f"The suite {suite.name} measures time, so nothing else may run: leave 'jobs' at 1.")
+        raise OptionError(f"The suite {suite.name} measures time, so only one process may run: leave 'jobs' at 1.")
     if device != "cpu" and jobs > 1:
         raise OptionError("A GPU serves one process: leave 'jobs' at 1, or 'device' at cpu.")
     for entry in suite.entries:
@@ -111,7 +102,7 @@ def run_suite(
 
 @dataclass
 class Source:
-    """How packs are read: for which device, and with which encoder; every process makes its own.
+    """Reads packs for a device and with an encoder; every process has its own.
 
     >>> Source("cpu", None).read("missing.npz")
     Traceback (most recent call last):
@@ -124,7 +115,7 @@ class Source:
     _packs: dict[str | Path, Pack] = field(default_factory=dict, init=False, repr=False)
 
     def read(self, path: str | Path) -> Pack:
-        """Read a pack, the first time; then it is there."""
+        """Read a pack, or return it if it was read before."""
         if path not in self._packs:
             self._packs[path] = read_pack(path, self.made, self.device)
         return self._packs[path]
@@ -139,7 +130,7 @@ class Source:
         return encoder(self.encoder, self.device)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Go to another process without the encoder and the packs."""
+        """Go to another process without the encoder and the packs, which it reads itself."""
         return Source, (self.device, self.encoder)
 
 
@@ -153,7 +144,7 @@ def plan(
 ) -> list[Job]:
     """List the jobs that are left; count in `counts` what is done, and report what cannot be done.
 
-    Data of which none can be read are an error.
+    It is an error if none of the data can be read.
 
     >>> from moontide.bench.suites import load_suite
     >>> plan(load_suite("batch-64"), [Path("missing.npz")], set(), RunCounts())
@@ -217,12 +208,12 @@ def _facts(suite: Suite, pack: Pack, scenario: Scenario, run: int, entry: Entry)
 
 
 def _elsewhere(scenario: Scenario, pack: Pack) -> Record:
-    """Return the mark of a run that was not on the CPU: a scenario of its own."""
+    """Return the mark of a run that was not on the CPU, which makes it a separate scenario."""
     return {} if pack.device == "cpu" else {"id": f"{scenario.id}-{pack.device}", "device": pack.device}
 
 
 class Worker:
-    """Does jobs and writes their records to a file of its own.
+    """Does jobs and writes their records to its own file.
 
     >>> from moontide.bench.suites import load_suite
     >>> Worker(load_suite("batch-64"), Path("results"), environment()).log.suite
@@ -234,13 +225,13 @@ class Worker:
         self.log = Log(out, suite.name)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Go to another process as a worker that has done nothing yet."""
+        """Go to another process as a new worker."""
         return Worker, (self.suite, self.out, self.about, self.source)
 
     def __call__(self, job: Job, known: dict[tuple[str, str], Record] | None = None) -> tuple[int, list[str]]:
         """Run every method of a job on the same batches; return how many records were written, and what failed.
 
-        `known` has the scores of methods that were run on these batches already, by name and options, and takes more.
+        `known` holds the scores of methods that have run on these batches, by name and options; new ones are added.
         """
         known = {} if known is None else known
         pack, scenario = replace(self.source.read(job.path), confident_views=self.suite.confident_views), job.scenario
@@ -261,7 +252,7 @@ class Worker:
         return len(job.entries) - len(failed), failed
 
     def _score(self, entry: Entry, pack: Pack, scenario: Scenario, batches: Sequence[IntArray]) -> Record:
-        """Run a method, once more at the start: what imports and compiles is in no time of a run."""
+        """Run a method; the first time it runs twice, so that no measured time includes imports and compilation."""
         method, compiled = entry.build(), find_spec("numba") is not None
         whole = self.suite.timing or pack.device != "cpu"  # a GPU compiles for every shape
         first = (entry.key, pack.hash, scenario.id) if whole or compiled else (entry.name, scenario.setting)
@@ -276,7 +267,7 @@ _warm: set[tuple[Any, ...]] = set()  # what this process has run before
 
 
 def forward_seconds(pack: Pack, batches: Sequence[IntArray]) -> Record:
-    """Return how long the encoder takes for the images of a run, read and decoded before, and for the class texts."""
+    """Return the seconds of the encoder for the decoded images of a run and for the class texts."""
     encoder, store = pack.extras["encoder"], pack.features
     images = pack.extras["images"][np.concatenate(batches)]
     prompts = [template.format(name) for name in store.class_names for template in store.origin.prompts]
@@ -288,11 +279,11 @@ def forward_seconds(pack: Pack, batches: Sequence[IntArray]) -> Record:
 
 
 def score(method: Method, pack: Pack, batches: Sequence[IntArray], setting: str) -> Record:
-    """Run a method on the batches of one run, a fresh state at the start of a stream, and score its predictions.
+    """Run a method on the batches of one run, with a new state at the start of a stream, and score its predictions.
 
     Accuracy is the mean over batches; `correct` of `n` is the pooled one, `top5` of `n` that of the five most probable
-    classes; `gaps` is what the calibration error of many
-    runs together is made of. Seconds are those of the method alone.
+    classes. The calibration error of several runs together can be computed from their `gaps`. Seconds are those of the
+    method alone.
 
     >>> from moontide.registry import method
     >>> pack = Pack("toy", None, "", np.eye(3), np.eye(3), np.asarray([0, 1, 0]), 100.0)

@@ -3,9 +3,9 @@
     version = 1
     title = "Batch adaptation, batches of 64"
     runs = 1000                                # of every scenario
-    timing = false                             # true: seconds are what counts, so nothing runs beside a run
-    confident_views = 0.1                      # where there are views: features are the mean of the surest tenth
-    include = ["batch-64", "online-128/low"]   # scenarios of other suites, all or one; their methods where it has none
+    timing = false                             # true: time is measured, so runs never overlap
+    confident_views = 0.1                      # if there are views: features are the mean of the most confident tenth
+    include = ["batch-64", "online-128/low"]   # scenarios of other suites, all or one, and their methods if none here
     methods = ["zero_shot", "moon"]            # methods with their defaults
 
     [[method]]                                 # a method with options
@@ -26,8 +26,8 @@
     batch_size = 128
     xi = 0.1
 
-A batch is known by (suite, dataset, scenario id, run) alone, the suite being the one that declares the scenario: suites
-that include it draw the same batches. A change of what results mean raises the version.
+A batch is determined by (suite, dataset, scenario id, run), where the suite is the one that declares the scenario.
+Suites that include it draw the same batches. The version is raised if results change their meaning.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _METHOD = {"name", "label", "preset", "options", "sweep"}
 
 @dataclass(frozen=True)
 class Scenario:
-    """Which samples a method sees together, and how often it is tried.
+    """Which samples a method sees together, and the number of runs.
 
     >>> Scenario("very_low", BatchSampler(64, (1, 4)), runs=1000).id
     'batch-64-very_low'
@@ -72,11 +72,11 @@ class Scenario:
 
     @property
     def id(self) -> str:
-        """The scenario's own word in the seed of a run."""
+        """The part of a run's seed that is specific to the scenario."""
         return f"{self.setting}-{self.sampler.batch_size or 'all'}-{self.name}"
 
     def seed(self, dataset: str, run: int) -> tuple[str, str, str, int]:
-        """Return the words that the batches of a run are drawn by."""
+        """Return the seed of the batches of a run, in words."""
         return self.suite, dataset, self.id, run
 
     def batches(self, dataset: str, labels: ArrayLike, run: int) -> list[np.ndarray[Any, Any]]:
@@ -99,7 +99,7 @@ class Scenario:
 
 @dataclass(frozen=True)
 class Entry:
-    """One method with its options, and what reports call it; `vary` names the option that a sweep runs through.
+    """One method with its options, and its name in reports; `vary` names the option that a sweep varies.
 
     >>> Entry.make("moon", {"beta": "soft", "gamma": "assignments"}).options  # defaults are left out
     {'beta': 'soft'}
@@ -112,13 +112,13 @@ class Entry:
 
     @staticmethod
     def make(name: str, options: Mapping[str, Any], label: str | None = None, vary: str | None = None) -> Entry:
-        """Check the options and leave out those at their defaults, but for the one that varies."""
+        """Check the options and leave out those at their defaults, except for the one that varies."""
         specs = method(name, **options).specs()
         return Entry(name, {k: v for k, v in options.items() if k == vary or v != specs[k].default}, label, vary)
 
     @property
     def key(self) -> tuple[str, str]:
-        """What the results depend on: the method and its options, as JSON."""
+        """The method and its options as JSON, on which the results depend."""
         return self.name, json.dumps(json_safe(dict(self.options)), sort_keys=True)
 
     def build(self) -> Method:
@@ -128,11 +128,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Suite:
-    """A benchmark: methods, scenarios and run counts under a name and a version.
-
-    >>> Suite("mine", 1, "My suite", (Scenario("all", BatchSampler(), runs=1),), (Entry("moon"),)).timing
-    False
-    """
+    """A benchmark: methods, scenarios and run counts under a name and a version."""
 
     name: str
     version: int
@@ -143,7 +139,7 @@ class Suite:
     confident_views: float | None = None
 
     def choose(self, names: list[str] | None) -> Suite:
-        """Return the suite with some of its methods, or others with their defaults; ["all"] is every method there is.
+        """Return the suite with some of its methods, or others with their defaults; ["all"] means every method.
 
         >>> [e.name for e in load_suite("batch-64").choose(["moon", "zero_shot"]).entries]
         ['moon', 'zero_shot']
@@ -183,7 +179,7 @@ def suite_names() -> tuple[str, ...]:
 
 
 def load_suite(name: str) -> Suite:
-    """Read a suite by its name, or from a TOML file of one's own.
+    """Read a suite by its name, or from a TOML file.
 
     >>> suite = load_suite("batch-64")
     >>> [scenario.id for scenario in suite.scenarios], suite.scenarios[0].runs

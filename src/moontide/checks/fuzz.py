@@ -2,11 +2,13 @@
 
 The draws reach where samples taken by hand do not: 1 to 24 samples, 1 to 12 classes, 1 to 40 dimensions; float16,
 float32 and float64, numpy and torch; logit scales from 1e-30 to 1e6 and rows of lengths from 1e-30 to 1e30; cosines
-near -1, near 1 and all equal, one-hot rows, rows and classes that are there twice.
+near -1, near 1 and all equal, one-hot rows, rows on one line, rows and classes that are there twice; and shares of the
+classes down to 1e-9, for methods that take them.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
@@ -22,7 +24,7 @@ from moontide.types import Task
 
 DRAWS = 20
 LONGEST = 300  # letters of a sentence
-KINDS = ("normal", "opposite", "same", "close", "one-hot", "twice", "negative")
+KINDS = ("normal", "opposite", "same", "close", "one-hot", "twice", "negative", "line")
 DTYPES = ("float16", "float32", "float64")
 
 
@@ -71,7 +73,19 @@ def rows(kind: str, rng: np.random.Generator, n: int, k: int, d: int) -> tuple[A
         features, text = features[np.arange(n) // 2], text[np.arange(k) // 2]
     elif kind == "negative":
         features, text = unit_rows(features - 3 * text.mean(axis=0)), unit_rows(text + 3 * text.mean(axis=0) + 1e-9)
+    elif kind == "line":
+        features, text = (rng.choice([-1.0, 1.0], size=(rows, 1)) * features[:1] for rows in (n, k))
     return features, text
+
+
+def shares(seed: int, k: int) -> Array:
+    """Draw shares of classes, some of them tiny, (K,).
+
+    >>> bool(shares(0, 3).min() > 0)
+    True
+    """
+    rng = np.random.default_rng([8, seed])
+    return rng.random(k) * 10.0 ** rng.choice([0, -6, -9], size=k) + 1e-12
 
 
 def check_random_tasks(m: Method, tasks: Tasks, draws: int = DRAWS, start: int = 0) -> None:
@@ -82,6 +96,8 @@ def check_random_tasks(m: Method, tasks: Tasks, draws: int = DRAWS, start: int =
     for seed in range(start, start + draws):
         try:
             task, what = draw(tasks, seed)
+            if seed % 2 and "class_prior" in m.accepts:
+                task = replace(task, class_prior=shares(seed, task.k))
             result = m.fit_predict(task)
         except MoontideError as error:
             sentence = str(error)

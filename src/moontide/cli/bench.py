@@ -62,8 +62,10 @@ def run(
     """
     from moontide.bench.runner import run_suite
     from moontide.bench.suites import load_suite
+    from moontide.core.devices import check_device
     from moontide.registry import method_type
 
+    check_device(device)
     names = None if methods is None else [name.strip() for name in methods.split(",")]
     chosen = load_suite(suite).choose(names).shorten(runs)
     if dataset is not None:

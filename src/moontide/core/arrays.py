@@ -71,13 +71,12 @@ def as_real(x: Any, name: str, ndim: int = 2) -> Array:
         raise InputError(f"'{name}' must be a {ndim}-D array. Got {x.ndim}-D with shape {tuple(x.shape)} instead.")
     if 0 in x.shape:
         raise InputError(f"'{name}' must not be empty. Got shape {tuple(x.shape)}.")
-    if x.dtype not in (xp.float32, xp.float64):
-        if not (xp.isdtype(x.dtype, "real floating") or xp.isdtype(x.dtype, "integral")):
-            raise InputError(
-                f"'{name}' must hold real numbers. Got dtype {x.dtype} instead; convert it with .astype('float32')."
-            )
-        x = xp.astype(x, xp.float32)
-    return x
+    if x.dtype in (xp.float32, xp.float64):
+        return x
+    if not xp.isdtype(x.dtype, ("real floating", "integral")):
+        remedy = "convert it with .astype('float32')"
+        raise InputError(f"'{name}' must hold real numbers. Got dtype {x.dtype} instead; {remedy}.")
+    return xp.astype(x, xp.float32)
 
 
 def unit_rows(x: Array, name: str | None = None) -> Array:
@@ -91,19 +90,14 @@ def unit_rows(x: Array, name: str | None = None) -> Array:
         return x
     with np.errstate(over="ignore", invalid="ignore"):
         norm = row_norms(x)[..., None]
-    if not _usual(norm):  # something is wrong, or near the limits of float32: scale by the largest first
+    low, high = xp.stack(norm.aminmax()).tolist() if is_torch_array(norm) else (norm.min(), norm.max())
+    if not (low > 1e-12 and high < 1e12):  # NaN, zero or near the limits of float32: scale by the largest first
         _refuse(~xp.isfinite(x), name, _FINITE)
         largest = xp.max(xp.abs(x), axis=-1, keepdims=True)
         _refuse(largest == 0, name, _ZERO)
         x = x / xp.where(largest == 0, xp.ones_like(largest), largest)
         norm = clip(row_norms(x)[..., None], 1)  # 1 or more, but for zero rows
     return x / norm
-
-
-def _usual(norm: Array) -> bool:
-    """Tell whether lengths are numbers, and far from the limits of float32."""
-    low, high = namespace(norm).stack(norm.aminmax()).tolist() if is_torch_array(norm) else (norm.min(), norm.max())
-    return bool(low > 1e-12 and high < 1e12)  # false for NaN
 
 
 def _refuse(bad: Array, name: str | None, sentence: str) -> None:

@@ -1,9 +1,8 @@
 """The EM loop of every mixture: over samples in memory, in blocks, in many files, here or on a cluster.
 
-Three nouns carry it. `Rows` (core/rows.py) are samples with what is theirs row by row; all that is N x something stays
-there. `Sums` (core/sums.py) are what the classes need to know of the samples, K x something; they add up. Classes are
-what the samples need to know of the classes, K x something. A mixture (MOON's is in methods/moon.py) makes classes of
-sums and says nothing of devices, blocks, workers or files.
+`Rows` (core/rows.py) hold what there is per sample, N x something. `Sums` (core/sums.py) are what the classes need of
+the samples, K x something; they add up. A mixture (MOON's is in methods/moon.py) makes classes of sums, K x something,
+and knows nothing of devices, blocks, workers or files.
 """
 
 from __future__ import annotations
@@ -19,10 +18,7 @@ Run = Callable[..., Any]  # run(verb, *given) calls a verb of all rows, by name,
 
 
 class Mixture(Protocol[C, R]):
-    """What a method supplies: the classes at the start, the M-step, and what the result is made of.
-
-    `shown`, `still` and `terms` are those of a mixture with a fixed number of iterations and without an objective.
-    """
+    """What a method supplies; here with a fixed number of iterations and without an objective."""
 
     m_steps: int  # an E-step is before each and after the last; -1: there is none at all
 
@@ -34,14 +30,14 @@ class Mixture(Protocol[C, R]):
         return (classes,)
 
     def still(self, step: Any) -> bool:
-        """Tell whether another iteration would repeat this one: nobody asks, as in the published programs."""
+        """Tell whether another iteration would repeat this one; the published programs do not ask."""
         return False
 
     def update(self, classes: C, step: Any) -> C:
         """M-step: return the classes that follow from the sums of an E-step."""
 
     def terms(self, classes: C, step: Any) -> Any:
-        """Return what is kept of an E-step, its part in the objective: nothing."""
+        """Return what is kept of an E-step: its part in the objective."""
         return None
 
     def finish(self, run: Run, classes: C, step: Any, trace: list[Any]) -> R:

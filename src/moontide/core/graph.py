@@ -3,6 +3,9 @@
 W has m entries per row, the cosines to the m nearest other samples (Alg. 1, line 3). Neither W nor the similarities are
 ever held as N x N: the search goes block by block and the result is two (N, m) arrays.
 
+Up to `EXACT_ROWS` rows every pair is compared. Above, on a CPU, an inverted file is used (J. Sivic and A. Zisserman,
+"Video Google: A Text Retrieval Approach to Object Matching in Videos", ICCV 2003), and its recall is measured.
+
 Well defined where the published programs are not: a sample is never its own neighbour, also among duplicate rows; of
 equally near samples the one with the lower index wins; for N <= m every other sample is a neighbour (m = N - 1).
 """
@@ -13,14 +16,26 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from moontide.core.arrays import Array, device, is_torch_array, like, namespace, to_numpy
+import numpy as np
+from numpy.typing import NDArray
+
+from moontide.core.arrays import Array, class_sums, device, is_torch_array, like, namespace, to_numpy, unit_rows
 from moontide.core.backends import fused
 from moontide.errors import InputError
 from moontide.progress import track
 
-EXACT_ROWS = 100_000  # rows up to which every pair is compared; above, `core.ann`
+EXACT_ROWS = 100_000
 SLOTS = 8  # neighbours that the fused search of a GPU can keep of a sample
 BLOCK_ROWS = 1000  # similarities are made in square blocks of so many rows (4 MB in float32: they stay in cache)
+LIST = 1000  # rows of a list of the inverted file
+PROBES = 8  # lists that a row is compared with
+TRAIN = 64  # rows of a list that centres are trained on
+ROUNDS = 4  # of k-means
+SAMPLE = 512  # rows on which recall is measured
+FILE_ROWS = 4096  # rows that the inverted file compares at once
+
+Floats = NDArray[Any]
+Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -33,11 +48,10 @@ class Graph:
 
     def __post_init__(self) -> None:
         """Check the shapes."""
-        if self.neighbours.ndim != 2 or tuple(self.neighbours.shape) != tuple(self.weights.shape):
-            raise InputError(
-                "'neighbours' and 'weights' of a Graph must be (N, m) arrays of one shape. "
-                f"Got {tuple(self.neighbours.shape)} and {tuple(self.weights.shape)} instead."
-            )
+        shape, other = tuple(self.neighbours.shape), tuple(self.weights.shape)
+        if shape != other or len(shape) != 2:
+            rule = "'neighbours' and 'weights' of a Graph must be (N, m) arrays of one shape"
+            raise InputError(f"{rule}. Got {shape} and {other} instead.")
 
     @property
     def m(self) -> int:
@@ -90,7 +104,7 @@ class Affinity:
         return self.matrix @ z
 
     def rows(self, which: slice) -> Affinity:
-        """Return the votes for some samples, from all; those of a slice are kept for the next time."""
+        """Return the votes of all samples for some of them; those of a slice are kept for the next time."""
         n, key = self.pointer.shape[0] - 1, (which.start, which.stop)
         if key == (0, n):
             return self
@@ -108,8 +122,8 @@ class Affinity:
         return Affinity(self.pointer, self.neighbour, self.weight * by[self.neighbour], self.width)
 
     @property
-    def edges(self) -> tuple[Array, Array, Array]:
-        """The three arrays, for loops and kernels."""
+    def edges(self) -> tuple[Array, ...]:
+        """The arrays `pointer`, `neighbour` and `weight`, for loops and kernels."""
         return self.pointer, self.neighbour, self.weight
 
     def from_voters(self) -> tuple[Array, Affinity]:
@@ -127,8 +141,7 @@ def neighbour_votes(graph: Graph, symmetric: bool, mean: bool, weight: float) ->
 def nearest_neighbours(features: Array, m: int, precision: str = "full") -> Graph:
     """Find the m largest cosines of each unit row of `features` to the others in O(N m + block) memory.
 
-    Exactly up to `EXACT_ROWS` rows; above, on a CPU, by an inverted file whose recall is in the graph. On a GPU,
-    `precision` "tf32" or "half" uses the tensor cores (products rounded to 10 bits, sums in float32).
+    On a GPU, `precision` "tf32" or "half" uses the tensor cores (products rounded to 10 bits, sums in float32).
     """
     xp = namespace(features)
     n = features.shape[0]
@@ -138,8 +151,6 @@ def nearest_neighbours(features: Array, m: int, precision: str = "full") -> Grap
 
         return Graph(*top_m(features, m, precision))
     if n > EXACT_ROWS and m and not is_torch_array(features):
-        from moontide.core.ann import inverted_file
-
         return Graph(*inverted_file(features, m))
     neighbours = xp.zeros((n, m), dtype=xp.int64, device=device(features))
     weights = xp.full((n, m), -xp.inf, dtype=features.dtype, device=device(features))
@@ -188,15 +199,72 @@ def largest_entries(x: Array, count: int) -> tuple[Array, Array]:
     return columns, values
 
 
-def adapt_graph(graph: Graph, features: Array) -> Graph:
-    """Bring a precomputed graph to the namespace, device and dtype of `features`, and check that it covers its rows."""
-    if graph.neighbours.shape[0] != features.shape[0]:
-        raise InputError(
-            f"'graph' must have one row per sample ({features.shape[0]}). Got {graph.neighbours.shape[0]} instead."
-        )
-    n, xp = features.shape[0], namespace(features)
-    if graph.m and not (int(graph.neighbours.min()) >= 0 and int(graph.neighbours.max()) < n):
-        raise InputError(f"'neighbours' of a graph must be row numbers from 0 to {n - 1}.")
-    neighbours = graph.neighbours if is_torch_array(features) else to_numpy(graph.neighbours)
-    neighbours = xp.asarray(neighbours, dtype=xp.int64, device=device(features))
-    return Graph(neighbours, like(graph.weights, features), graph.recall)
+def inverted_file(features: Floats, m: int, seed: int = 0) -> tuple[Ints, Floats, float]:
+    """Return neighbours and weights, (N, m) each, of unit rows, and the recall measured on a sample.
+
+    The rows are put into lists of about `LIST` by their nearest coarse centre; a row is compared with the members of
+    the `PROBES` lists nearest to it. Cost grows as N x LIST x PROBES x d, and N x (N / LIST) x d for finding the lists.
+    """
+    n = len(features)
+    rng = np.random.default_rng(seed)
+    centres = coarse_centres(features, max(1, n // LIST), rng)  # (C, d)
+    probes = nearest_lists(features, centres, min(PROBES, len(centres)))  # (N, P), the row's own list first
+    neighbours, weights = np.zeros((n, m), np.int64), np.full((n, m), -np.inf, features.dtype)
+    members = _grouped(probes[:, 0], np.arange(n), len(centres))
+    askers = _grouped(probes.ravel(), np.repeat(np.arange(n), probes.shape[1]), len(centres))
+    for c in track(range(len(centres)), "neighbours"):
+        candidates = features[members[c]]  # (c, d)
+        for start in range(0, len(askers[c]) if len(candidates) else 0, FILE_ROWS):
+            rows = askers[c][start : start + FILE_ROWS]
+            similarity = features[rows] @ candidates.T  # (b, c)
+            own = np.flatnonzero(probes[rows, 0] == c)
+            similarity[own, np.searchsorted(members[c], rows[own])] = -np.inf  # never its own neighbour
+            offer(rows, members[c], similarity, neighbours, weights)
+    rows = rng.choice(n, min(SAMPLE, n), replace=False)
+    recall = share_found(weights[rows], nearest_cosines(features[rows], features, m + 1))
+    weights[np.isneginf(weights)] = 0  # where the lists of a row hold fewer than m others: no vote
+    return neighbours, weights, recall
+
+
+def coarse_centres(features: Floats, count: int, rng: np.random.Generator) -> Floats:
+    """Return `count` unit centres: spherical k-means on a sample of the rows, (C, d)."""
+    sample = features[np.sort(rng.choice(len(features), min(len(features), count * TRAIN), replace=False))]
+    centres = sample[rng.choice(len(sample), count, replace=False)]
+    for _ in range(ROUNDS if count > 1 else 0):
+        own = nearest_lists(sample, centres, 1)[:, 0]
+        sums = class_sums(own, sample, count)
+        empty = np.bincount(own, minlength=count) == 0
+        sums[empty] = sample[rng.choice(len(sample), int(empty.sum()))]
+        centres = unit_rows(sums)
+    return centres
+
+
+def nearest_lists(features: Floats, centres: Floats, count: int) -> Ints:
+    """Return the numbers of the `count` centres nearest to each row, nearest first, (N, P)."""
+    blocks = (features[start : start + FILE_ROWS] for start in range(0, len(features), FILE_ROWS))
+    return np.concatenate([largest_entries(block @ centres.T, count)[0] for block in blocks])
+
+
+def nearest_cosines(rows: Floats, features: Array, count: int) -> Floats:
+    """Return the `count` largest cosines of unit rows (s, d) to `features` (N, d), largest first; -inf: no more."""
+    best, asked = np.full((len(rows), count), -np.inf, rows.dtype), like(rows, features)
+    for start in range(0, len(features), FILE_ROWS):
+        near = to_numpy(asked @ features[start : start + FILE_ROWS].T)  # (s, b)
+        best = np.partition(np.concatenate([best, near], axis=1), -count, axis=1)[:, -count:]
+    return np.sort(best, axis=1)[:, ::-1]
+
+
+def share_found(weights: Floats, cosines: Floats) -> float:
+    """Return the share of the true neighbours of some rows that are in a graph, ties counted as found.
+
+    `weights` (s, m) are those of the graph, `cosines` (s, m + 1) the largest there are: the first is of the row itself.
+    """
+    best = cosines[:, 1:]
+    true = np.isfinite(best)  # fewer than m others: all of them
+    found = weights >= np.where(true, best, np.inf).min(axis=1, keepdims=True) - 1e-5
+    return float(found.sum() / true.sum())
+
+
+def _grouped(keys: Ints, values: Ints, count: int) -> list[Ints]:
+    order = np.argsort(keys, kind="stable")
+    return np.split(values[order], np.cumsum(np.bincount(keys, minlength=count))[:-1])

@@ -45,9 +45,9 @@ class Step(Sums):
 
 @dataclass
 class Laplacian(Sums):
-    """gamma_i z_i . (M z)_i, the Laplacian term of the objective, (N,), or the sum of it."""
+    """The Laplacian term of the objective."""
 
-    value: Any = field(metadata=ADDED)
+    value: Any = field(metadata=ADDED)  # gamma_i z_i . (M z)_i, (N,), or their sum
 
 
 class Anchors(NamedTuple):
@@ -96,13 +96,10 @@ class VMF:
         o = self.options
         return clip(concentration(r, self.d, o.inverse, o.r_cap), high=o.kappa_cap)
 
-    def offset(self, kappa: Array) -> Array:
-        """Return log C_d(kappa) / temper, (L,)."""
-        return log_c(self.d, kappa, self.options.log_normaliser) / self.options.temper
-
     def logits_at(self, kappa: Array) -> tuple[Array, Array]:
-        """Return slope and offset of the logits of classes at their anchors with concentrations `kappa`, (K,) each."""
-        return self.scale + kappa / self.options.temper, self.offset(kappa)
+        """Return slope and offset, log C_d(kappa) / temper, of the logits of classes at their anchors, (K,) each."""
+        o = self.options
+        return self.scale + kappa / o.temper, log_c(self.d, kappa, o.log_normaliser) / o.temper
 
     def begin(self) -> VMFClasses:
         """Return the classes before the first E-step, all at their anchors."""

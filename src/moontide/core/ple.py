@@ -20,7 +20,7 @@ EPS = 1e-12  # the released solver's guard in entropies, lambda, beta and norms
 def zero_shot(cosine: Array, scale: float, out: Array | None = None) -> tuple[Array, Array]:
     """Eq. zero-shot: y_ik = exp(f_i . t_k / tau) / sum_j exp(f_i . t_j / tau), (N, K), and the logs of the sums, (N,).
 
-    `scale` is 1 / tau; y is written to `out`, a new array where there is none.
+    `scale` is 1 / tau; y is written to `out` if given.
     """
     logits = namespace(cosine).multiply(cosine, scale, out=out)
     return softmax_log_sum(logits, logits)
@@ -136,9 +136,8 @@ def e_step(logits: Array, votes: Array, z: Array, out: Array | None = None) -> A
 
 def weighted_sums(z: Array, gamma: Array, f: Array) -> tuple[Array, Array]:
     """Return the sufficient statistics sum_i gamma_i z_ik f_i, (K, d), and sum_i gamma_i z_ik, (K,)."""
-    if z.shape[1] < f.shape[1]:
-        return (z * gamma[:, None]).T @ f, gamma @ z
-    return z.T @ (f * gamma[:, None]), gamma @ z
+    few = z.shape[1] < f.shape[1]
+    return (z * gamma[:, None]).T @ f if few else z.T @ (f * gamma[:, None]), gamma @ z
 
 
 def means(sums: Array, counts: Array, epsilon: float) -> Array:
@@ -170,7 +169,7 @@ def objective(free: Array, laplacian: Array, alpha: Array, kl: Array, temper: fl
     """Eq. ple-ours after an E-step: the samples' terms, their Laplacian halved, and the anchors' KL.
 
     `free` are the `free_energy` of the samples and `laplacian` is gamma_i z_i . (M z)_i of the new z, (..., N), or sums
-    of these over some of the samples; kl is (..., K). Leading axes (iterations) are kept.
+    of these over samples; kl is (..., K). Leading axes (iterations) are kept.
     """
     xp = namespace(free)
     return xp.sum(free - laplacian / 2, axis=-1) + xp.sum(alpha * kl, axis=-1) / temper

@@ -79,10 +79,8 @@ class Rows:
         self.zero_shot_labels = self.labels
 
     def _neighbours(self) -> Graph:
-        weight = getattr(self.method, "laplacian_weight", 1.0)
-        return nearest_neighbours(
-            self.f, getattr(self.method, "neighbours", 0) if weight else 0, getattr(self.method, "precision", "full")
-        )
+        m = getattr(self.method, "neighbours", 0) if getattr(self.method, "laplacian_weight", 1.0) else 0
+        return nearest_neighbours(self.f, m, getattr(self.method, "precision", "full"))
 
     def _votes_of(self) -> Affinity:
         symmetric = getattr(self.method, "graph", "symmetric") == "symmetric"
@@ -109,9 +107,10 @@ class Rows:
         self.y = self.z
 
     def predictions(self) -> dict[str, NDArray[Any]]:
-        """Return the `COLUMNS`, (n,) each: labels, their probabilities and the zero-shot labels."""
+        """Return the `COLUMNS`, (n,) each: labels, their probabilities, zero-shot labels, and more of a method."""
         top = self._floats(namespace(self.z).take_along_axis(self.z, self.labels[:, None], axis=1))[:, 0]
-        return dict(zip(Rows.COLUMNS, map(to_numpy, (self.labels, top, self.zero_shot_labels)), strict=True))
+        found = self.labels, top, self.zero_shot_labels, *(getattr(self, name) for name in self.COLUMNS[3:])
+        return dict(zip(self.COLUMNS, map(to_numpy, found), strict=True))
 
     def unpack(self) -> tuple[Array, Array]:
         """Return z and y as floating-point numbers of the same size, made in place: the last thing to ask for."""
@@ -153,12 +152,18 @@ class Rows:
         return [slice(i, min(i + size, rows.stop)) for i in range(rows.start, rows.stop, size)]
 
     def _room(self, dtype: Any = None) -> Array:
-        """Return an n x K array for assignments, of those at hand where there is one."""
+        """Return an n x K array for assignments, one that is not in use if there is one."""
         found = self._spare()
         return self._empty(len(self.f), len(self.text), dtype=dtype or self.z.dtype) if found is None else found
 
+    def _replace(self, new: Array) -> None:
+        """Make `new` the assignments; the room of those before is used again, unless they are wanted at the end."""
+        if not (self.keep and self.z is self.y):
+            self.spare.append(self.z)
+        self.z = new
+
     def _spare(self) -> Array | None:
-        """Take one of the arrays that were made at once; None, which makes numpy and torch get a new one, without."""
+        """Take an array that is not in use; None, which makes numpy and torch get a new one, if there is none."""
         return self.spare.pop() if self.spare else None
 
     def _empty(self, *shape: int, dtype: Any = None) -> Array:
@@ -171,7 +176,7 @@ class Rows:
         return self._floats(self.z[rows])
 
     def _narrow(self, p: Array) -> Array:
-        """Return probabilities as what is stored when it is put into `z`."""
+        """Return probabilities as they are stored in `z`."""
         return p if self.z.dtype != np.uint16 else p * np.float32(ONE) + np.float32(0.5)  # made whole by cutting off
 
     def _floats(self, stored: Array) -> Array:

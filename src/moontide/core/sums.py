@@ -15,23 +15,16 @@ from moontide.core.arrays import to_numpy
 Doubles = NDArray[np.float64]
 S = TypeVar("S", bound="Sums")
 
-
 # How a field of `Sums` is joined where it is not added: dataclasses.field(metadata=...)
 LARGER = {"join": np.maximum}  # the larger value is kept
 SAME = {"join": lambda a, b: a}  # all have the same
 ADDED = {"reduce": True}  # one number per sample in memory, their sum elsewhere
 TOGETHER = {"join": lambda a, b: np.concatenate([a, b])}  # rows are put one below the other
 
-_kinds: dict[str, type[Sums]] = {}
-
 
 @dataclass
 class Sums:
     """Base of what a map over samples returns; `+` joins the fields of two, each as it is declared."""
-
-    def __init_subclass__(cls) -> None:
-        """Remember the kind by its name, for `unpack`."""
-        _kinds[cls.__name__] = cls
 
     def __add__(self: S, other: S) -> S:
         """Join two parts."""
@@ -58,10 +51,9 @@ def _double(x: Any, metadata: Mapping[str, Any]) -> Any:
 
 def unpack(arrays: Mapping[str, NDArray[Any]]) -> Any:
     """Make the object again from its arrays, among which others may be."""
-    mine = {name.partition("."): x for name, x in arrays.items() if "." in name}
-    kind = next(iter(mine))[0]
-    values = {field: x.item() if x.ndim == 0 else x for (_, _, field), x in mine.items()}
-    return _kinds[kind](**values)
+    mine = {name.partition("."): x.item() if x.ndim == 0 else x for name, x in arrays.items() if "." in name}
+    kind = next(kind for kind in Sums.__subclasses__() if kind.__name__ == next(iter(mine))[0])
+    return kind(**{field: x for (_, _, field), x in mine.items()})
 
 
 @dataclass

@@ -10,20 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from moontide.core.arrays import (
-    Array,
-    class_counts,
-    class_sums,
-    clip,
-    device,
-    exp_,
-    is_torch_array,
-    like,
-    namespace,
-    row_dots,
-    row_norms,
-    row_sums,
-)
+from moontide.core.arrays import Array, class_sums, clip, is_torch_array, like, namespace, row_dots, row_sums
 from moontide.core.backends import fused
 from moontide.core.ple import EPS
 from moontide.core.simplex import log_softmax, softmax_log_sum
@@ -59,13 +46,6 @@ def held(x: Any, low: float, high: float = math.inf) -> Any:
     return clip(x, low, high) if is_torch_array(x) else float(min(max(x, low), high))
 
 
-def either(condition: Any, this: Any, other: Any) -> Any:
-    """Return `this` number where a condition holds, else the `other` one."""
-    if is_torch_array(condition):
-        return namespace(condition).where(condition, this, other)
-    return this if condition else other
-
-
 class Crowd(NamedTuple):
     """How concentrated the classes of a batch are (Eqs. 1, 2, 3)."""
 
@@ -80,8 +60,7 @@ class Crowd(NamedTuple):
     def of(cls, excess: float, agreement: float, corroboration: float, false: float) -> Crowd:
         """Eq. 3: a = 1 / (v chi), w = a / (1 + a), a* = a max(1, w (1 - q) N / K), q = mean_i max_k y_ik.
 
-        The excess of shares from a symmetric Dirichlet with K parameters a is near 1 / a. `false` is (1 - q) N / K, how
-        many samples of an average class are not of it; the prior counts no finer than that.
+        `false` is (1 - q) N / K: how many samples of an average class are not of it.
         """
         a = 1 / held(excess * corroboration, 1 / LARGEST)
         w = a / (1 + a)
@@ -90,17 +69,12 @@ class Crowd(NamedTuple):
     @classmethod
     def of_shares(cls, shares: Array) -> Crowd:
         """Eq. 3 for class shares (K,) that the user knows: v = K sum_k share_k^2 - 1."""
-        v = len(shares) * number(namespace(shares).sum(shares**2)) - 1
-        return cls.of(held(v, 1 / LARGEST), 1.0, 1.0, 0.0)
+        return cls.of(held(len(shares) * number((shares**2).sum()) - 1, 1 / LARGEST), 1.0, 1.0, 0.0)
 
 
 def agreement_by_class(y: Array, votes: Array, degree: Array) -> tuple[Array, Array]:
-    """Return sum_ij W_ij y_ik y_jk and the most it can be, sum_ij W_ij y_ik^2, (K,) each.
-
-    `votes` is W y (N, K) and `degree` W 1 (N, 1).
-    """
-    xp = namespace(y)
-    return xp.sum(y * votes, axis=0), (degree.T @ (y * y))[0, :]
+    """Return sum_ij W_ij y_ik y_jk and sum_ij W_ij y_ik^2, (K,) each; `votes` is W y (N, K), `degree` W 1 (N, 1)."""
+    return (y * votes).sum(0), (degree.T @ (y * y))[0, :]
 
 
 def agreements(y: Array, total: Array, own: Array, n: int) -> Array:
@@ -119,35 +93,31 @@ def evened(y: Array, total: Array) -> tuple[Array, Array]:
 
 
 def outlasting(v: Any, left: Any) -> Any:
-    """Eq. 2: v min(1, max(3 v_e / v, 1/4)), v_e the excess that is `left` of v in the predictions of `evened`.
-
-    Of an excess that comes from the texts next to nothing is left, of a true one as much as predictions are sure.
-    """
+    """Eq. 2: v min(1, max(3 v_e / v, 1/4)), v_e the excess that is `left` of v in the predictions of `evened`."""
     return v * held(OUTLASTS * left / v, DOUBTED, 1.0)
 
 
 def crowd_of(found: Compared, n: int, k: int, m: int) -> Crowd:
-    """Measure the concentration of the classes (Eqs. 1, 2, 3) from sums over all n samples, with m neighbours each."""
+    """Eqs. 1, 2 and 3 from sums over all n samples, with m neighbours each."""
     u, sure, false = found.agree / n, found.own / n, (1 - found.confidence / n) * n / k
     if n < 2 or k < 2:
         return Crowd.of(1 / LARGEST, 1.0, 1.0, false)
     deviation = held(found.agree_square / n - u * u, 0.0) ** 0.5  # of the agreements
     left = (number((found.even**2).sum()) - found.even_own) / (n * (n - 1))
     v = outlasting(excess(u - 2 * deviation / math.sqrt(n), sure, k), excess(left, found.even_own / n, k))
-    rho = mean_agreement(number(found.near.sum()), number(found.most.sum()))
+    rho = mean_agreement(found.near, found.most)
     return Crowd.of(v, rho, corroboration(rho, (n - 1) * u / sure, min(m, n - 1)), false)
 
 
-def mean_agreement(near: float, most: float) -> Any:
-    """Return rho = near / most, held in [0.02, 1]."""
-    return held(near / held(most, EPS), 0.02, 1.0)
+def mean_agreement(near: Array, most: Array) -> Any:
+    """Return rho = sum_k near_k / sum_k most_k of `agreement_by_class`, held in [0.02, 1]."""
+    return held(number(near.sum()) / held(number(most.sum()), EPS), 0.02, 1.0)
 
 
 def excess(agree: float, sure: float, k: int) -> Any:
     """Eq. 1: v = (K U - 1) / q, q = (mean |y_i|^2 - 1 / K) / (1 - 1 / K).
 
-    U, `agree`, is the mean of y_i . y_j over pairs of samples, an unbiased Simpson index of the classes, less its
-    standard error; q is what two samples of one class agree at most, `sure` the mean of |y_i|^2.
+    U, `agree`, is the mean of y_i . y_j over pairs of samples less its standard error, `sure` the mean of |y_i|^2.
     """
     q = (sure - 1 / k) / (1 - 1 / k)
     return held((k * agree - 1) / held(q, 1e-6, 1.0), 1 / LARGEST)
@@ -156,8 +126,7 @@ def excess(agree: float, sure: float, k: int) -> Any:
 def corroboration(rho: float, company: float, m: int) -> Any:
     """Eq. 2: chi = min(1, rho / min(1, company / m)), rho = sum_ij W_ij y_i . y_j / sum_ij W_ij |y_i|^2.
 
-    Where a text draws images of other classes, predictions agree and images do not look alike. `company`, (N - 1) U
-    over mean |y_i|^2, is how many other samples of its class a sample has if U is right.
+    `company`, (N - 1) U over mean |y_i|^2, is how many other samples of its class a sample has if U is right.
     """
     return held(rho / held(company / m, 1e-6, 1.0), 0.0, 1.0)
 
@@ -165,11 +134,11 @@ def corroboration(rho: float, company: float, m: int) -> Any:
 def anchors(text: Array, p: Array, first: Predicted) -> tuple[Any, Array]:
     """Eq. 4: slope and offset (d,) of the anchors, mu'_k = mean image + slope (t_k - mean text) = slope t_k + offset.
 
-    The slope is that of least squares of images on their expected text x_i, both centred, held in [0, 1]: text and
-    images lie apart, and images follow their text in part. x_i = y_il t_l + (1 - y_il) mean text, l the label of i.
+    The slope, held in [0, 1], is that of least squares of images on their expected text x_i, both centred, with
+    x_i = y_il t_l + (1 - y_il) mean text, l the label of i.
     """
     xp, n, centre, mean_text = namespace(text), first.n, first.centre / first.n, p @ text  # (d,), (d,)
-    apart = rows_at(text, first.some) - mean_text  # (H, d)
+    apart = text[first.some, ...] - mean_text  # (H, d)
     mean = first.sure @ apart / n  # (d,) of x_i - mean text
     along = number(xp.sum(first.sure_sums * apart)) / n - number(xp.sum(centre * mean))
     square = number(xp.sum(first.sure_squares * row_dots(apart, apart))) / n - number(xp.sum(mean * mean))
@@ -181,23 +150,21 @@ def anchor_rows(text: Array, slope: Any, offset: Array, scale: Array) -> Array:
     """Eq. 4: return the anchors slope t_k + offset in the metric `scale` (d,), unit rows, (K, d)."""
     found = text * (slope / scale)  # (K, d)
     found += offset / scale
-    return found / clip(row_norms(found), EPS)[:, None]
+    return found / clip(row_dots(found, found) ** 0.5, EPS)[:, None]
 
 
 def presence(near: Array, most: Array, total: Array) -> Array:
     """Eq. 5, its pi_k: how far neighbours agree on class k, against how far they do on average, (K,).
 
     pi_k = min(1, (n_k rho_k + rho) / ((n_k + 1) rho)), n_k = sum_i y_ik, where rho_k = near_k / most_k is the agreement
-    of neighbours on the class (`agreement_by_class`) and rho that on all. What is predicted of a class that is absent
-    comes from single images of other classes, whose neighbours do not agree.
+    of neighbours on the class (`agreement_by_class`) and rho that on all.
     """
-    xp = namespace(near)
-    rho = mean_agreement(number(xp.sum(near)), number(xp.sum(most)))
+    rho = mean_agreement(near, most)
     return clip((total * (near / clip(most, EPS)) + rho) / ((total + 1) * rho), 0, 1)
 
 
 def bias_weight(pseudo_count: float) -> float:
-    """Eq. 5, its weight: g = a / (a + 1/2), the part of a log share that is bias: variance 2 of 2 + 1 / a."""
+    """Eq. 5, its weight: g = a / (a + 1/2)."""
     return pseudo_count / (pseudo_count + 0.5)
 
 
@@ -205,7 +172,7 @@ def text_bias(y: Array, total: Array, expected: Array | float, presence: Array) 
     """Eq. 5: b_ik = log((sum_j y_jk - y_ik + 1) / (expected_k + 1)), (N, K): how much more often a class is predicted.
 
     `total` (K,) is sum_j y_j over all samples; `expected` is (N - 1) / K, or (N - 1) times the known share of a class.
-    Where a class is predicted too seldom, b is multiplied by pi_k^2: one that is absent is not to be helped.
+    Where a class is predicted too seldom, b is multiplied by pi_k^2.
     """
     xp = namespace(y)
     bias = xp.log((total + 1 - y) / (expected + 1))
@@ -220,8 +187,7 @@ def freedom(count: Array, n: int) -> Any:
 def metric(square: Array, sums: Array, count: Array, n: int) -> Array:
     """Eq. 6: the standard deviation of each dimension within classes, shrunk to their mean by d pseudo-samples, (d,).
 
-    Dividing by it makes the classes round, as those of a von Mises-Fisher distribution are. `square` is the mean of
-    f_i^2 over the n samples, (d,), `sums` (K, d) and `count` (K,) are those of the samples of each class.
+    `square` is the mean of f_i^2 over the n samples, (d,), `sums` (K, d) and `count` (K,) are per class.
     """
     xp, d, free = namespace(square), square.shape[0], freedom(count, n)
     between = (1 / clip(count, 1)) @ (sums * sums) / n  # (d,)
@@ -233,7 +199,7 @@ def anchor_weight(anchor: Array, sums: Array, count: Array, n: int) -> Any:
     """Eq. 7: alpha = sigma^2 / tau^2, held in [0.3, 30]: the empirical Bayes weight of an anchor in a class mean.
 
     sigma^2 is the variance within classes, tau^2 that of class means about their anchors, by an analysis of variance of
-    n unit samples with `sums` (K, d) and `count` (K,) by zero-shot labels. 1 where no class has two samples.
+    n unit samples with `sums` (K, d) and `count` (K,) by zero-shot labels. 1 if no class has two samples.
     """
     xp, free = namespace(anchor), freedom(count, n)
     square = number(xp.sum(row_dots(sums, sums) / clip(count, 1)))  # sum_k c_k |mean_k|^2
@@ -241,7 +207,7 @@ def anchor_weight(anchor: Array, sums: Array, count: Array, n: int) -> Any:
     along, own = row_dots(sums, anchor), count * row_dots(anchor, anchor)  # (K,) each
     about = square + number(xp.sum(own - 2 * along))  # sum_k c_k |mean_k - anchor_k|^2
     tau2 = (about - (n - free) * within) / n
-    return either(free < 1, 1.0, held(within / held(tau2, 1e-3), 0.3, 30.0))
+    return held(within / held(tau2, 1e-3), 0.3, 30.0) ** held(free, 0.0, 1.0)  # x^0 = 1
 
 
 class Labels(NamedTuple):
@@ -285,29 +251,20 @@ def cosine_to_means(
 
 
 def sharpening(density: float, per_class: float, alpha: float) -> float:
-    """Eq. 10: s / s_0 = 1 + 3 w beta, beta = x / (x + alpha) for a class of x = N / K samples.
-
-    Where all classes are there, what tells them apart is the class means, as far as they are made of samples.
-    """
+    """Eq. 10: s / s_0 = 1 + 3 w beta, beta = x / (x + alpha) for a class of x = N / K samples."""
     return 1 + 3 * density * per_class / (per_class + alpha)
 
 
 def reliability(right: int, known: int, per_class: float) -> float:
-    """Eq. 12: 1 / (1 + N / K (1 - r)^2), r = (right + 2) / (known + 2): what a label of the model counts, against 1.
-
-    A class mean of n labels of which the share 1 - r is wrong is off by a bias that no n removes. The two pseudo-labels
-    are right: where nothing that is known speaks against the model, its labels count as they do without known ones.
-    """
-    r = (right + 2) / (known + 2)
-    return 1 / (1 + per_class * (1 - r) ** 2)
+    """Eq. 12: 1 / (1 + N / K (1 - r)^2), r = (right + 2) / (known + 2): what a label of the model counts, against 1."""
+    return 1 / (1 + per_class * (1 - (right + 2) / (known + 2)) ** 2)
 
 
 def trust(base: Array, cosine: Array, known: Array, sharpness: float) -> float:
     """Eq. 13: the weight h of text, votes and prior, against that of class means, expected from the known labels.
 
-    Of each labelled sample, `base` and `cosine` (n, K) are as they would be without it. h is exp(E[log h']) over round
-    weights h', each as likely as it makes the known labels, with a penalty on leaving 1: one label more changes little.
-    Each is judged at a few temperatures of the sum, as predictions that are too sure would gain by any smaller weight.
+    Of each labelled sample, `base` and `cosine` (n, K) are as they would be without it. h is exp(E[log h']) over a list
+    of weights h' and temperatures, each as likely as it makes the known labels, less a penalty for leaving 1.
     """
     xp, fits = namespace(base), np.empty((len(TRUSTS), len(TEMPERS)))
     for i, text in enumerate(TRUSTS):
@@ -339,27 +296,25 @@ def class_pull(fixed: Fixed, counts: Array, z: Array, left_out: Any) -> Array:
 
 
 def expected_right(q: float, density: float, n: int) -> Any:
-    """Eq. 14: the share of n labels expected right whose mean probability under zero-shot is q.
+    """Eq. 14: the share of n labels expected right whose mean zero-shot probability is q.
 
-    It is 1 - (1 - q)^r, r = 1 + (0.7 - 0.55 w) (1 - 1/N): zero-shot predictions are calibrated on average, and a batch
-    is a second look, the less independent the denser the classes are. For one sample it is q.
+    It is 1 - (1 - q)^r, r = 1 + (0.7 - 0.55 w) (1 - 1/N).
     """
     return 1 - held(1 - q, 0.0, 1.0) ** (1 + (0.7 - 0.55 * density) * (1 - 1 / n))
 
 
 def log_ratios(z: Array, label: Array) -> Array:
     """Return log(z_ik / z_il), l the label of sample i, (N, K); `label` is (N, 1)."""
-    xp = namespace(z)
-    log_z = xp.log(z + 1e-30)
-    log_z -= xp.take_along_axis(log_z, label, axis=1)
+    log_z = namespace(z).log(z + 1e-30)
+    log_z -= namespace(z).take_along_axis(log_z, label, axis=1)
     return log_z
 
 
 def confidences(log_z: Array, power: float) -> tuple[Array, Array]:
     """Return the probability of the label under z^T and its derivative by log T, (N,) each, from `log_ratios`."""
-    e = exp_(power * log_z)  # (N, K)
-    confidence = 1 / row_sums(e)  # (N,)
-    return confidence, -power * row_dots(e, log_z) * confidence**2
+    p, log_sum = softmax_log_sum(power * log_z)  # (N, K), (N,)
+    confidence = namespace(p).exp(-log_sum)
+    return confidence, -power * row_dots(p, log_z) * confidence
 
 
 def calibration(target: Any, sums_at: Callable[[Any], tuple[Any, Any]], n: int) -> Any:
@@ -372,15 +327,15 @@ def calibration(target: Any, sums_at: Callable[[Any], tuple[Any, Any]], n: int) 
         from moontide.core.backends import _triton
 
         return _triton.calibration(target, sums_at, n, COLDEST, WARMEST, NEWTON)
-    low, high, power = COLDEST, WARMEST, 1.0 + 0 * target
+    low, high, power = COLDEST, WARMEST, 1.0
     for _ in range(NEWTON):
-        confidence, rise = sums_at(power)
-        gap = target - confidence / n
-        if isinstance(gap, float) and (abs(gap) < 1e-5 or high - low < 1e-3 * low):
+        confidence, rise = map(float, sums_at(power))
+        gap = float(target) - confidence / n
+        if abs(gap) < 1e-5 or high - low < 1e-3 * low:
             break
-        low, high = either(gap > 0, power, low), either(gap > 0, high, power)
-        step = power * math.e ** held(gap / held(rise / n, 1e-6), -1.0, 1.0)
-        power = either((low <= step) & (step <= high), step, (low * high) ** 0.5)
+        low, high = (power, high) if gap > 0 else (low, power)
+        step = power * math.exp(held(gap / max(rise / n, 1e-6), -1.0, 1.0))
+        power = step if low <= step <= high else math.sqrt(low * high)
     return power
 
 
@@ -413,11 +368,6 @@ def with_neighbours(score: Array, votes_of: Any) -> Array:
     return (score + around) / 2
 
 
-def rows_at(x: Array, which: Any) -> Array:
-    """Return some rows of a matrix; `slice(None)` is all of them, without a copy."""
-    return x if isinstance(which, slice) else namespace(x).take(x, which, axis=0)
-
-
 @dataclass
 class Predicted(Sums):
     """What anchors and metric need of the zero-shot predictions; of the H classes with labels only, where `some`."""
@@ -434,14 +384,13 @@ class Predicted(Sums):
     some: Any = field(default_factory=lambda: ALL, metadata=SAME)  # (H,) class numbers; a slice: all
 
     @classmethod
-    def of(cls, f: Array, y: Array, labels: Array) -> Predicted:
-        """Add up samples f (n, d) with predictions y (n, K) and labels (n,)."""
-        xp, (n, d), k = namespace(f), f.shape, y.shape[1]
-        sure = xp.take_along_axis(y, labels[:, None], axis=1)  # (n, 1)
-        both = class_sums(labels, xp.concat([sure * f, sure, sure * sure], axis=1), k)  # (K, d + 2)
-        sums, counts = class_sums(labels, f, k), like(class_counts(labels, k), f)
-        centre, square = xp.sum(f, axis=0), xp.sum(f * f, axis=0)
-        return cls(n, xp.sum(y, axis=0), centre, square, sums, counts, both[:, d], both[:, d + 1], both[:, :d])
+    def of(cls, f: Array, y: Array, labels: Array, sure: Array) -> Predicted:
+        """Add up samples f (n, d) with predictions y (n, K), labels and their probabilities `sure`, (n,)."""
+        xp, (n, d), sure = namespace(f), f.shape, sure[:, None]
+        each = xp.concat([f, sure * f, xp.ones_like(sure), sure, sure * sure], axis=1)  # (n, 2 d + 3)
+        sums = class_sums(labels, each, y.shape[1])  # (K, 2 d + 3)
+        numbers = sums[:, 2 * d], sums[:, 2 * d + 1], sums[:, 2 * d + 2]
+        return cls(n, y.sum(0), f.sum(0), (f * f).sum(0), sums[:, :d], *numbers, sums[:, d : 2 * d])
 
 
 @dataclass
@@ -477,17 +426,17 @@ class Assigned(Sums):
 
     def like(self, ref: Array) -> Assigned:
         """Return it with arrays of the kind of `ref`."""
-        some = self.some if isinstance(self.some, slice) else namespace(ref).asarray(self.some, device=device(ref))
+        some = self.some if isinstance(self.some, slice) else namespace(ref).asarray(self.some, device=ref.device)
         arrays = {name: like(getattr(self, name), ref) for name in ("sums", "soft", "hard", "counts")}
         return replace(self, some=some, **arrays)
 
 
 @dataclass
 class Confident(Sums):
-    """What the calibration adds up."""
+    """What the calibration adds up: confidences, and their derivatives by the logarithm of the temperature."""
 
     confidence: float
-    slope: float  # its derivative by the logarithm of the temperature
+    slope: float
 
 
 class Fixed(NamedTuple):

@@ -31,6 +31,7 @@ from moontide.encoders.base import Encoder, Prepared, TwoTowers
 from moontide.encoders.loading import onnx_runtime, saying
 from moontide.encoders.steps import TOLERANCE, Steps, photographs, probes
 from moontide.errors import FileError, InputError, OptionError, ResourceError, missing_extra
+from moontide.store.disk import read_json
 
 FORMAT = 1
 MANIFEST, IMAGE, TEXT, TOKENIZER = "moontide.json", "image.onnx", "text.onnx", "tokenizer.json"
@@ -43,8 +44,7 @@ class ONNX(Encoder):
     >>> ONNX("no-such-folder")
     Traceback (most recent call last):
         ...
-    moontide.errors.FileError: no-such-folder is not the folder of an export: moontide.json is missing or damaged \
-([Errno 2] No such file or directory: 'no-such-folder/moontide.json').
+    moontide.errors.FileError: no-such-folder is not the folder of an export: moontide.json is missing.
     """
 
     steps: Steps
@@ -56,8 +56,10 @@ class ONNX(Encoder):
             raise OptionError(
                 f"'precision' of the encoder onnx is that of its export. Got {precision!r}; leave it out."
             )
-        with saying(f"{model} is not the folder of an export: {MANIFEST} is missing or damaged"):
-            held = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        if not os.path.isfile(folder / MANIFEST):
+            raise FileError(f"{model} is not the folder of an export: {MANIFEST} is missing.")
+        with saying(f"{model} is not the folder of an export: {MANIFEST} is damaged"):
+            held = read_json(folder / MANIFEST)
             if held["format"] != FORMAT:
                 raise FileError(f"{folder} has the format {held['format']}, but this Moontide reads {FORMAT}.")
             self.id, self.dim, self.preprocessing = str(held["id"]), int(held["dim"]), str(held["preprocessing"])

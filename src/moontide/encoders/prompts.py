@@ -6,7 +6,6 @@ in each template, or the sentences that a file gives for the class, or both.
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,6 +17,7 @@ from moontide.core.arrays import unit_rows
 from moontide.encoders.base import Encoder, FloatArray
 from moontide.errors import FileError, InputError, OptionError, unknown_name
 from moontide.store.classes import ClassList
+from moontide.store.disk import read_json
 
 ENSEMBLE = (
     "itap of a {}.",
@@ -123,10 +123,7 @@ def read_descriptions(path: str | Path) -> dict[str, list[str]]:
         ...
     moontide.errors.FileError: There is no file no.json.
     """
-    from moontide.store.disk import reading
-
-    with reading(Path(path)):
-        held = json.loads(Path(path).read_text(encoding="utf-8-sig"))
+    held = read_json(path)
     if not isinstance(held, dict):
         raise FileError(f"{path} must be a JSON object of class names. Got a {type(held).__name__} instead.")
     for name, sentences in held.items():

@@ -34,7 +34,7 @@ from moontide.encoders import tables, video, web
 from moontide.encoders.images import decode
 from moontide.encoders.places import HeldImage, ImageFile, Skip, UrlImage, path_id
 from moontide.errors import FileError, InputError
-from moontide.store.disk import reading
+from moontide.store.disk import text_of
 from moontide.store.files import read_parquet_column
 
 READABLE = (
@@ -255,13 +255,13 @@ def _base(given: Path, root: str | Path | None) -> Path:
 
 
 def _text_lines(file: Path, columns: Sequence[str]) -> list[tuple[str, ...]]:
-    lines = [line.strip() for line in _text(file).splitlines()]
+    lines = [line.strip() for line in text_of(file).splitlines()]
     return [(line,) for line in lines if line and not line.startswith("#")]
 
 
 def _csv_rows(file: Path, columns: Sequence[str]) -> list[tuple[str, ...]]:
     try:
-        rows = csv.DictReader(io.StringIO(_text(file), newline=""), strict=True)
+        rows = csv.DictReader(io.StringIO(text_of(file), newline=""), strict=True)
         names = rows.fieldnames or []
         for column in columns:
             if column not in names:
@@ -277,11 +277,6 @@ def _parquet_rows(file: Path, columns: Sequence[str]) -> list[tuple[str, ...]]:
 
 
 _LISTS = {".txt": _text_lines, ".csv": _csv_rows, ".parquet": _parquet_rows}
-
-
-def _text(file: Path) -> str:
-    with reading(file):
-        return file.read_text(encoding="utf-8-sig")
 
 
 def _no_column(file: Path, column: str, names: Sequence[str]) -> FileError:

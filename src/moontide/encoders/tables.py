@@ -14,10 +14,11 @@ from typing import Any
 from moontide.encoders.places import ImageFile, RowImage, Skip, check_size, path_id
 from moontide.errors import FileError, ImageError, missing_extra
 from moontide.memory import human
+from moontide.store.disk import MOST_TIMES, check_unpacked
 
 KINDS = (".parquet", ".arrow")
 ROWS, BATCH_BYTES = 64, 2**28  # that are read together, at most
-MOST_TIMES = 1000  # how much larger than in the file a large group of rows may be
+ROW_BYTES = 500  # of an image that is listed
 
 
 def is_dataset(folder: Path) -> bool:
@@ -34,6 +35,7 @@ def rows_of(path: Path, column: str | None = None) -> Iterator[ImageFile | Skip]
     name = _column(path, column)
     if name is None:
         return None
+    check_unpacked(f"The list of images in {path}", ROW_BYTES * _table(path).rows, path.stat().st_size)
     return (RowImage(f"{path_id(path)}/{row}", path, row, column=name) for row in range(_table(path).rows))
 
 
@@ -72,11 +74,7 @@ class _Table:
                 groups = [self.file.metadata.row_group(i).num_rows for i in range(self.file.num_row_groups)]
                 self.starts = [sum(groups[:i]) for i in range(len(groups))]
             else:
-                source = arrow.memory_map(str(path))
-                try:
-                    self.whole = arrow.ipc.open_stream(source).read_all()
-                except arrow.ArrowInvalid:
-                    self.whole = arrow.ipc.open_file(source).read_all()
+                self.whole = _whole(arrow, path)
                 self.schema, self.rows = self.whole.schema, self.whole.num_rows
 
     def value(self, column: str, row: int) -> Any:
@@ -111,6 +109,24 @@ class _Table:
                 raise ImageError(f"its group of rows would take {human(size)} from {human(packed)} of the file")
             rows = max(1, min(ROWS, BATCH_BYTES // max(1, size)))
             yield from self.file.iter_batches(rows, row_groups=[number], columns=[column])
+
+
+def _whole(arrow: Any, path: Path) -> Any:
+    """Map a file of the .arrow kind; what is compressed in it is in memory then, as long as it is not too much."""
+    source, size, unpacked = arrow.memory_map(str(path)), path.stat().st_size, 0
+    try:
+        held = arrow.ipc.open_stream(source)
+        batches = iter(held)
+    except arrow.ArrowInvalid:
+        held = arrow.ipc.open_file(source)
+        batches = (held.get_batch(i) for i in range(held.num_record_batches))
+    kept = []
+    for batch in batches:
+        unpacked += batch.nbytes
+        if unpacked > 2 * size:  # then it is compressed
+            check_unpacked(str(path), unpacked, size)
+        kept.append(batch)
+    return arrow.Table.from_batches(kept, held.schema)
 
 
 class _reading:

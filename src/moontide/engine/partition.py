@@ -11,22 +11,19 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from moontide.core.ann import SAMPLE, TRAIN, coarse_centres, nearest_lists, share_found
+from moontide.core.graph import SAMPLE, TRAIN, Floats, Ints, coarse_centres, nearest_lists, share_found
 
 LISTS = 64  # lists of a group
 MOST_LISTS = 4096
 LEAST_ROWS = 16  # rows of a list, at least
 
-Floats = NDArray[np.float32]
-Ints = NDArray[np.int64]
-
 
 def quantiser(run: Callable[..., Any], n: int, groups: int) -> tuple[Floats, Ints]:
     """Return the centres (C, d) and the group of each (C,), from a sample of the n rows that `run` reaches."""
     lists = max(groups, min(LISTS * groups, MOST_LISTS, n // LEAST_ROWS))
-    sample = run("sample", min(1.0, TRAIN * lists / n), 0).sorted().rows
+    found = run("sample", min(1.0, TRAIN * lists / n), 0)
+    sample = found.rows[np.lexsort(found.key.T[::-1])]  # in an order that does not depend on the workers
     lists = min(lists, len(sample))
     centres = coarse_centres(sample, lists, np.random.default_rng(0))
     sizes = np.bincount(nearest_lists(sample, centres, 1)[:, 0], minlength=lists)
@@ -35,22 +32,18 @@ def quantiser(run: Callable[..., Any], n: int, groups: int) -> tuple[Floats, Int
 
 def balanced_groups(centres: Floats, sizes: Ints, groups: int) -> Ints:
     """Join centres that are near into groups with about equal sums of `sizes`, (C,)."""
-    out = np.zeros(len(centres), np.int64)
-
-    def cut(which: Ints, first: int, count: int) -> None:
-        out[which] = first
-        if count == 1 or len(which) < 2:
-            return
-        around = centres[which] - centres[which].mean(axis=0)
-        axis = np.linalg.svd(around, full_matrices=False)[2][0]  # (d,)
-        which = which[np.argsort(around @ axis, kind="stable")]
-        left = count // 2
-        share = np.cumsum(sizes[which]) / max(1, sizes[which].sum())
-        at = int(np.clip(np.searchsorted(share, left / count - 1e-9) + 1, 1, len(which) - 1))
-        cut(which[:at], first, left)
-        cut(which[at:], first + left, count - left)
-
-    cut(np.arange(len(centres)), 0, groups)
+    n = len(centres)
+    if groups == 1 or n < 2:
+        return np.zeros(n, np.int64)
+    around = centres - centres.mean(axis=0)
+    axis = np.linalg.svd(around, full_matrices=False)[2][0]  # (d,), in which they spread most
+    order = np.argsort(around @ axis, kind="stable")
+    left = groups // 2
+    share = np.cumsum(sizes[order]) / max(1, sizes.sum())
+    at = int(np.clip(np.searchsorted(share, left / groups - 1e-9) + 1, 1, n - 1))
+    out, (one, other) = np.empty(n, np.int64), np.split(order, [at])
+    out[one] = balanced_groups(centres[one], sizes[one], left)
+    out[other] = left + balanced_groups(centres[other], sizes[other], groups - left)
     return out
 
 
@@ -58,5 +51,5 @@ def recall(run: Callable[..., Any], n: int, m: int) -> float | None:
     """Return the share of the m true neighbours among all n rows that the shards' graphs have; None without a graph."""
     if m == 0:
         return None
-    sample = run("sample", min(1.0, SAMPLE / n), m).sorted()
+    sample = run("sample", min(1.0, SAMPLE / n), m)
     return share_found(sample.weights, run("nearest", sample.rows, m + 1).cosines)

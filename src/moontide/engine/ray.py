@@ -7,10 +7,10 @@ they were after their last step; the call is then repeated, which costs the othe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from moontide.engine.worker import Job, Worker
+from moontide.engine.worker import Job, Tick, Worker
 from moontide.errors import MoontideError, ResourceError, first_line
 
 try:
@@ -24,11 +24,9 @@ PATIENCE = 2.0  # seconds between requests for the progress of the workers
 
 
 class Ray:
-    """Workers on the cluster that `connect` joined. `tick(shards)` is called as shards are done."""
+    """A worker on the cluster for each of the shares of the shards; `tick` is called as the shards answer."""
 
-    def __init__(
-        self, job: Job, workers: int, resident: bool, tick: Callable[[int], None] = lambda shards: None
-    ) -> None:
+    def __init__(self, job: Job, shares: Sequence[Sequence[int]], resident: bool, tick: Tick) -> None:
         threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
         self._actor = ray.remote(
             num_cpus=1,
@@ -38,8 +36,7 @@ class Ray:
         )(Worker)
         self._add = ray.remote(num_cpus=0)(lambda a, b: a + b)
         self._job, self._resident, self._tick, self.replaced = ray.put(job), resident, tick, 0
-        self.shares = [job.shards[w::workers] for w in range(min(workers, len(job.shards)))]
-        self.workers = [self._start(share) for share in self.shares]
+        self.shares, self.workers = shares, [self._start(share) for share in shares]
 
     def run(self, number: int, name: str, given: tuple[Any, ...]) -> Any:
         """Call a method on every shard and add up; workers that die meanwhile are replaced."""
@@ -69,14 +66,12 @@ class Ray:
         return self._actor.remote(self._job, share, self._resident)
 
     def _wait(self, number: int, parts: list[Any]) -> None:
-        """Report shards as they are done, until all are."""
-        counted, running = 0, parts
+        """Report how many shards have answered, until all have."""
+        running = parts
         while running:
             _, running = ray.wait(running, num_returns=len(running), timeout=PATIENCE, fetch_local=False)
             each = zip(self.workers, parts, self.shares, strict=True)
-            done = sum(_progress(worker, number) if part in running else len(share) for worker, part, share in each)
-            self._tick(done - counted)
-            counted = done
+            self._tick(sum(_progress(w, number) if part in running else len(share) for w, part, share in each))
 
     def _tree(self, parts: list[Any]) -> Any:
         """Add up in pairs, on the cluster."""
@@ -85,25 +80,20 @@ class Ray:
             parts = pairs + parts[2 * len(pairs) :]
         return parts[0]
 
-    def _replace_dead(self) -> int:
-        """Start a new worker for each that does not answer; return how many."""
-        dead = [w for w, worker in enumerate(self.workers) if not _answers(worker)]
-        for w in dead:
-            ray.kill(self.workers[w])  # one that could only not be reached would write the same files
-            self.workers[w] = self._start(self.shares[w])
-        self.replaced += len(dead)
-        return len(dead)
+    def _replace_dead(self) -> bool:
+        """Start a new worker for each that does not answer; tell whether there was one."""
+        before = self.replaced
+        for w, worker in enumerate(self.workers):
+            try:
+                _progress(worker, 0)
+            except ray.exceptions.RayError:  # it died, was ended for want of memory, could not start or be reached
+                ray.kill(worker)  # one that could only not be reached would write the same files
+                self.workers[w] = self._start(self.shares[w])
+                self.replaced += 1
+        return self.replaced > before
 
 
 def _progress(worker: Any, number: int) -> int:
     """Return how many shards of a worker have answered a call."""
     last, shards = ray.get(worker.progress.options(concurrency_group=WATCH).remote())
     return int(shards) if last == number else 0
-
-
-def _answers(worker: Any) -> bool:
-    try:
-        _progress(worker, 0)
-    except ray.exceptions.RayError:  # it died, was ended for want of memory, could not start or cannot be reached
-        return False
-    return True

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from moontide.cluster import joined, resources, worker_count
 from moontide.core.arrays import as_real, to_numpy
 from moontide.core.driver import solve
-from moontide.core.rows import LARGE
+from moontide.core.rows import LARGE, Rows
 from moontide.core.sums import unpack
 from moontide.engine.partition import quantiser, recall
 from moontide.engine.worker import Job, Worker
@@ -37,7 +37,7 @@ from moontide.store.tensors import read_tensors, write_tensors
 from moontide.types import Task
 
 SHARE = 0.7  # of the available memory that workers may take
-CHECKPOINT = "checkpoint"
+FORMAT = 2  # of a checkpoint
 AROUND = 4  # calls besides those of the method: check, sample, nearest, write
 
 
@@ -98,14 +98,13 @@ class Journal:
         self.folder, self.report, self.progress = job.folder, report, progress
         self.calls, self.steps, self.shards = plan.calls, plan.steps, len(job.sources)
         self.number = self.step = self.replaced = 0
-        self.ticks = 0  # shards that have answered, in all calls
         self.seconds: list[float] = []  # of the steps made
         self.engine: Any = None  # a `Worker`, or a `Ray`
 
-    def tick(self, shards: int) -> None:
-        """Note that some shards have answered."""
-        self.ticks += shards
-        self.progress(min(self.ticks, self.calls * self.shards), self.calls * self.shards)
+    def tick(self, answered: int) -> None:
+        """Note how many shards have answered the call."""
+        total = self.calls * self.shards
+        self.progress(min((self.number - 1) * self.shards + answered, total), total)
 
     def close(self) -> None:
         """Let go of the engine."""
@@ -117,26 +116,21 @@ class Journal:
     def __call__(self, verb: str, *given: Any) -> Any:
         """Call a method of all shards and add up."""
         self.number += 1
-        path = f"{self.folder}/call-{self.number:04d}.safetensors"
-        known, start = exists(path), time.perf_counter()
-        if known:
+        self.step += verb == "step"
+        path, how = f"{self.folder}/call-{self.number:04d}.safetensors", " (from the checkpoint)"
+        if exists(path):
             total = unpack(read_tensors(path))
         else:
+            start = time.perf_counter()
             total = self.engine.run(self.number, verb, given)
             write_tensors(path, total.pack())
-        self.ticks = self.number * self.shards
+            if verb == "step":
+                self.seconds.append(time.perf_counter() - start)
+                left = (self.steps - self.step) * float(np.mean(self.seconds))
+                how = f", {self.seconds[-1]:.1f} s, about {left:.0f} s left"
         if verb == "step":
-            self.seconds += [] if known else [time.perf_counter() - start]
-            self._report_step(total.changed, known)
+            self.report(f"iteration {self.step} of {self.steps}: {total.changed} labels changed{how}")
         return total
-
-    def _report_step(self, changed: int, known: bool) -> None:
-        self.step += 1
-        how = " (from the checkpoint)"
-        if not known:
-            left = (self.steps - self.step) * float(np.mean(self.seconds))
-            how = f", {self.seconds[-1]:.1f} s, about {left:.0f} s left"
-        self.report(f"iteration {self.step} of {self.steps}: {changed} labels changed{how}")
 
 
 def adapt_shards(
@@ -159,8 +153,8 @@ def adapt_shards(
     across, plan = graph == "global", method.plan()
     job = _job(task, method, out.rstrip("/"), workers.device)
     _check_checkpoint(job, graph, report)
-    calls = plan.calls + AROUND + 3 * across  # and sample, scatter, gather
-    journal, rows = Journal(job, Plan(calls, plan.steps), report, progress), [source.rows for source in job.sources]
+    plan = plan._replace(calls=plan.calls + AROUND + 3 * across)  # and sample, scatter, gather
+    journal, rows = Journal(job, plan, report, progress), [source.rows for source in job.sources]
     with _room(workers) as room, closing(journal):
         _engine(job, rows, workers, room, journal)
         checked = journal("check")
@@ -186,7 +180,7 @@ def adapt_shards(
             _engine(job, rows, workers, room, journal)
             journal("gather", len(groups))
     remove(job.folder)
-    done = written.n, checked.skipped, written.changed, written.counts
+    done = checked.rows, checked.skipped, written.changed, written.counts
     return Labelled(*done, found, converged, journal.replaced, job.outputs)
 
 
@@ -202,9 +196,10 @@ def _job(task: ShardTask, method: Method, out: str, device: str) -> Job:
     inputs = {"class_names": task.class_names, "class_prior": task.class_prior, "negatives": task.negatives}
     classes = Task.of_classes(text, task.logit_scale, **inputs)
     method.require(classes)
-    sources, folder = look_at(paths, classes.d), f"{out}/{CHECKPOINT}"
+    sources, folder = look_at(paths, classes.d), f"{out}/checkpoint"
     half = sum(source.rows for source in sources) * classes.k > LARGE
-    return Job(method, classes, sources, outputs, folder, task.skip_bad_rows, half=half, device=device)
+    given = classes, sources, outputs, folder, task.skip_bad_rows
+    return Job(method, method.rows_type or Rows, *given, half=half, device=device)
 
 
 def _given(job: Job) -> dict[str, NDArray[np.float32]]:
@@ -215,7 +210,8 @@ def _given(job: Job) -> dict[str, NDArray[np.float32]]:
 
 def _check_checkpoint(job: Job, graph: str, report: Callable[[str], None]) -> None:
     """Write down what the run is, or refuse a checkpoint that is of another one."""
-    own = {
+    facts = {
+        "format": FORMAT,
         "sources": [[without_credentials(source.path), source.rows, source.size] for source in job.sources],
         "method": {job.method.name: asdict(job.method)},  # type: ignore[call-overload]
         "text": hashlib.sha256(job.classes.text.tobytes()).hexdigest(),
@@ -225,17 +221,16 @@ def _check_checkpoint(job: Job, graph: str, report: Callable[[str], None]) -> No
         "skip_bad_rows": job.skip_bad_rows,
         "device": job.device,
     }
-    path = f"{job.folder}/run.json"
-    if exists(path):
-        with opened(path) as handle:
-            held = json.load(handle)
-        if held != json.loads(json.dumps(own)):
-            other = "of a run with other shards, text or options; remove it, or give another output folder."
-            raise FileError(f"{job.folder} is the checkpoint {other}")
-        report(f"going on from {job.folder}")
+    path, own = f"{job.folder}/run.json", json.dumps(facts).encode()
+    if not exists(path):
+        with writing(path) as handle:
+            handle.write(own)
         return
-    with writing(path) as handle:
-        handle.write(json.dumps(own).encode())
+    with opened(path) as handle:
+        if handle.read() != own:
+            other = "of a run with other shards, text, options or version; remove it, or give another output folder."
+            raise FileError(f"{job.folder} is the checkpoint {other}")
+    report(f"going on from {job.folder}")
 
 
 @contextmanager
@@ -252,10 +247,9 @@ def _room(workers: Workers) -> Iterator[tuple[int, float]]:
 def _engine(job: Job, sizes: Sequence[int], workers: Workers, room: tuple[int, float], journal: Journal) -> None:
     """Send the next calls to an engine for a job whose shards have `sizes` rows; refuse what exceeds its memory."""
     count = min(room[0], len(sizes))
+    shares = [range(w, len(sizes), count) for w in range(count)]
     budget = SHARE * room[1] / count if workers.memory is None else workers.memory
-    kept, passing = [job.kept_bytes(n) for n in sizes], job.passing_bytes(max(sizes))
-    one = 2 * max(kept) + passing  # the one before is still being saved
-    together = max(sum(kept[w::count]) for w in range(count)) + passing
+    one, together = job.needed_bytes(sizes, shares)
     resident = together <= budget
     if min(one, together) > budget:
         needs = f"A worker needs about {human(one)} for the largest shard, of {max(sizes)} rows"
@@ -267,6 +261,6 @@ def _engine(job: Job, sizes: Sequence[int], workers: Workers, room: tuple[int, f
     if workers.engine == "ray":
         from moontide.engine.ray import Ray
 
-        journal.engine = Ray(job, count, resident, journal.tick)
+        journal.engine = Ray(job, shares, resident, journal.tick)
     else:
-        journal.engine = Worker(job, job.shards, resident, journal.tick)
+        journal.engine = Worker(job, shares[0], resident, journal.tick)

@@ -21,22 +21,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from moontide.core.ann import nearest_cosines, nearest_lists
 from moontide.core.arrays import to_numpy
 from moontide.core.devices import to_device
-from moontide.core.graph import Graph
+from moontide.core.graph import Graph, nearest_cosines, nearest_lists
 from moontide.core.rows import BLOCK_ENTRIES, Rows
 from moontide.core.sums import TOGETHER, Counted, Doubles, Sums, unpack
-from moontide.errors import FileError, MoontideError, listed
+from moontide.errors import MoontideError
 from moontide.protocols import Method
 from moontide.store.disk import exists
 from moontide.store.predictions import write_shard
-from moontide.store.shards import Source, read_ids, read_rows
+from moontide.store.shards import Source, check_kept, read_ids, read_rows
 from moontide.store.tensors import read_tensors, write_tensors
 from moontide.types import Task
 
-SHOWN = 40  # characters of the numbers of bad rows in an error
 OWN = ("check", "sample", "nearest", "scatter", "write", "gather")  # a worker answers these, its shards the others
+Tick = Callable[[int], None]  # is told how many shards have answered a call
 PROCESS = 2**27  # bytes of an interpreter with numpy, scipy and pyarrow
 
 
@@ -45,6 +44,7 @@ class Job:
     """Everything about a run that a worker must know."""
 
     method: Method
+    rows_type: type[Rows]  # what holds the samples of the method
     classes: Task  # what is given for the classes: text (K, d), logit scale, names
     sources: tuple[Source, ...]
     outputs: tuple[str, ...]  # one per source
@@ -54,31 +54,19 @@ class Job:
     half: bool = False  # assignments in 16 bits
     device: str = "cpu"
 
-    @property
-    def rows_type(self) -> type[Rows]:
-        """What holds the samples of the method."""
-        return self.method.rows_type or Rows
-
-    @property
-    def shards(self) -> range:
-        """Their numbers."""
-        return range(len(self.groups or self.sources))
-
-    def kept_bytes(self, n: int) -> int:
-        """Estimate the memory of a shard of n rows: features, old and new assignments, graph."""
-        graph: int = 40 * getattr(self.method, "neighbours", 0)
-        return n * (4 * self.classes.d + 2 * self.classes.k * (2 if self.half else 4) + graph + 64)
-
-    def passing_bytes(self, n: int) -> int:
-        """Estimate what reading a shard of n rows, a step on it or saving it takes for a while."""
-        k, d = self.classes.k, self.classes.d
+    def needed_bytes(self, sizes: Sequence[int], shares: Sequence[range]) -> tuple[int, int]:
+        """Estimate the memory of a worker with one shard at a time, and with all of its share, of `sizes` rows each."""
+        k, d, n, graph = self.classes.k, self.classes.d, max(sizes), 40 * getattr(self.method, "neighbours", 0)
+        row = 4 * d + 2 * k * (2 if self.half else 4) + graph + 64  # features, old and new assignments, graph
         scores = 4 * n * k * self.rows_type.SCORES
-        return max(8 * n * d, scores) + 8 * 4 * BLOCK_ENTRIES + 40 * k * d + PROCESS
+        passing = max(8 * n * d, scores) + 8 * 4 * BLOCK_ENTRIES + 40 * k * d + PROCESS  # of reading, a step or saving
+        together = max(sum(sizes[i] for i in share) for share in shares)
+        return 2 * row * n + passing, row * together + passing  # the one before is still being saved
 
 
 @dataclass
 class Checked(Sums):
-    """What reading all shards found."""
+    """How many rows of all shards can be used, and what is wrong with shards that cannot."""
 
     rows: int  # usable
     skipped: int
@@ -86,31 +74,25 @@ class Checked(Sums):
 
     @property
     def problems(self) -> list[str]:
-        """What is wrong with which shard."""
+        """One line for each shard that cannot be used."""
         return self.text.tobytes().decode().splitlines()
 
 
 @dataclass
 class Written(Sums):
-    """What the predictions are."""
+    """Counts of the predicted labels, or of the rows that went to each group."""
 
-    n: int
-    changed: int  # that differ from zero-shot
-    counts: Doubles  # (K,) labels of each class
+    changed: int  # labels that differ from zero-shot
+    counts: Doubles  # (K,) labels of each class, or (G,) rows of each group
 
 
 @dataclass
 class Sample(Sums):
-    """Some rows of all shards; `key` (shard, row) sorts them, so that their order does not depend on the workers."""
+    """Some rows of all shards, in any order."""
 
-    key: NDArray[np.int64] = field(metadata=TOGETHER)  # (s, 2)
+    key: NDArray[np.int64] = field(metadata=TOGETHER)  # (s, 2) shard, row
     rows: NDArray[np.float32] = field(metadata=TOGETHER)  # (s, d)
     weights: Doubles = field(metadata=TOGETHER)  # (s, m) of their neighbours in the graph
-
-    def sorted(self) -> Sample:
-        """Return the rows in the order of their keys."""
-        order = np.lexsort(self.key.T[::-1])
-        return Sample(self.key[order], self.rows[order], self.weights[order])
 
 
 @dataclass
@@ -121,13 +103,11 @@ class Nearest(Sums):
 
 
 class Worker:
-    """Some of the shards of a job, or all of them: then it is the engine of one process. `tick`: a shard is done."""
+    """Some of the shards of a job, or all: then it is the engine of one process, and calls `tick` as they answer."""
 
     replaced = 0  # workers that died
 
-    def __init__(
-        self, job: Job, mine: Sequence[int], resident: bool, tick: Callable[[int], None] = lambda shards: None
-    ) -> None:
+    def __init__(self, job: Job, mine: Sequence[int], resident: bool, tick: Tick = lambda shards: None) -> None:
         self.job, self.mine, self.resident, self.tick = job, mine, resident, tick
         self.rows: dict[int, tuple[NDArray[np.float32], NDArray[np.int64]]] = {}
         self.shards: dict[int, tuple[Rows, int, Any]] = {}  # with the number of its last change and the sums of it
@@ -150,25 +130,20 @@ class Worker:
             part = getattr(self, name)(i, *given) if name in OWN else self._ask(i, number, name, given)
             total = part if total is None else total + part
             self.done = number, count
-            self.tick(1)
+            self.tick(count)
         self.saving.result()  # the shards of this call are on disk
         return total
 
     def check(self, i: int) -> Checked:
         """Read a source and report what is wrong with it."""
-        source, none = self.job.sources[i], np.empty(0, np.uint8)
+        source = self.job.sources[i]
         try:
             kept = self._read(i)[1]
-            bad = np.delete(np.arange(source.rows), kept).tolist()
-            if not len(kept):
-                raise FileError(f"{source.path} has no usable row: all are zero, NaN or infinite.")
-            if bad and not self.job.skip_bad_rows:
-                shown = listed(map(str, bad), SHOWN)
-                raise FileError(f"{source.path} has NaN, infinity or only zeros in the rows {shown} (--skip-bad-rows).")
+            check_kept(source, kept, self.job.skip_bad_rows)
         except MoontideError as error:
             line = " ".join(str(error).split())
             return Checked(0, 0, np.frombuffer(f"{line}\n".encode(), np.uint8))
-        return Checked(len(kept), len(bad), none)
+        return Checked(len(kept), source.rows - len(kept), np.empty(0, np.uint8))
 
     def sample(self, i: int, share: float, m: int) -> Sample:
         """Draw a share of the rows of a shard, at least one, with the weights of their m neighbours (none: -inf)."""
@@ -192,30 +167,29 @@ class Worker:
         pieces = {f"features-{g}": features[own == g] for g in range(groups)}
         pieces |= {f"rows-{g}": kept[own == g] for g in range(groups)}
         write_tensors(self._path("piece", i), pieces)
-        return Written(len(kept), 0, np.bincount(own, minlength=groups).astype(np.float64))
+        return Written(0, np.bincount(own, minlength=groups).astype(np.float64))
 
     def write(self, i: int) -> Written:
         """Write the predictions of a shard."""
-        columns, rows = self._shard(i)[0].predictions(), self._read(i)[1]
+        columns = {"rows": self._read(i)[1], **self._shard(i)[0].predictions()}
         labels, before = columns["label"], columns["before"]
         if self.job.groups:
             cuts = np.cumsum([len(piece) for piece in self._pieces(i, "rows")])[:-1]
-            cut = {name: np.split(x, cuts) for name, x in {"rows": rows, **columns}.items()}
+            cut = {name: np.split(x, cuts) for name, x in columns.items()}
             write_tensors(self._path("result", i), {f"{name}-{s}": x for name in cut for s, x in enumerate(cut[name])})
         else:
-            self._output(i, rows, columns)
+            self._output(i, columns)
         counts = np.bincount(labels, minlength=self.job.classes.k).astype(np.float64)
-        return Written(len(labels), int((labels != before).sum()), counts)
+        return Written(int((labels != before).sum()), counts)
 
     def gather(self, i: int, groups: int) -> Counted:
         """Write the predictions of a source, whose rows are in many groups."""
-        names = [f"{name}-{i}" for name in ("rows", *self.job.rows_type.COLUMNS)]
+        names = {f"{name}-{i}": name for name in ("rows", *self.job.rows_type.COLUMNS)}
         parts = [read_tensors(self._path("result", shard), *names) for shard in range(groups)]
-        rows, *columns = (np.concatenate([part[name] for part in parts]) for name in names)
-        order = np.argsort(rows)
-        found = (column[order] for column in columns)
-        self._output(i, rows[order], dict(zip(self.job.rows_type.COLUMNS, found, strict=True)))
-        return Counted(len(rows))
+        columns = {name: np.concatenate([part[key] for part in parts]) for key, name in names.items()}
+        order = np.argsort(columns["rows"])
+        self._output(i, {name: x[order] for name, x in columns.items()})
+        return Counted(len(order))
 
     def _ask(self, i: int, number: int, name: str, given: tuple[Any, ...]) -> Any:
         """Call a method of a shard; one that changes it is saved, and done once."""
@@ -224,15 +198,12 @@ class Worker:
             return getattr(shard, name)(*given)
         if last != number:
             sums = getattr(shard, name)(*given)
-            self._save(self._path("shard", i), {**shard.state(), "number": np.asarray(number), **sums.pack()})
+            tensors = {**shard.state(), "number": np.asarray(number), **sums.pack()}
+            self.saving.result()  # one file is written at a time, while the next shard is computed
+            self.saving = self.saver.submit(write_tensors, self._path("shard", i), tensors)
             if self.resident:
                 self.shards[i] = shard, number, sums
         return sums
-
-    def _save(self, path: str, tensors: Mapping[str, NDArray[Any]]) -> None:
-        """Write a file while other shards are computed: one at a time, none while its own shard is."""
-        self.saving.result()
-        self.saving = self.saver.submit(write_tensors, path, tensors)
 
     def _shard(self, i: int) -> tuple[Rows, int, Any]:
         """Return a shard as it was after its last change."""
@@ -280,6 +251,6 @@ class Worker:
     def _path(self, kind: str, i: int) -> str:
         return f"{self.job.folder}/{kind}-{i:05d}.safetensors"
 
-    def _output(self, i: int, rows: NDArray[np.int64], columns: Mapping[str, NDArray[Any]]) -> None:
+    def _output(self, i: int, columns: Mapping[str, NDArray[Any]]) -> None:
         ids, names = read_ids(self.job.sources[i].path), self.job.classes.class_names
-        write_shard(self.job.outputs[i], rows, columns, ids, names)
+        write_shard(self.job.outputs[i], columns["rows"], columns, ids, names)

@@ -1,4 +1,4 @@
-"""Labels in and out of other tools: one file per tool, and `Labels`, what all of them write.
+"""Exchange of labels with other tools: one file per tool, and `Labels`, which all of them write.
 
     coco            COCO Camera Traps JSON, one annotation per image
     megadetector    JSON of MegaDetector, which Timelapse reads, and of SpeciesNet
@@ -7,7 +7,7 @@
     huggingface     columns of a Hugging Face dataset, and embeddings of its images
     vectors         Parquet with vectors, for LanceDB and Embedding Atlas
 
-cleanlab needs no file: it takes `result.probs` as they are.
+cleanlab needs no file: it takes `result.probs` directly.
 """
 
 from moontide.integrations.labels import Labels

@@ -9,7 +9,7 @@ from moontide.integrations.labels import Labels, write_json
 
 
 def coco(labels: Labels) -> dict[str, Any]:
-    """Return labels as COCO has them; `score` is the confidence.
+    """Return labels in the format of COCO; `score` is the confidence.
 
     >>> made = coco(Labels(["a.jpg"], ["dog"], [0.75], [[("dog", 0.75)]], ["cat", "dog"]))
     >>> made["categories"], made["annotations"]

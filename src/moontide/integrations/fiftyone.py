@@ -19,13 +19,14 @@ import numpy as np
 import numpy.typing as npt
 
 from moontide.errors import FileError
-from moontide.integrations.labels import Labels, read_json, write_json
+from moontide.integrations.labels import Labels, write_json
+from moontide.store.disk import read_json
 
 FIELD = "moontide"  # of the predictions
 
 
 def binary(x: npt.NDArray[Any]) -> dict[str, Any]:
-    """Return an array as FiftyOne's JSON has it.
+    """Return an array as it is written in FiftyOne's JSON.
 
     >>> made = binary(np.zeros(2, np.float32))["$binary"]["base64"]
     >>> np.load(io.BytesIO(zlib.decompress(base64.b64decode(made))))
@@ -59,7 +60,7 @@ def samples(labels: Labels, field: str = FIELD) -> list[dict[str, Any]]:
 
 
 def write_fiftyone(labels: Labels, folder: str | Path, field: str = FIELD) -> None:
-    """Write a folder to import; the images stay where they are."""
+    """Write a folder that FiftyOne imports; the images stay where they are."""
     folder = Path(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -71,7 +72,7 @@ def write_fiftyone(labels: Labels, folder: str | Path, field: str = FIELD) -> No
 
 
 def read_labels(folder: str | Path, field: str = "ground_truth") -> dict[str, str]:
-    """Return the label of each sample that has one in `field`, by file path, of a folder that FiftyOne exported.
+    """Return the labels in `field` of a folder that FiftyOne exported, by file path, for samples that have one.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:

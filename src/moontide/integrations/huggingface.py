@@ -43,9 +43,9 @@ def vectors(dataset: Any, column: str = "embedding") -> npt.NDArray[np.float32]:
 
 
 def add_labels(dataset: Any, result: Result, class_names: Sequence[str], prefix: str = "") -> Any:
-    """Return the dataset with the columns `label` (a ClassLabel), `confidence` and, where it is scored, `unknown`.
+    """Return the dataset with the columns `label` (a ClassLabel), `confidence` and, if the method scores it, `unknown`.
 
-    prefix: what the names of the columns begin with, for datasets that have such columns already.
+    prefix: a prefix of the column names, for datasets that have columns of these names.
     """
     features = _datasets().features
     if len(dataset) != result.probs.shape[0]:
@@ -85,7 +85,7 @@ def write_dataset(labels: Labels, folder: str | Path) -> None:
 
 @contextmanager
 def _no_bars(datasets: Any) -> Iterator[None]:
-    """Keep the library's progress bars, which even go into pipes, from the terminal."""
+    """Switch off the progress bars of the library, which are written even into pipes."""
     shown = not datasets.are_progress_bars_disabled()
     datasets.disable_progress_bars()
     try:

@@ -1,7 +1,7 @@
-"""Tasks with predictions for Label Studio, and what was annotated there as known labels.
+"""Tasks with predictions for Label Studio, and its annotations as known labels.
 
-Predictions are imported as a file. Label Studio can also ask a model live, but asks for one task at a time, and a
-single image is no batch to learn from.
+Predictions are imported as a file. Label Studio can also query a model live, but for one task at a time, and nothing
+can be learnt from a batch of one image.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from urllib.parse import quote
 from xml.sax.saxutils import quoteattr
 
 from moontide.errors import FileError
-from moontide.integrations.labels import Labels, read_json, write_json
+from moontide.integrations.labels import Labels, write_json
+from moontide.store.disk import read_json
 
 IMAGE, CHOICE = "image", "label"  # names of the two parts of the labelling interface
 LOCAL = "/data/local-files/?d="  # what local storage calls files by
@@ -61,9 +62,10 @@ def write_tasks(labels: Labels, path: str | Path, prefix: str = LOCAL) -> None:
 
 
 def read_annotations(path: str | Path) -> dict[str, str]:
-    """Return the label of each image that was annotated, by id, from an export of the project as JSON.
+    """Return the labels of annotated images by id, from an export of the project as JSON.
 
-    Of several annotations of an image the last one counts; those that were cancelled or have no choice do not.
+    If an image has several annotations, the last one counts. Annotations that were cancelled or have no choice are
+    ignored.
 
     >>> import tempfile
     >>> task = {"data": {"id": "a.jpg"}, "annotations": [{"result": [{"value": {"choices": ["dog"]}}]}]}

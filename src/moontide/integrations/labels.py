@@ -1,4 +1,4 @@
-"""Labels of images as other tools take them, from a run or from its table."""
+"""Labels of images for other tools, from a run or from its table."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from moontide.core.arrays import to_numpy
 from moontide.errors import FileError, InputError
-from moontide.store.disk import reading, replacing
+from moontide.store.disk import parse_json, read_json, reading, replacing, text_of
 from moontide.store.files import parquet_module
 from moontide.store.predictions import rounded
 from moontide.types import Result
@@ -29,7 +29,7 @@ TABLES = (".csv", ".jsonl", ".json", ".parquet")
 
 @dataclass(frozen=True)
 class Labels:
-    """One label per image, with what else a tool may show.
+    """One label per image, and what else a tool can show.
 
     >>> probs = np.asarray([[0.25, 0.75], [1.0, 0.0]])
     >>> labels = Labels.of_result(Result(probs, probs), ["a.jpg", "b.jpg"], ["cat", "dog"])
@@ -49,14 +49,14 @@ class Labels:
 
     @property
     def files(self) -> Sequence[str]:
-        """Where the images lie: absolute paths where they are known, else the ids."""
+        """The locations of the images: absolute paths if known, otherwise the ids."""
         return self.ids if self.paths is None else self.paths
 
     @classmethod
     def of_result(
         cls, result: Result, ids: Sequence[str], class_names: Sequence[str], vectors: npt.NDArray[Any] | None = None
     ) -> Labels:
-        """Take the result of any method, and the embeddings as `vectors` if the tool should have them."""
+        """Make labels from the result of any method, with the embeddings as `vectors` if the tool should have them."""
         probs = to_numpy(result.probs).astype(np.float64)  # (N, K)
         if len(ids) != len(probs) or len(class_names) != probs.shape[1]:
             raise InputError(
@@ -80,7 +80,7 @@ class Labels:
 
     @classmethod
     def of(cls, found: Classified) -> Labels:
-        """Take what `classify` returned, with the embeddings of the images."""
+        """Make labels from the result of `classify`, with the embeddings of the images."""
         columns = found.columns()
         made = cls.of_result(found.result, columns["id"], found.task.class_names or (), to_numpy(found.task.features))
         more = sorted(set(columns["label"]) - set(made.class_names))  # such as that of images of none of the classes
@@ -139,30 +139,33 @@ def read_table(path: Path) -> Mapping[str, Sequence[Any]]:
     """
     if path.suffix not in TABLES:
         raise FileError(f"The table of labels {path} must end in {', '.join(TABLES)}. Got '{path.suffix}' instead.")
-    with reading(path):
-        if path.suffix == ".parquet":
+    if path.suffix == ".parquet":
+        with reading(path):
             columns: Mapping[str, Sequence[Any]] = parquet_module("Reading").read_columns(path)
             return columns
-        text = path.read_text(encoding="utf-8-sig")
-        rows = list(csv.DictReader(io.StringIO(text, newline=""))) if path.suffix == ".csv" else _json_rows(path, text)
+    rows = _csv_rows(path) if path.suffix == ".csv" else _json_rows(path)
     names = list(rows[0]) if rows else []
-    if not rows or not all(isinstance(row, dict) and list(row) == names and None not in row.values() for row in rows):
+    same = all(isinstance(row, dict) and list(row) == names and None not in row.values() for row in rows)
+    if not rows or not same or None in names:  # a name for what is more than the header
         raise FileError(f"{path} must have rows with one and the same set of columns. Got {len(rows)} rows.")
     return {name: [row[name] for row in rows] for name in names}
 
 
-def _json_rows(path: Path, text: str) -> list[Any]:
-    try:
-        if path.suffix == ".json":
-            found = json.loads(text)
-            return found if isinstance(found, list) else []
-        return [json.loads(line) for line in text.splitlines() if line.strip()]
-    except json.JSONDecodeError as error:
-        raise FileError(f"{path} must be JSON, a list or one object per line: {error.msg}.") from None
+def _csv_rows(path: Path) -> list[Any]:
+    text = io.StringIO(text_of(path), newline="")
+    with reading(path):
+        return list(csv.DictReader(text))
+
+
+def _json_rows(path: Path) -> list[Any]:
+    if path.suffix == ".json":
+        found = read_json(path)
+        return found if isinstance(found, list) else []
+    return [parse_json(path, line) for line in text_of(path).split("\n") if line.strip()]
 
 
 def write_json(path: str | Path, value: Any) -> None:
-    """Write a value as JSON, whole or not at all.
+    """Write a value as JSON; an error leaves no incomplete file.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -172,21 +175,3 @@ def write_json(path: str | Path, value: Any) -> None:
     """
     with replacing(path) as handle:
         handle.write((json.dumps(value, ensure_ascii=False) + "\n").encode())
-
-
-def read_json(path: str | Path) -> Any:
-    """Read a JSON file.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     write_json(Path(folder) / "a.json", [1])
-    ...     read_json(Path(folder) / "a.json")
-    [1]
-    """
-    path = Path(path)
-    with reading(path):
-        text = path.read_text(encoding="utf-8-sig")
-    try:
-        return json.loads(text)
-    except (json.JSONDecodeError, RecursionError) as error:
-        raise FileError(f"{path} must be JSON. Got: {error}.") from None

@@ -1,6 +1,6 @@
 """JSON of MegaDetector (which Timelapse reads) and of SpeciesNet, for camera traps.
 
-Both are made for boxes. A label here is that of the whole image, so each image has one box that covers it.
+Both are made for boxes. Labels here are those of whole images, so each image has one box that covers it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ TAXONOMY = 7  # parts of a name in SpeciesNet: id; class; order; family; genus; 
 
 
 def megadetector(labels: Labels, detector: str = "moontide") -> dict[str, Any]:
-    """Return labels as MegaDetector's batch output, format 1.5; a detection has the confidence of its label.
+    """Return labels as batch output of MegaDetector, format 1.5; a detection has the confidence of its label.
 
     >>> made = megadetector(Labels(["a.jpg"], ["dog"], [0.75], [[("dog", 0.75), ("cat", 0.25)]], ["cat", "dog"]))
     >>> made["classification_categories"], made["images"][0]["detections"][0]["classifications"]

@@ -1,4 +1,4 @@
-"""Parquet with vectors, for LanceDB, Embedding Atlas, and whatever else searches or draws embeddings."""
+"""Parquet with vectors, for LanceDB, Embedding Atlas and other tools that search or draw embeddings."""
 
 from __future__ import annotations
 

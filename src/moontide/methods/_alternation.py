@@ -1,4 +1,4 @@
-"""What the relatives of StatA share: the options of a smoothed mixture, and its alternation over tasks in memory."""
+"""Shared by the relatives of StatA: the options of a smoothed mixture, and its iterations for tasks in memory."""
 
 from __future__ import annotations
 
@@ -20,13 +20,14 @@ class Mixture(NamedTuple):
     """The parameters of a mixture between two E-steps."""
 
     mu: Array  # (K, d)
-    spread: Array  # variances (K, d), or (1, d) for all classes; in a von Mises-Fisher mixture concentrations (K,)
-    beta: Array  # (K,) share of the batch in each mean
+    spread: Array  # (K, d) variances, (1, d) if classes share them, or (K,) vMF concentrations
+    beta: Array  # (K,) weight of the batch in each mean
+    converged: bool = False  # whether the last E-step changed no label
 
 
 @dataclass(frozen=True)
 class Smoothed(Method):
-    """The options of a mixture whose assignments are smoothed over a graph, with one likelihood for each E-step."""
+    """The options of a mixture whose assignments are smoothed over a graph."""
 
     temper: float = option(50.0, "what the log-likelihood is divided by in the E-step", above=0)
     neighbours: int = option(NEIGHBOURS, "m, neighbours of a sample in the graph", low=1)
@@ -41,7 +42,7 @@ class Smoothed(Method):
             yield tuple(name for name in names if name in self.specs()), "with laplacian_weight=0"
 
     def _votes_of(self, task: Task) -> Affinity:
-        """Return the map z -> weight (W z + W' z) / 2m, the neighbours' votes by the task's graph or a new one."""
+        """Return z -> weight (W z + W' z) / 2m, the votes of neighbours in the graph of the task or a new one."""
         check_graph(task.graph, self.name, self.neighbours)
         weight = self.laplacian_weight
         graph = task.graph or nearest_neighbours(task.features, self.neighbours if weight else 0)
@@ -56,9 +57,9 @@ class Smoothed(Method):
         m_step: Callable[[Array], Mixture],
         inner_iterations: int = 1,
     ) -> Result:
-        """Run the M-steps, an E-step before each and after the last, from the zero-shot log y (N, K) and a mixture.
+        """Alternate E-steps and M-steps from the zero-shot log y (N, K) and an initial mixture; the last is an E-step.
 
-        `log_likelihood` gives log p_ik of a mixture as a new array (N, K), which is overwritten; `m_step` takes log z.
+        `log_likelihood` returns log p_ik of a mixture, a new array (N, K), which is overwritten; `m_step` takes log z.
         """
         xp, votes_of, log_z = namespace(log_y), self._votes_of(task), log_y
 
@@ -70,12 +71,12 @@ class Smoothed(Method):
             log_z = assignments(scores, votes_of, log_z, inner_iterations)
             return log_z
 
-        found, (before, labels) = driver.solve(Alternation(start, m_step, self.iterations), e_step)
+        found = driver.solve(Alternation(start, m_step, self.iterations), e_step)
         return Result(
             probs=softmax(log_z),
             zero_shot=xp.exp(log_y),
             n_iter=self.iterations,
-            converged=bool(xp.all(before == labels)),
+            converged=found.converged,
             beta=found.beta,
             details={"mu": found.mu, "spread": found.spread},
         )
@@ -83,14 +84,14 @@ class Smoothed(Method):
 
 @dataclass(frozen=True)
 class Repeated(Smoothed):
-    """The options of a smoothed mixture that updates its assignments several times with one likelihood."""
+    """The options of a smoothed mixture whose E-step updates the assignments several times with the same likelihood."""
 
     inner_iterations: int = option(5, "updates of the assignments in an E-step", low=1)
 
 
 @dataclass
-class Alternation(driver.Mixture[Mixture, tuple[Mixture, list[Array]]]):
-    """A mixture for `driver.solve` whose M-step looks at all assignments, log z (N, K), in memory."""
+class Alternation(driver.Mixture[Mixture, Mixture]):
+    """A mixture for `driver.solve` whose M-step needs all assignments, log z (N, K), in memory."""
 
     start: Mixture
     m_step: Callable[[Array], Mixture]
@@ -108,9 +109,10 @@ class Alternation(driver.Mixture[Mixture, tuple[Mixture, list[Array]]]):
         """Keep the labels, (N,)."""
         return namespace(step).argmax(step, axis=1)
 
-    def finish(self, run: driver.Run, classes: Mixture, step: Array, trace: list[Array]) -> tuple[Mixture, list[Array]]:
-        """Return the classes, and the labels of the last two E-steps."""
-        return classes, trace[-2:]
+    def finish(self, run: driver.Run, classes: Mixture, step: Array, trace: list[Array]) -> Mixture:
+        """Return the classes, and whether the labels of the last two E-steps are the same."""
+        before, labels = trace[-2:]
+        return classes._replace(converged=bool((before == labels).all()))
 
 
 def assignments(scores: Array, votes_of: Callable[[Array], Array], log_z: Array, inner_iterations: int) -> Array:
@@ -129,7 +131,7 @@ def assignments(scores: Array, votes_of: Callable[[Array], Array], log_z: Array,
 
 
 def counted(z: Array, gamma: Array, beta: str) -> Array:
-    """Return the n_k that beta_k is made of, (K,): soft, sum_i gamma_i z_ik, or counts of labels, which gamma leaves.
+    """Return the class counts n_k in beta_k, (K,): sum_i gamma_i z_ik if soft, or unweighted counts of labels if hard.
 
     >>> import numpy as np
     >>> counted(np.asarray([[0.2, 0.8]]), np.ones(1), "hard")

@@ -2,8 +2,8 @@
 
 Shapes: features f are (N, d), means mu (K, d), variances (K, d), or (1, d) where all classes share one diagonal.
 
-Squares are expanded into matrix products, so nothing larger than N x K, N x d or K x d is ever held, and all are taken
-around the mean of the features, so that float32 loses little where the terms cancel. No variance is below FLOOR / d.
+Squares are expanded into matrix products, so no array is larger than N x K, N x d or K x d. The features are centred
+first, so that float32 loses little precision where the terms cancel. No variance is below FLOOR / d.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def log_density(f: Array, mu: Array, variance: Array) -> Array:
 
 
 def class_weights(log_z: Array) -> Array:
-    """z_ik / sum_i z_ik as (K, N), from log z: rows sum to 1 also where every z_ik of a class underflows to 0.
+    """z_ik / sum_i z_ik as (K, N), from log z: rows sum to 1 even if every z_ik of a class underflows to 0.
 
     >>> import numpy as np
     >>> class_weights(np.asarray([[0.0, -2000.0], [0.0, -2000.0]]))
@@ -51,7 +51,7 @@ def class_weights(log_z: Array) -> Array:
 def class_variance(squares: Array, v: Array, mu: Array) -> Array:
     """Eq. stata-shrinkage: T_k = sum_i w_ki (f_i - mu_k)^2 for weights w whose rows sum to 1, (K, d).
 
-    `squares` is w f^2 and `v` is w f; all are taken around one point near the features, where little cancels.
+    `squares` is w f^2 and `v` is w f. All have the same origin, close to the features, so that little cancels.
 
     >>> import numpy as np
     >>> w, f = np.asarray([[0.5, 0.5]]), np.asarray([[0.0], [2.0]])
@@ -81,7 +81,7 @@ def moments(z: Array, f: Array, w: Array) -> tuple[Array, Array, Array]:
 def pooled_variance(sums: Array, squares: Array, soft: Array, mu: Array) -> Array:
     """App. "Revisiting StatA": Sigma'_j = sum_ik z_ik (f_ij - mu_kj)^2 / N, at least the floor, (1, d).
 
-    From the `moments` with the weights of `row_weights`, around the point that mu is taken around.
+    The arguments are the `moments` with the weights of `row_weights`, and mu, all with the same origin.
 
     >>> import numpy as np
     >>> f = np.asarray([[0.0], [2.0]])
@@ -95,8 +95,8 @@ def pooled_variance(sums: Array, squares: Array, soft: Array, mu: Array) -> Arra
 def row_weights(f: Array, faithful: bool) -> Array:
     """Return the weight 1 / N of each sample in the pooled variance, (N,).
 
-    The published programs add up chunks of 2500 rows and divide the running sum by N after each chunk, so that for
-    N > 2500 a row is divided by N once for every chunk from its own to the last: `faithful` repeats that.
+    The published programs add up chunks of 2500 rows and divide the running sum by N after each chunk. For N > 2500 a
+    row is therefore divided by N once for every chunk from its own to the last; `faithful` repeats this.
 
     >>> import numpy as np
     >>> row_weights(np.zeros((4, 1)), True)

@@ -1,9 +1,9 @@
 """Ridge-regularised inverses of a covariance matrix, shared by the Gaussian methods (GDA-CLIP, ADAPT, OGA).
 
 S = sum_i (x_i - mean)(x_i - mean)' is the scatter of n rows, Cov = S / (n - 1). S + ridge tr(S) I is positive definite
-unless all rows are equal, where the pseudo-inverse of the published programs is 0: no decomposition beyond Cholesky's
-is needed. Rows are (differences of) unit vectors, so the size of a scatter shows whether it is only
-rounding errors.
+unless all rows are equal; in that case the pseudo-inverse of the published programs is 0. So Cholesky's decomposition
+is enough. Rows are unit vectors or differences of them, so the size of a scatter shows whether it consists of rounding
+errors only.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Spread: TypeAlias = tuple[Array, ...]  # sums of x x' and of x, and their number
 
 
 def ridge_precision(x: Array) -> Array:
-    """P = d pinv((n - 1) Cov(x) + tr(Cov(x)) I) of n residual rows, (n, d) -> (d, d); one row: Cov is taken as I.
+    """P = d pinv((n - 1) Cov(x) + tr(Cov(x)) I) of n residual rows, (n, d) -> (d, d); I for a single row.
 
     >>> import numpy as np
     >>> ridge_precision(np.asarray([[0.5, 0.0], [-0.5, 0.0]]))
@@ -27,7 +27,7 @@ def ridge_precision(x: Array) -> Array:
 
 
 def times_precision(b: Array, x: Array) -> Array:
-    """Return b P for rows b, (m, d), and P = `ridge_precision(x)`, which is not made where there are few rows x.
+    """Return b P for rows b, (m, d), and P = `ridge_precision(x)`, without computing P if there are few rows x.
 
     >>> import numpy as np
     >>> times_precision(np.asarray([[1.0, 1.0]]), np.asarray([[0.5, 0.0], [-0.5, 0.0]]))
@@ -38,7 +38,7 @@ def times_precision(b: Array, x: Array) -> Array:
 
 
 def moments(x: Array) -> Spread:
-    """Return the sums of x x', (d, d), and of x, (d,), over n rows, and n: what can be updated row by row.
+    """Return the sums of x x', (d, d), and of x, (d,), over n rows, and n; they can be updated row by row.
 
     >>> import numpy as np
     >>> moments(np.asarray([[1.0], [2.0]]))
@@ -48,9 +48,9 @@ def moments(x: Array) -> Spread:
 
 
 def whitened(b: Array, square: Array, total: Array, n: int) -> Array:
-    """Return b L^-T, rows whose products are b P b', for P = `ridge_precision` of n rows known by their moments.
+    """Return b L^-T, rows whose products are b P b', for P = `ridge_precision` of n rows given by their moments.
 
-    L L' is the inverse of P: P itself, for which most of the work would be, is not made.
+    L L' is the inverse of P. P itself is not computed; that would be most of the work.
 
     >>> import numpy as np
     >>> whitened(np.asarray([[1.0, 1.0]]), np.diag([0.5, 0.0]), np.zeros(2), 2).round(6)

@@ -1,8 +1,8 @@
-"""Per-class memories of a few confident samples: the rule by which samples enter, shared by TDA, DMN and OGA.
+"""Per-class memories of a few confident samples, and which samples enter: shared by ADAPT, DMN, DPE, OGA and TDA.
 
-A memory is `keys` (K, C, d), C slots of each class, and `entropy` (K, C), infinite where a slot is empty. Who enters
-depends on zero-shot predictions alone, never on what is read, so the slots of a whole batch are decided on the host
-before the memory is touched: no traffic with the device sample by sample.
+A memory is `keys` (K, C, d), with C slots per class, and `entropy` (K, C), infinite for an empty slot. Which samples
+enter depends only on zero-shot predictions, not on the contents, so the slots of a whole batch are chosen on the host
+before anything is written, without a transfer to or from the device per sample.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ NONE = -1  # the slot of a sample that does not enter
 
 
 def choose_slots(entropy: Array, labels: HostArray, h: HostArray, admitted: HostArray | None = None) -> HostArray:
-    """Give the samples, in order, their slots in the class of their label, (n,); NONE to those that do not enter.
+    """Return the slot of each sample, taken in order, within the class of its label, (n,); NONE if it does not enter.
 
-    A sample takes an empty slot, or the one of the highest entropy if its own is lower. Samples outside of the
-    mask `admitted` (n,) take none.
+    A sample takes an empty slot, or replaces the sample of the highest entropy if its own is lower. Samples outside
+    the mask `admitted` (n,) do not enter.
 
     >>> choose_slots(np.asarray([[0.5, np.inf]]), np.asarray([0, 0, 0]), np.asarray([0.9, 0.7, 0.8]))
     array([ 1,  1, -1])
@@ -38,7 +38,7 @@ def choose_slots(entropy: Array, labels: HostArray, h: HostArray, admitted: Host
 
 
 def write(memory: Array, values: Array, labels: HostArray, slots: HostArray) -> None:
-    """Store the values of a batch in their slots, in place: memory[label, slot] = value, of two in one slot the later.
+    """Store the values of a batch in place: memory[label, slot] = value; the later one if two share a slot.
 
     >>> memory = np.zeros((2, 2))
     >>> write(memory, np.asarray([3.0, 4.0, 5.0]), np.asarray([0, 1, 0]), np.asarray([1, -1, 1]))

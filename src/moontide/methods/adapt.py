@@ -9,8 +9,9 @@ The data are seen all at once (transductive), or sample by sample with a bank th
 score_ik = c_ik exp((A_ik - max_k A_ik) / scale),  A_ik = log_softmax_k(f_i . w_k + b_k) + scale / (2M) f_i . sums_k;
 the last term is the sum of the similarities to the M samples of the bank, each times its probability of class k.
 
-`scores` are these, online divided by the size of their row's sum (published: by the sum, which turns a row with a
-negative sum upside down). Cosines may be negative, so `probs` is the softmax of the undivided score, a damped logit.
+`scores` are these; online they are divided by the absolute value of the sum of their row (the published program divides
+by the sum, which reverses the order of a row whose sum is negative). Cosines may be negative, so `probs` is the softmax
+of the undivided scores, which are damped logits.
 """
 
 from __future__ import annotations
@@ -206,8 +207,8 @@ def residuals(state: ADAPTState, classes: slice = slice(None)) -> Array:
 def gaussian_logits(state: ADAPTState, x: Array, spread: Spread | None) -> tuple[Array, int, Spread | None]:
     """Return f.w_k + b_k, (n, K), the number M of samples in the bank, and `spread`, the moments of their residuals.
 
-    w_k = P mu_k comes from the residuals while they are few. Then P comes from their moments, made here once, and with
-    f and mu_k whitened, f.w_k + b_k = f.mu_k - |mu_k|^2 / 2 - ln K.
+    w_k = P mu_k is computed from the residuals if there are few of them. Otherwise P comes from their moments, computed
+    once, and after whitening f and mu_k, f.w_k + b_k = f.mu_k - |mu_k|^2 / 2 - ln K.
     """
     xp = namespace(x)
     if spread is None:

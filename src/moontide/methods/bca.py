@@ -29,7 +29,7 @@ from moontide.types import Result, Task
 
 @dataclass(frozen=True)
 class BCAState(State):
-    """Class centres, what class a centre stands for, and how many samples each has met."""
+    """Class centres, the class distribution of each, and how many samples each was made of."""
 
     centres: Array = field(metadata=per_class(0))  # (K, d) unit rows
     beliefs: Array = field(metadata=per_class(0, "classes"))  # (K, K) rows sum to 1
@@ -85,7 +85,7 @@ class BCA(OnlineMethod):
 
 
 def learnt(mean: Array, count: Array, new: Array) -> Array:
-    """(c mean + new) / (c + 1): the mean after one more.
+    """(c mean + new) / (c + 1): the mean after one more sample.
 
     >>> import numpy as np
     >>> learnt(np.asarray([1.0, 0.0]), np.asarray(3.0), np.asarray([0.0, 1.0]))

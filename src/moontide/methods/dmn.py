@@ -28,7 +28,7 @@ from moontide.protocols import OnlineMethod, State, copy_array, per_class
 from moontide.types import Result, Task
 
 BLOCK_ENTRIES = 2**22  # weights held at once
-BLOCK_ROWS = 256  # samples read together where each is read after it was stored
+BLOCK_ROWS = 256  # samples read together with access="sample"
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class DMNState(State):
 
 @dataclass(frozen=True)
 class DMN(OnlineMethod):
-    """Text logits combined with those of class prototypes that each sample reads from the memory with its own weights.
+    """Text logits combined with those of class prototypes, read from the memory with weights of the sample's own.
 
     >>> import numpy as np
     >>> rng = np.random.default_rng(0)
@@ -86,7 +86,7 @@ class DMN(OnlineMethod):
         after = replace(state, keys=copy_array(state.keys), entropy=copy_array(state.entropy))
         write(after.entropy, entropy, labels, slots)
         used = int(xp.max(xp.sum(xp.astype(xp.isfinite(after.entropy), xp.int64), axis=1)))  # slots fill from the first
-        keys = after.keys[:, :used]  # (K, m, d) a view: the slots beyond are empty in all classes and add nothing
+        keys = after.keys[:, :used]  # (K, m, d) a view: all other slots are empty
         if self.access == "batch":
             write(keys, x, labels, slots)
             cosine = self.read(x, keys, after.text)  # (n, K)
@@ -107,8 +107,8 @@ class DMN(OnlineMethod):
     def store_and_read(self, x: Array, keys: Array, text: Array, labels: HostArray, slots: HostArray) -> Array:
         """Store the samples in `keys` one by one and read each after it was stored, (n, K).
 
-        A sample that is stored changes one class, for itself and those after it: a block of samples is read once, and
-        then that one class again after each store.
+        Storing a sample changes one class, for this sample and later ones. So a block of samples reads all classes
+        once, and after each store that one class again.
         """
         blocks = []
         for start in range(0, x.shape[0], BLOCK_ROWS):
@@ -126,8 +126,8 @@ class DMN(OnlineMethod):
 def prototype_cosine(x: Array, keys: Array, text: Array, sharpness: float) -> Array:
     """f.c_k, c_k = normalise(sum_j w_j m_j), w_j = exp(-beta (1 - f.m_j)), for some classes, (n, k).
 
-    Its length comes from the products m_j.m_l, so that no c_k (n, k, d) is held: |sum_j w_j m_j|^2 = w' (m m') w. Empty
-    slots, zero vectors, add nothing.
+    The length of c_k comes from the products m_j.m_l, |sum_j w_j m_j|^2 = w' (m m') w, so that no array (n, k, d) is
+    needed. Empty slots are zero vectors and add nothing.
 
     >>> import numpy as np
     >>> x, text = np.asarray([[1.0, 0.0]]), np.asarray([[0.6, 0.8]])

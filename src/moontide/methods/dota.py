@@ -9,13 +9,14 @@ Symbols:  x -> x   l -> logits   y -> y   mu_k -> mu   c_k Sigma_k -> scatter   
     Sigma_k <- (c_k Sigma_k + y_k (x - mu_k)(x - mu_k)') / (c_k + y_k),  mu_k <- (c_k mu_k + y_k x) / (c_k + y_k)
     c_k <- c_k + y_k,   Lambda <- ((1 - eps) mean_k Sigma_k + eps I)^-1
 
-A sample is predicted, then learnt from, and always by its zero-shot y. It begins with c_k = 1, Sigma_k = sigma I and
-Lambda = I / sigma. The mean over classes is unweighted: absent ones keep sigma I in it. The published program starts
-every mu_k at the vector of 0.001s, where its comment says text features; `means="text"` starts there.
+A sample is predicted, then learnt from with its zero-shot y. At the start c_k = 1, Sigma_k = sigma I and Lambda = I /
+sigma. The mean over classes is unweighted, so absent classes contribute sigma I. The published program starts with
+every mu_k at a vector of 0.001s, although its comment says text features; `means="text"` starts with those.
 
-The defaults are what it uses for DTD and Pets; for other data sets it has weight_cap 0.1 to 3 and weight 0.0025 to
-0.05. Its half precision, which changes scores by up to 0.05, is not repeated. A state holds K matrices d x d. A class
-with y_k below float32's rounding of c_k >= 1 stays as it is, which saves most of the work where there are many classes.
+The defaults are those of the published program for DTD and Pets; for other data sets it has weight_cap 0.1 to 3 and
+weight 0.0025 to 0.05. Its half precision, which changes scores by up to 0.05, is not repeated. A state holds K matrices
+d x d. A class whose y_k is lost in float32 when added to c_k >= 1 is not updated, which saves most of the work if there
+are many classes.
 """
 
 from __future__ import annotations
@@ -91,7 +92,7 @@ class DOTA(OnlineMethod):
         k, d = state.text.shape
         logits = state.logit_scale * (x @ state.text.T)  # (n, K)
         y = softmax(logits)  # (n, K)
-        shares = to_numpy(y).astype(np.float64)  # (n, K) on the host, as the counts: both decide what is done
+        shares = to_numpy(y).astype(np.float64)  # (n, K) on the host, like the counts: both decide what is updated
         counts = to_numpy(state.counts).astype(np.float64)  # (K,)
         after, precision = state.fork(), state.precision  # the copy is what this step writes to
         total = xp.tensordot(1 / after.counts, after.scatter, axes=1)  # (d, d) sum_k Sigma_k, kept up to date

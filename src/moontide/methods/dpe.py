@@ -1,4 +1,4 @@
-"""DPE: dual prototypes, of text and of cached images, that both take one gradient step for each sample of a stream.
+"""DPE: prototypes of the text and of cached images, both of which take one gradient step per sample of a stream.
 
 DPE, NeurIPS 2024, after what its program (zhangce01/DPE-CLIP) computes.
 
@@ -6,7 +6,7 @@ Symbols:  x -> x   G -> text_prototypes, one row per class, not of unit length  
           cached features, entropies -> keys, entropy   Q -> q   a, b -> cache_weight, sharpness   h -> normalised
           lr -> step   align weight -> alignment   AdamW eps -> damping   update threshold -> threshold
 
-Of each sample, with unit(.) the rows of unit length:
+For each sample, with unit(.) scaling rows to unit length:
 
     l = x.unit(G) / tau; the sample enters the cache of its class argmax l (see `methods._slots`) by its entropy h(l).
     Q_c = mean of the cache of class c;   z = l + a exp(-b (1 - x.unit(Q_c))) at the classes c with a cache
@@ -15,9 +15,9 @@ Of each sample, with unit(.) the rows of unit length:
     The answer is z of G + R_G and Q + R_Q. If its h < 0.1:  m <- m + 1,  G <- (m G + unit(G + R_G)) / (m + 1)
 
 h is the entropy in nats over log2 K. The first step of AdamW has a closed form, so features are enough; its weight
-decay acts on zeros. Several views of an image, which the published program has for L, are not used here. The defaults
-are its constants for ImageNet; others differ in a (3 to 15), b (1 to 8), lr (5e-5 to 6e-4) and the weight of NCE (0.2
-to 1.5). The division by |g| + 1e-3 magnifies rounding, so everything is computed in float64.
+decay acts on zeros. The published program averages L over several views of an image, which is not done here. The
+defaults are its constants for ImageNet; other data sets differ in a (3 to 15), b (1 to 8), lr (5e-5 to 6e-4) and the
+weight of NCE (0.2 to 1.5). The division by |g| + 1e-3 magnifies rounding, so everything is computed in float64.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class DPE(OnlineMethod):
         return after, Result(probs, zero_shot(x, state.text, state.logit_scale), xp.astype(scores, x.dtype))
 
     def enter(self, cache: DPEState, x: Array, logits: Array) -> None:
-        """Put a sample into the cache of its class, in choose_slots, if its entropy is low enough."""
+        """Put a sample into the cache of its class if its entropy is low enough."""
         k, h = int(namespace(x).argmax(logits)), normalised_entropy(logits)
         slot = choose_slots(cache.entropy[k : k + 1], np.zeros(1, np.int64), np.asarray([h]))[0]
         if slot != NONE:
@@ -173,7 +173,7 @@ def through_unit(gradient: Array, unit: Array, raw: Array) -> Array:
 
 
 def normalised_entropy(logits: Array) -> float:
-    """h = H(softmax l) / log2 K, H in nats, (K,) -> a number; of one class 0.
+    """h = H(softmax l) / log2 K, H in nats, (K,) -> a number; 0 if there is one class.
 
     >>> round(normalised_entropy(np.zeros(4)), 4)
     0.6931

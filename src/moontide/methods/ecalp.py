@@ -1,4 +1,4 @@
-"""ECALP: label propagation over a graph of texts and of the images of a stream so far, again for each new image.
+"""ECALP: label propagation over a graph of the texts and all images of a stream so far, repeated for each new image.
 
 ECALP, ICLR 2025, after what its program (Yushu-Li/ECALP) computes.
 
@@ -11,14 +11,15 @@ Symbols:  f -> features   w -> context   s(a, b) -> similarity   k_text, k_image
     Y <- alpha D^-1/2 W D^-1/2 Y + (1 - alpha) Y0, texts held at the identity, three times from Y0
     Y0 of the next image: of each image so far its largest entry, divided by 5
 
-The scores of an image are its row of Y; what was answered before is not revised. `probs` are scores divided by the sum
-of their row. What the published program does beyond the paper is done here too: the newest image is in the graph twice,
-and the row of the copy is read; an image is its own neighbour; a negative similarity is a positive edge (gamma = 10);
-and neighbours are kept in lists that are a little too short between the 9th and 11th image. Where an image and its copy
-are equally near and only one of them fits, `ties="copy"` is what that program does, `ties="list"` is the order of time.
+The scores of an image are its row of Y; earlier answers are not revised. `probs` are scores divided by the sum of their
+row. Where the published program differs from the paper, this follows the program: the newest image is in the graph
+twice, and the row of the copy is read; an image is its own neighbour; a negative similarity becomes a positive edge
+(gamma = 10); and the lists of neighbours are slightly too short between the 9th and the 11th image. If an image and its
+copy are equally near and only one of them fits, `ties="copy"` does what that program does, `ties="list"` takes the
+earlier one.
 
-It keeps every image, so a long stream costs more and more. Here a stream keeps the latest `memory` images, and a batch
-all of its own.
+The published program keeps every image, so that each further image takes longer. Here a stream keeps the latest
+`memory` images, and a batch keeps all of its images.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ class ECALP(OnlineMethod):
     memory: int = option(2048, "latest images that a stream keeps; a batch keeps its own", low=1, high=LARGEST)
 
     def peak_bytes(self, n: int, k: int, d: int, itemsize: int) -> int:
-        """Estimate the memory: the default, plus the graph's images, their labels and lists, with copies,."""
+        """Estimate the memory: the default, plus the images of the graph with their labels and lists, and copies."""
         row = itemsize * (4 * d + 6 * k) + 8 * 12 * (self.neighbours + SPARE)
         return super().peak_bytes(n, k, d, itemsize) + row * max(self.memory, n)
 

@@ -7,17 +7,17 @@ Symbols:  p_i = softmax(T cos(f_i, t_k)) -> p[i]   ln(p_i + eps) -> log_p[i]   u
 
 The defaults are the original program (hard variant, 10 iterations, T = 30 at CLIP's logit scale of 100), which the
 tables compare with; the preset "soft" is its other variant, with 20 iterations. Its partition-complexity weight
-lambda = int(K / 5) N, meant for 5 classes in the batch, lets few clusters survive where K is large. The preset
+lambda = int(K / 5) N, meant for 5 classes in the batch, lets few clusters survive if K is large. The preset
 "stata_port" is the port that is published with StatA: lambda = 0, and a first Dirichlet estimate that starts from the
 normaliser of one class. `match` re-assigns clusters to classes, as the original's own evaluation does.
 
-Everything is matrix products of log_p with K x K parameters, in float64, as the estimates of small clusters diverge.
-The first estimate, of all classes from all samples, is solved by Newton's method in a few steps, where the original
-takes about 150 and stops at 1e-4 of the maximum. A hard cluster of few samples has none: its parameters grow without
-end, and what the original has after 1000 steps is repeated step by step, which is what the time goes into; where K is
-large, at some points of a curve instead of K (`dirichlet_estimate`). The inner solver works on classes that have
-samples, and leaves those alone that have settled. `scores` are one-hot rows, as the original's; `probs` are the
-assignments before they are made hard.
+Everything is matrix products of log_p with K x K parameters, in float64 because the estimates of small clusters
+diverge. The first estimate, of all classes from all samples, takes a few steps of Newton's method, where the original
+takes about 150 steps and stops within 1e-4 of the maximum. The likelihood of a hard cluster of few samples has no
+maximum: its parameters grow without end. To end where the original does, its 1000 steps are repeated one by one, which
+takes most of the time; if K is large, they are taken at some points of a curve instead of all K values
+(`dirichlet_estimate`). The inner solver skips classes without samples and those that have converged. `scores` are
+one-hot rows, as in the original; `probs` are the assignments before they are made hard.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from moontide.types import Result, Task
 EPS = 1e-15
 MAX_STEPS = 1000  # of the inner solver
 CHECK_EVERY = 50  # steps
-CURVE_POINTS, CURVE_PER_NAT = 20, 6  # of a curve: so many, and so many more for each unit that it is long
+CURVE_POINTS, CURVE_PER_NAT = 20, 6  # points of a curve: a fixed number, and more per unit of its length
 TOLERANCE = 1e-11  # squared relative change of all parameters at which the inner solver stops
-NEWTON_STEPS, MM_FIRST = 40, 3  # of the first estimate, and steps of the inner solver before them
-ENDLESS = 1e6  # sum of the parameters of a class from where they are taken to grow without end
+NEWTON_STEPS, MM_FIRST = 40, 3  # of the first estimate, and steps of the inner solver that precede them
+ENDLESS = 1e6  # sum of the parameters of a class above which they are taken to grow without end
 NEWTON_BLOCK = 2**15  # numbers in a block of rows, so that they stay in the cache
-SETTLED = 1e-24  # squared relative change of one class at which it is left alone
+SETTLED = 1e-24  # squared relative change of a class below which it has converged
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ class EMDirichlet(Method):
 
 
 def dirichlet_estimate(a: Array, y: Array) -> Array:
-    """Maximise the likelihood of each row's Dirichlet law, whose samples have mean log-probabilities y, from a; (C, K).
+    """Maximise the likelihood of one Dirichlet distribution per row, given mean log-probabilities y, from a; (C, K).
 
     Stops where ||a_new - a||^2 < TOLERANCE ||a||^2 over all rows, looked at every 50 steps. A step at least halves what
     a coordinate remembers of its start, so after 50 of them a_kj is a smooth function of y_kj alone: where there are

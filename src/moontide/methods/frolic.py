@@ -1,7 +1,7 @@
 """Frolic: Gaussian prompt distributions, proxies fitted to them, and a correction of the class bias without labels.
 
-Frolic, NeurIPS 2024, after what its program (zhuhsingyuu/Frolic) computes, whose helpers are not released and are taken
-to be InMaP's.
+Frolic, NeurIPS 2024, after what its program (zhuhsingyuu/Frolic) computes. Its helper functions are not released; they
+are assumed to be InMaP's.
 
 Symbols:  f_i -> f[i]   t_k -> text[k]   v_j, P_j -> variance, precision   g -> gaussian   L -> logits   A -> looks
           x -> prior   lambda -> shrinkage
@@ -14,13 +14,13 @@ Symbols:  f_i -> f[i]   t_k -> text[k]   v_j, P_j -> variance, precision   g -> 
 
 `part` is "stack" (C, what the program prints last), "gaussian" (A alone) or "debias" (B on the zero-shot logits).
 
-Known defects, all repeated: a class that no row is assigned to gains up to 27 logits in each round of B, which ruins
-batches with few of the classes in them (`prior_floor` bounds it); P_j is nearly the same for all j, so A is nearly
-zero-shot; the balancing of the pseudo-labels in C (Sinkhorn with gamma = 1) changes nothing and is left out; and the
-paper joins A with zero-shot by matching confidences, which the program never calls. If no row is kept, B stops here
-(0 / 0 there). The prompts are the class texts; the program has several sentences for each class.
+Known defects of the program, which are kept: a class without any row gains up to 27 logits in each round of B, which
+ruins batches with few classes (`prior_floor` bounds it); P_j is nearly the same for all j, so A is nearly zero-shot;
+balancing the pseudo-labels in C (Sinkhorn with gamma = 1) has no effect and is left out; and the paper's combination of
+A with zero-shot by matching confidences is never called. If no row is left, B stops here, where the program computes
+0 / 0. The prompts are the class texts; the program has several sentences per class.
 
-C inherits InMaP's sensitivity to rounding: inputs are taken in float32, and all else is computed in float64.
+C inherits InMaP's sensitivity to rounding: inputs are rounded to float32, and everything is computed in float64.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def gaussian_logits(f: Array, text: Array, shrinkage: float) -> Array:
 
 
 def debiased(logits: Array, rounds: int, floor: float) -> Array:
-    """L <- L - ln(x + floor) in each round, x the class prior that the rows with a clear label imply, (N, K).
+    """L <- L - ln(x + floor) in each round, where x is the class prior implied by the rows with a clear label, (N, K).
 
     >>> import numpy as np
     >>> debiased(np.log([[0.8, 0.2], [0.8, 0.2], [0.2, 0.8]]), 1, 1e-12).round(3)  # x = 1 / K: a constant
@@ -141,7 +141,7 @@ def debiased(logits: Array, rounds: int, floor: float) -> Array:
 
 
 def margins(logits: Array) -> Array:
-    """Return by how much the largest logit of each row exceeds the second, (N,).
+    """Return the difference of the two largest logits of each row, (N,).
 
     >>> import numpy as np
     >>> margins(np.asarray([[1.0, 4.0, 3.0]]))
@@ -166,7 +166,7 @@ def confusions(logits: Array) -> Array:
 
 
 def stationary(a: Array) -> Array:
-    """Return x = A x, scaled to sum 1, by power iteration from 1 / K; the x before the step that changed little, (K,).
+    """Solve x = A x, sum_k x_k = 1, by power iteration from 1 / K; x before the first step below the tolerance, (K,).
 
     >>> import numpy as np
     >>> stationary(np.asarray([[0.9, 0.3], [0.1, 0.7]])).round(2)

@@ -6,8 +6,8 @@ Symbols:  f_i -> features[i]   t_k -> text[k]   yhat_ik -> y[i, k]   mu_k -> mu[
           w_k, b_k -> w[k], b[k]   alpha -> alpha
 
 The method was published for labelled shots. This is the unsupervised form that the MOON paper compares with: one
-closed-form pass in which zero-shot probabilities stand for labels, and the covariance is that of all features of the
-batch, not the one within classes. Of a single sample nothing can be learnt, and its zero-shot prediction is returned.
+closed-form pass in which zero-shot probabilities replace labels, with the covariance of all features of the batch
+instead of the one within classes. A single sample keeps its zero-shot prediction.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def class_means(f: Array, y: Array) -> Array:
 
 
 def times_shared_precision(mu: Array, f: Array) -> Array:
-    """w_k = P mu_k, P = pinv(C + tr(C) / d I) for the covariance C of all features, (K, d); 0 where they are all equal.
+    """w_k = P mu_k, P = pinv(C + tr(C) / d I) for the covariance C of all features, (K, d); 0 if all rows are equal.
 
     >>> import numpy as np
     >>> times_shared_precision(np.ones((1, 2)), np.asarray([[0.5, 0.0], [-0.5, 0.0]]))

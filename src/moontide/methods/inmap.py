@@ -13,12 +13,12 @@ above alpha. The proxies start at the text and take 2000 gradient steps:
 and eta is halved for good whenever the length of G grows. Scores are the cosines F W; probabilities are
 softmax(F W / tau_i).
 
-The halving ends where rounding makes G grow, so in float32 two programs stop at different points (up to 5e-2 apart on
-small batches). Here inputs are taken in float32, as in the published program, and all else is computed in float64.
-The steps are all of the cost, 4 N d K operations each; with N <= d, 2 N N K.
+When eta is halved depends on rounding, so in float32 two programs stop at different points (up to 5e-2 apart on small
+batches). Here inputs are rounded to float32, as in the published program, and everything is computed in float64.
+Nearly all time goes into the steps, 4 N d K operations each, or 2 N N K if N <= d.
 
-The presets: "gamma1" keeps the zero-shot shares of the classes, which makes the balancing the identity; "no_sinkhorn"
-leaves it out, what the published program prints as "image proxy".
+The presets: "gamma1" keeps the zero-shot shares of the classes, so that balancing changes nothing; "no_sinkhorn" leaves
+balancing out, which the published program prints as "image proxy".
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from moontide.options import option
 from moontide.protocols import Method
 from moontide.types import Result, Task
 
+LOST = 1e4  # coordinates of a unit proxy above which the sums of products of samples have lost its digits
 STILL = 1e-17  # length of a step that changes no proxy in float64: the halving has come to its end
 
 
@@ -84,7 +85,7 @@ class InMaP(Method):
 
 
 def hardened(y: Array, threshold: float) -> Array:
-    """Replace the rows whose largest entry is above the threshold by the one-hot of its class, (N, K).
+    """Replace the rows whose largest entry is above the threshold by one-hot rows, (N, K).
 
     >>> import numpy as np
     >>> hardened(np.asarray([[0.7, 0.3], [0.6, 0.4]]), 0.6)
@@ -97,7 +98,7 @@ def hardened(y: Array, threshold: float) -> Array:
 
 
 def proxies(f: Array, y: Array, text: Array, tau: float, step: float, iterations: int) -> Array:
-    """Fit unit proxies to the labels y by gradient steps from the text; a step is halved for good where G grew, (K, d).
+    """Fit unit proxies to the labels y by gradient steps from the text; steps are halved whenever G grew, (K, d).
 
     >>> import numpy as np
     >>> proxies(np.eye(2), np.eye(2), np.asarray([[0.6, 0.8], [0.8, 0.6]]), 1.0, 10.0, 200).round(3)
@@ -105,7 +106,9 @@ def proxies(f: Array, y: Array, text: Array, tau: float, step: float, iterations
            [-0.707,  0.707]])
     """
     if f.shape[0] <= f.shape[1]:
-        return proxies_in_span(f, y, text, tau, step, iterations)
+        found = proxies_in_span(f, y, text, tau, step, iterations)
+        if found is not None:
+            return found
     xp = namespace(f)
     w = text  # (K, d)
     eta, before = (xp.asarray(x, dtype=f.dtype, device=device(f)) for x in (step, xp.inf))
@@ -121,10 +124,11 @@ def proxies(f: Array, y: Array, text: Array, tau: float, step: float, iterations
     return w
 
 
-def proxies_in_span(f: Array, y: Array, text: Array, tau: float, step: float, iterations: int) -> Array:
-    """Do the steps of `proxies` for fewer samples than dimensions: a proxy is s_k t_k + sum_i a_ik f_i, (K, d).
+def proxies_in_span(f: Array, y: Array, text: Array, tau: float, step: float, iterations: int) -> Array | None:
+    """Return the same as `proxies`, faster for fewer samples than dimensions: w_k = s_k t_k + sum_i a_ik f_i, (K, d).
 
-    Of a step, of 4 N d K operations, 2 N N K are left: cosines and lengths follow from the products of samples.
+    A step takes 2 N N K operations instead of 4 N d K: cosines and lengths follow from the products of samples. If
+    samples and text nearly depend on each other, s and a can grow without a limit; then the answer is None.
 
     >>> import numpy as np
     >>> rng = np.random.default_rng(0)
@@ -148,7 +152,9 @@ def proxies_in_span(f: Array, y: Array, text: Array, tau: float, step: float, it
         if float(rate * size) < STILL:
             break
         a, near = a - rate * residual, near - rate * moved
-        length = xp.sqrt(s * s * squares + xp.sum(a * (2 * s * to_text + near), axis=0))  # (K,)
-        length = xp.clip(length, min=1e-12)
+        square = s * s * squares + xp.sum(a * (2 * s * to_text + near), axis=0)  # (K,)
+        length = xp.sqrt(xp.clip(square, min=1e-24))
         s, a, near = s / length, a / length, near / length
+        if not float(xp.maximum(xp.max(s), xp.max(xp.abs(a)))) < LOST:
+            return None
     return s[:, None] * text + a.T @ f

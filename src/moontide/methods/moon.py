@@ -107,9 +107,8 @@ class MOON(Method):
             yield ("kappa_cap",), "with update_kappa=False"
         if self.m_steps == 0 or not (self.update_mu or self.update_kappa):
             reason = "without an M-step" if self.m_steps == 0 else "with update_mu=False and update_kappa=False"
-            yield ("beta", "update", "alpha", "confidence", "normalise_confidence", "gamma_in_counts"), reason
-            if self.votes == "plain":
-                yield ("gamma",), reason
+            names = ("beta", "update", "alpha", "confidence", "normalise_confidence", "gamma_in_counts")
+            yield (*names, "gamma") if self.votes == "plain" else names, reason
         if self.m_steps == 0:
             yield ("update_mu", "update_kappa", "kappa_cap"), "without an M-step"
 
@@ -130,8 +129,8 @@ class MOON(Method):
 
         *found, z, y, labels, gamma, neighbours, weights, recall = backend.run(together, self, task)
         of, graph = Solution(*found), Graph(neighbours, weights, recall)
-        energy = of.energy.tolist()
         details = {"mu": of.mu, "alpha": of.alpha, "gamma": gamma, "anchor_kappa": of.anchor_kappa, "graph": graph}
+        energy = of.energy.tolist()
         return Result(z, y, None, energy, len(energy) - 1, of.converged, of.kappa, of.beta, details, decided=labels)
 
     def peak_bytes(self, n: int, k: int, d: int, itemsize: int) -> int:
@@ -158,7 +157,7 @@ class MOON(Method):
 
 
 class Solution(NamedTuple):
-    """What is known of the classes at the end; the assignments are with the samples."""
+    """What is known of the classes at the end."""
 
     energy: Array  # (T + 1,) L_PLE after each E-step
     changed: Array  # labels that the last E-step changed
@@ -187,8 +186,7 @@ class VMFMixture:
     def begin(self, run: Run) -> VMFClasses:
         """Initialisation: zero-shot predictions, anchors, graph (made with the rows), class-level weights."""
         o, d, first = self.options, self.text.shape[1], run("first")  # Eq. zero-shot; z = y
-        r = like(initial_resultant(first.total, first.along, o.count_epsilon), self.text)  # Eq. init, (K,)
-        r = clip(r, 0, o.r_cap)
+        r = clip(like(initial_resultant(first.total, first.along, o.count_epsilon), self.text), 0, o.r_cap)  # Eq. init
         kappa = concentration(r, d, o.inverse, o.r_cap)  # Eq. banerjee, (K,)
         alpha: Array = o.alpha
         if isinstance(o.alpha, str):
@@ -216,12 +214,9 @@ class VMFMixture:
     def finish(self, run: Run, classes: VMFClasses, step: Step, trace: list[tuple[Array, Array, Array]]) -> Solution:
         """Return the classes, and Eq. ple-ours after each E-step."""
         free, laplacian, kl = zip(*trace, strict=True)
-        laplacian = (*laplacian[1:], run("finish").value)  # known one E-step later
-        free, laplacian, kl = (_rows(x) for x in (free, laplacian, kl))
-        alpha = self.vmf.anchors.alpha
-        energy = objective(free, laplacian, alpha, kl, self.options.temper)  # (T + 1,)
-        beta, kappa, mu = self.vmf.whole(classes)
-        return Solution(energy, step.changed, beta, kappa, mu, alpha, self.vmf.anchors.kappa)
+        laplacian, anchors = (*laplacian[1:], run("finish").value), self.vmf.anchors  # known one E-step later
+        energy = objective(_rows(free), _rows(laplacian), anchors.alpha, _rows(kl), self.options.temper)  # (T + 1,)
+        return Solution(energy, step.changed, *self.vmf.whole(classes), anchors.alpha, anchors.kappa)
 
 
 def _rows(parts: Sequence[Any]) -> Array:

@@ -5,11 +5,11 @@ ICML 2026, sec. "Comparisons with variants"; StatA: M. Zanella et al., CVPR 2025
 
 Symbols:  as in `moon` (lambda_k, alpha_k, gamma_i, beta_k, v_k) and in `stata` (Sigma' -> anchor, Sigma_k -> spread)
 
-No program of this variant is published. It is read here as the released MOON with the family exchanged and nothing
-else: the likelihood and the variances Sigma', T_k, Sigma_k are StatA's, with T_k weighted by gamma_i z_ik like v_k;
-alpha_k = 1 / lambda_k with the normalised geometric confidence, gamma_i from z_i, hard counts that gamma does not
-weigh, mu_k = normalise(beta_k v_k + (1 - beta_k) t_k) with v_k as it is (StatA scales it to unit length first), a
-single pass over the assignments in each E-step, and a likelihood divided by 50 in both.
+No program of this variant is published. Here it is the released MOON with only the distribution replaced: the
+likelihood and the variances Sigma', T_k, Sigma_k are StatA's, with T_k weighted by gamma_i z_ik like v_k. All else is
+MOON's: alpha_k = 1 / lambda_k with the normalised geometric confidence, gamma_i from z_i, hard counts without gamma,
+mu_k = normalise(beta_k v_k + (1 - beta_k) t_k) where v_k keeps its length (StatA scales it to unit length first), one
+update of the assignments per E-step, and a likelihood divided by 50.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from moontide.types import Result, Task
 
 @dataclass(frozen=True)
 class MOONGaussian(Smoothed):
-    """Transduction with Gaussians shrunk towards text, less in confident classes and by confident samples.
+    """Transduction with Gaussians that are shrunk towards the text, less so in confident classes.
 
     >>> import numpy as np
     >>> features = np.asarray([[1.0, 0.1, 0.5], [0.9, 0.2, 0.5], [0.2, 0.9, 0.5]])

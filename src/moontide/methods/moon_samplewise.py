@@ -1,4 +1,4 @@
-"""MOON one sample at a time (the dagger variant): statistics come from a bank of the last samples instead of a batch.
+"""MOON one sample at a time (the dagger variant), with statistics of a bank of the last samples instead of a batch.
 
 J. Huang et al., "Von Mises-Fisher Mixture Model with Dynamic Shrinkage for Realistic Test-Time Transduction",
 ICML 2026, Tab. sample-wise; behaviour of the released program.
@@ -7,15 +7,15 @@ Symbols:  f_j, z_j, gamma_j of the bank -> bank_features, bank_z, bank_gamma   y
           v_k = S_k / n_k, S_k = sum_j gamma_j z_jk f_j, n_k = sum_j gamma_j z_jk   R_k = beta_k v_k + (1 - beta_k) t_k
 
 A sample is predicted from the bank, z ∝ y^text_weight exp((kappa_k mu_k.f + log C_d(kappa_k) + message_k) / temper),
-and then enters it, the oldest leaving. The first sample keeps its zero-shot prediction. Where samples are cut into
-steps changes nothing.
+and then replaces the oldest one in it. The first sample keeps its zero-shot prediction. The result does not depend on
+how many samples are passed per step.
 
-The defaults are the released program. The preset "paper" is the text: alpha_k of Eq. 10 and 11 from the bank, soft
-counts, votes of the whole bank, each by its cosine, and a likelihood that is not tempered. Each is an option.
+The defaults are the released program. The preset "paper" is what the paper writes, each part of which is an option:
+alpha_k of Eqs. 10 and 11 from the bank, soft counts, votes of the whole bank weighted by cosines, and no tempering.
 
-The released program adds each new sample to S_k and subtracts the one that leaves, so that rounding errors add up along
-the stream. Here everything is computed from the bank for every sample, the errors are those of one sum over the bank,
-and no K x d work is left: with a_jk = beta_k gamma_j z_jk / n_k
+The released program adds each new sample to S_k and subtracts the one that leaves, so that rounding errors accumulate
+along the stream. Here everything is computed from the bank for every sample, so errors are those of one sum over the
+bank, and no work of size K x d is needed: with a_jk = beta_k gamma_j z_jk / n_k
 
     R_k.f = sum_j a_jk f_j.f + (1 - beta_k) t_k.f
     |R_k|^2 = sum_jl a_jk f_j.f_l a_lk + 2 (1 - beta_k) sum_j a_jk f_j.t_k + (1 - beta_k)^2
@@ -69,11 +69,11 @@ class SamplewiseMOON(OnlineMethod):
     bank: int = option(128, "B, samples remembered", low=1, high=100_000)
     alpha: str | float = option(1.0, "anchor weight: one for all classes, or by the confidence of each in the bank",
                                 choices=("1/lambda",), above=0)  # fmt: skip
-    beta: str = option("hard", "counts that beta_k is made of: of labels, or of gamma-weighted assignments",
+    beta: str = option("hard", "counts in beta_k: of labels, or of gamma-weighted assignments",
                        choices=("hard", "soft"))  # fmt: skip
-    messages: str = option("nearest", "who sends messages: the m nearest of the bank, weighed by softmax of their "
-                           "cosines, or all of it, weighed by the cosines", choices=("nearest", "all"))  # fmt: skip
-    neighbours: int = option(3, "m, nearest samples of the bank that send a message", low=1)
+    messages: str = option("nearest", "samples of the bank that vote: the m nearest, weighted by the softmax of their "
+                           "cosines, or all, weighted by the cosines", choices=("nearest", "all"))  # fmt: skip
+    neighbours: int = option(3, "m, nearest samples of the bank that vote", low=1)
     temper: float = option(100.0, "what the log-likelihood and the message are divided by", above=0)
     laplacian_weight: float = option(1.0, "weight of the message", low=0)
     text_weight: float = option(1.0, "weight of the zero-shot prediction", low=0)
@@ -94,7 +94,7 @@ class SamplewiseMOON(OnlineMethod):
         return super().peak_bytes(n, k, d, itemsize) + itemsize * 2 * self.bank * (k + d)
 
     def inert(self) -> Iterator[tuple[tuple[str, ...], str]]:
-        """Name the options that the others switch off."""
+        """Yield the options that have no effect given the others."""
         if self.laplacian_weight == 0:
             yield ("neighbours", "messages"), "with laplacian_weight=0"
         if self.messages == "all":
@@ -115,7 +115,7 @@ class SamplewiseMOON(OnlineMethod):
         return state, Result.concatenate(results)
 
     def block(self, state: BankState, x: Array) -> tuple[BankState, Result]:
-        """Predict some samples one after the other; the products of all of them are made at once."""
+        """Predict samples one after the other; their products are computed together."""
         xp = namespace(x)
         n, b = x.shape[0], self.bank
         f = xp.concat([state.bank_features, x])  # (B + n, d) the bank of sample i ends before row B + i
@@ -167,9 +167,9 @@ class SamplewiseMOON(OnlineMethod):
 
 
 def message(near: Array, z: Array, m: int | None) -> Array:
-    """Return the votes of the m nearest samples of the bank (or all it has), weighed by softmax of their cosines, (K,).
+    """Return the votes of the m nearest samples of the bank, weighted by the softmax of their cosines, (K,).
 
-    With m None all samples vote, each weighed by its cosine: the sum of the paper's Eq. 17.
+    With m=None all samples vote, each weighted by its cosine: the sum of the paper's Eq. 17.
 
     >>> import numpy as np
     >>> message(np.asarray([0.3, 0.9, 0.3]), np.eye(3), 1), message(np.asarray([0.3, 0.9, 0.3]), np.eye(3), None)

@@ -5,14 +5,15 @@ M. Zanella et al., CVPR 2024, after what their program (MaxZanella/MTA) computes
 Symbols:  x_p -> views[:, p]   h_p^2 -> bandwidth   K_p -> kernel   w_pq -> affinity   y_p -> inlierness   m -> mode
           lambda -> affinity_weight   lambda_y -> entropy_weight
 
-Every image is on its own: its views vote for a mode m, which is classified. Starting from m = x_0 and y_p = 1 / V,
+Each image is labelled separately: its views vote for a mode m, which is classified. Starting from m = x_0 and
+y_p = 1 / V,
 
     (a)  y = softmax_p((K_p(m) + lambda sum_q w_pq y_q) / lambda_y)           until y moves less than the tolerance
     (b)  m = normalise(sum_p K_p(m) y_p x_p / sum_p K_p(m) y_p)               until m moves less than the tolerance
 
 are repeated, with K_p(m) = exp(-|x_p - m|^2 / (2 h_p^2)), h_p^2 half the mean squared distance of view p to the nearest
-30 % of the other views, and w_pq = s_p.s_q of the zero-shot predictions s. Images are computed together but each stops
-on its own.
+30 % of the other views, and w_pq = s_p.s_q of the zero-shot predictions s. Images are computed together, but each one
+stops when it has converged.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ class MTA(Method):
         changed = [name for name in ("views", "seed") if getattr(self, name) != self.specs()[name].default]
         if changed and not made:
             raise OptionError(
-                f"The '{changed[0]}' option of mta has no effect on views that are given; it is for making them from "
+                f"The '{changed[0]}' option of mta has no effect if views=... is given; it is for views made from "
                 "images=... and encoder=... . Leave it out."
             )
         super().require(replace(task, extras={**task.extras, "views": task.extras["images"]}) if made else task)
@@ -91,8 +92,8 @@ class MTA(Method):
             )
         if int(self.nearest * (views.shape[1] - 1)) < 1:
             raise InputError(
-                f"'views' must hold at least {math.ceil(1 / self.nearest) + 1} views an image, for one to be among "
-                f"the nearest {self.nearest:.0%} of the others. Got {views.shape[1]} instead; make more views."
+                f"'views' must hold at least {math.ceil(1 / self.nearest) + 1} views per image, so that the nearest "
+                f"{self.nearest:.0%} of the others are at least one. Got {views.shape[1]} instead; make more views."
             )
         return views
 

@@ -1,22 +1,22 @@
-"""OGA: online Gaussian adaptation, class Gaussians with one precision, estimated from a small memory of each class.
+"""OGA: online Gaussian adaptation, class Gaussians with a shared precision, estimated from a small memory per class.
 
 C. Fuchs et al., CVPR Workshops 2025, after what their program (cfuchs2023/OGA) computes.
 
 Symbols:  f -> x   yhat -> y   mu_k -> mu   Sigma^-1 = P -> precision   C -> capacity   tau -> tau
           stored features of a class -> keys[k]   H = -sum y ln(y + 1e-9) -> entropy
 
-A sample enters the memory of its zero-shot class if its entropy is below that of a stored one, ln K standing in for
-empty slots. Then mu_k is the mean of the stored features (t_k while there are fewer than 2), P the inverse covariance
-of all stored features around their class mean (d I while no class has more than 2), and
+A sample enters the memory of its zero-shot class if its entropy is below that of a stored one; an empty slot counts as
+ln K. Then mu_k is the mean of the stored features (t_k while there are fewer than 2), P the inverse covariance of all
+stored features around their class mean (d I while no class has more than 2), and
 
     l_k = f'P mu_k - mu_k'P mu_k / 2,    z_k ∝ yhat_k softmax_k(tau l)_k
 
 The term -f'P f / 2 of the Gaussian is the same for all classes and drops out. The MOON paper calls tau a threshold of
 memory updates; it is the temper of the likelihood.
 
-The published program divides the sum of the stored features by the capacity C, not by how many there are, which
-shortens the means of classes that are not full, and keeps memory, entropies and means in half precision. Its results
-need that, so `faithful=True` repeats it; `faithful=False` is the equation.
+The published program divides the sum of the stored features by the capacity C instead of their number, which shortens
+the means of classes that are not full, and it keeps memory, entropies and means in half precision. Its results depend
+on both, so `faithful=True` repeats them; `faithful=False` is the equation.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from moontide.types import Result, Task
 
 @dataclass(frozen=True)
 class OGAState(State):
-    """The memory, in half precision where faithful, and the model made from it."""
+    """The memory (in half precision if faithful), and the model estimated from it."""
 
     keys: Array = field(metadata=per_class(0))  # (K, C, d)
     entropy: Array = field(metadata=per_class(0))  # (K, C), infinite where a slot is empty
@@ -50,7 +50,7 @@ class OGAState(State):
 class OGA(OnlineMethod):
     """Zero-shot predictions times the likelihood under Gaussians of confident samples.
 
-    By default as published, with class means shortened by dividing by the capacity (`faithful=True`).
+    The default is the published program, whose class means are divided by the capacity (`faithful=True`).
 
     >>> import numpy as np
     >>> rng = np.random.default_rng(0)

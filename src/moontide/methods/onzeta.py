@@ -1,4 +1,4 @@
-"""OnZeta: online zero-shot transfer, class labels balanced by a dual variable and proxies learnt along a stream.
+"""OnZeta: online zero-shot transfer, with labels balanced by a dual variable and proxies learnt along a stream.
 
 OnZeta, ECCV 2024, after what its program (idstcv/OnZeta) computes.
 
@@ -6,21 +6,21 @@ Symbols:  x -> x   t_k -> text[k]   w_k -> proxies[k]   rho -> dual   p -> p   v
           tau_t -> 1 / logit_scale   tau_i -> tau   c_w -> proxy_step   c_r -> dual_step   alpha -> balance
           beta -> proxy_weight
 
-Of sample i, counted from 1:
+For sample i, counted from 1:
 
     p ∝ softmax_k(x.t_k / tau_t) exp(rho),         rho <- max(0, rho - c_r / sqrt(i) (p - alpha / K))
     v = softmax_k(x.w_k / tau_i),                  z = b v + (1 - b) p,  b = beta sqrt(i / n)
     w_k <- w_k - c_w / (sqrt(i) tau_i) (v_k - p_k) x, to unit length
 
 z is the answer, or p alone with `answer="label"` (the paper's OnLab). n is the length of the stream, which the
-published program knows in advance: of a batch it is N here, of a stream the option `horizon`, i / n being at most 1; a
-stream without it has b = beta from the first sample. K is the number of texts, where that program counts the classes
-among the true labels.
+published program knows in advance. Here it is N for a batch and the option `horizon` for a stream, with i / n at most
+1; without a horizon, b = beta from the first sample on. K is the number of texts, whereas the program counts the
+classes among the true labels.
 
-The published step c_w = 0.5 is chaotic: steps are longer than the proxies, and a difference in the 16th digit grows by
-1e7 to 1e9 over a few hundred samples. Everything but the features is therefore fixed: text and temperature are taken in
-float32, as the published program has them, and all else is computed in float64, so that numpy and torch, and streams
-cut elsewhere, agree. Features in float32 still end in other labels than the same ones in float64. The preset
+With the published step c_w = 0.5 the updates are chaotic: steps are longer than the proxies, and a difference in the
+16th digit grows by a factor of 1e7 to 1e9 over a few hundred samples. Text and temperature are therefore rounded to
+float32, as in the published program, and everything is computed in float64, so that numpy and torch agree, and so do
+streams with other sizes of steps. Labels still depend on whether the features are float32 or float64. The preset
 "small_step" (0.02) is well behaved.
 """
 

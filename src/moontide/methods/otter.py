@@ -1,4 +1,4 @@
-"""OTTER: the labels of a batch as an optimal transport of the images onto a given class balance.
+"""OTTER: labels of a batch by optimal transport of the images onto a given class balance.
 
 OTTER, NeurIPS 2024, after what its program (SprocketLab/OTTER) computes.
 
@@ -6,13 +6,13 @@ Symbols:  f_i, t_k -> features, text   C_ik -> cost   b_k -> balance, N b_k -> r
 
     C = -ln(softmax_k(f_i.t_k) + 1e-9),   min sum_ik C_ik X_ik  over X >= 0 with row sums 1 / N and column sums b_k
 
-The label is argmax_k X_ik, the lower class of equals. The balance is an input (`class_prior`), and equal shares where
-it is not given; nothing estimates it. Where all N b_k are whole, X N has entries 0 and 1 and this is an assignment;
-else at most K - 1 images are split. Cosines are taken at temperature 1; the logit scale does not enter.
+The label is argmax_k X_ik, the lower class among equals. The balance is an input (`class_prior`); without it all shares
+are equal, and nothing estimates it. If all N b_k are integers, N X has entries 0 and 1 and this is an assignment;
+otherwise at most K - 1 images are split. The temperature of the cosines is 1; the logit scale is not used.
 
-The linear programme is solved exactly by shortest augmenting paths: images come one by one, and each takes the cheapest
-chain of moves, image by image from class to class, that ends where there is room. Prices of the classes keep the costs
-of moves from being negative, so that Dijkstra's search finds it among K classes instead of N + K nodes.
+The linear programme is solved exactly by shortest augmenting paths: images are added one by one, each with the cheapest
+chain of moves of images from class to class that ends in a class with room. Prices of the classes keep the costs of all
+moves from being negative, so that Dijkstra's search finds the chain among K classes instead of N + K nodes.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from moontide.protocols import Method
 from moontide.types import Result, Task
 
 DUST = 1e-12  # amounts below it are rounding errors
+EQUAL = 1e-12  # difference of costs that is a rounding error
 DIGITS = 9  # to which shares of an image are rounded, so that equal ones are equal
 
 
@@ -68,7 +69,7 @@ class OTTER(Method):
 
 
 def whole(room: HostArray, tolerance: float) -> HostArray:
-    """Return the room of the classes as whole numbers where all of them are, up to rounding, (K,).
+    """Return the room of the classes, (K,), rounded if all are integers up to rounding errors.
 
     >>> whole(np.asarray([2.0000001, 0.9999999]), 1e-6), whole(np.asarray([1.5, 1.5]), 1e-6)
     (array([2., 1.]), array([1.5, 1.5]))
@@ -103,10 +104,11 @@ def transport(cost: HostArray, supply: HostArray, room: HostArray) -> HostArray:
 def cheapest_chain(
     cost: HostArray, plan: HostArray, left: HostArray, prices: HostArray, i: int
 ) -> tuple[int, list[tuple[int, int, int]], int]:
-    """Find the cheapest way to make room for row i, by Dijkstra's search, and bring the prices up to date, in place.
+    """Find the cheapest way to make room for row i by Dijkstra's search, and update the prices in place.
 
     `plan` is (K, N) and `left` (K,) the room that is left. Returns the column that row i goes to, the moves (row, from,
-    to) that make room in it, and the column with room that they end in.
+    to) that make room in it, and the column with room that they end in. Of chains that cost the same it is one along
+    which much can move: small amounts would go round and round.
 
     >>> cost, plan = np.asarray([[0.0, 1.0], [0.0, 3.0]]), np.asarray([[1.0, 0.0], [0.0, 0.0]])
     >>> cheapest_chain(cost, plan, np.asarray([0.0, 1.0]), np.zeros(2), 1)
@@ -114,17 +116,21 @@ def cheapest_chain(
     """
     columns = np.arange(len(left))
     distance = cost[i] - prices  # (K,)
+    width = np.full(len(left), np.inf)  # (K,) how much can move along the chain to each column
     source, mover = np.full(len(left), NONE), np.full(len(left), i)  # (K,) the last move on the way to each column
     ahead = distance.copy()  # (K,) infinite once a column is passed through
-    while left[end := int(ahead.argmin())] <= DUST:
-        ahead[end] = np.inf
+    while left[end := int(np.where(ahead <= ahead.min() + EQUAL, width, 0).argmax())] <= DUST:
+        start, ahead[end] = ahead[end], np.inf
         rows = np.flatnonzero(plan[end])  # (m,)
         change = cost[rows] - cost[rows, end][:, None]  # (m, K)
-        best = change.argmin(axis=0)  # (K,)
-        through = distance[end] + prices[end] + change[best, columns] - prices  # (K,)
-        shorter = np.flatnonzero((through < ahead) & (ahead < np.inf))
-        distance[shorter] = ahead[shorter] = through[shorter]
-        source[shorter], mover[shorter] = end, rows[best[shorter]]
+        share = np.where(change <= change.min(axis=0) + EQUAL, plan[end, rows][:, None], 0)  # (m, K)
+        best = share.argmax(axis=0)  # (K,)
+        wide = np.minimum(share[best, columns], width[end])  # (K,)
+        through = start + prices[end] + change[best, columns] - prices  # (K,)
+        gain = np.where(ahead < np.inf, ahead - through, -np.inf)  # (K,)
+        better = np.flatnonzero((gain > EQUAL) | ((gain >= -EQUAL) & (wide > width)))
+        distance[better] = ahead[better] = np.minimum(through, ahead)[better]
+        source[better], mover[better], width[better] = end, rows[best[better]], wide[better]
     prices += np.minimum(distance - distance[end], 0)
     moves, first = [], end
     while source[first] != NONE:

@@ -9,9 +9,9 @@ Symbols:  S_ik -> cosine   P_ik, times N -> exp(log_y)   q_k -> exp(log_q)   gam
 
 The row step is the last, so rows sum to 1 and the shares of the classes are met approximately. gamma = 0 asks for equal
 shares, which ruins batches where most classes are absent: each of them is given N / K samples. gamma = 1 asks for the
-shares that are there already, and nothing changes. Inputs are taken in float32, as in the published program, and all
-else is computed in float64 and in the log domain: a class whose probabilities underflow, 0 / 0 there, is nothing
-special.
+current shares, so that nothing changes. Inputs are rounded to float32, as in the published program, and everything is
+computed in float64 and in the log domain, so that a class whose probabilities underflow (0 / 0 in that program) needs
+no special treatment.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Sinkhorn(Method):
 
 
 def in_double(task: Task) -> tuple[Array, Array, Array]:
-    """Return features (N, d) and text (K, d), rounded to float32 and in float64, and ln softmax_k(S / tau_t), (N, K).
+    """Return features (N, d) and text (K, d) in float64 after rounding to float32, and ln softmax_k(S / tau_t), (N, K).
 
     >>> import numpy as np
     >>> in_double(Task(np.eye(2), np.eye(2), 1.0))[2].round(3)
@@ -69,7 +69,7 @@ def in_double(task: Task) -> tuple[Array, Array, Array]:
 
 
 def balanced(log_y: Array, log_q: Array, iterations: int) -> Array:
-    """Return ln(N P) after some rounds from ln(N P) = `log_y`, (N, K), whose rows sum to 1, towards shares ln q, (K,).
+    """Return ln(N P), (N, K), after some rounds that start from `log_y` and aim at the class shares ln q, (K,).
 
     >>> import numpy as np
     >>> np.exp(balanced(np.log([[0.9, 0.1], [0.6, 0.4]]), np.log([0.5, 0.5]), 20)).round(3)

@@ -20,7 +20,7 @@ formed from log z, and variances have a floor of 1e-6 / d.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 from moontide.core import driver, formulas
 from moontide.core.arrays import Array, affine, class_counts, like, namespace, row_dots, unit_rows
@@ -40,7 +40,7 @@ TINY = 1e-20  # probabilities below count for nothing, and products of them take
 
 @dataclass
 class Centre(Sums):
-    """The sum of the features."""
+    """The number of samples and the sum of their features."""
 
     n: int
     sums: Doubles  # (d,)
@@ -48,7 +48,7 @@ class Centre(Sums):
 
 @dataclass
 class GaussianSums(Sums):
-    """What the samples add up, f around their mean."""
+    """Sums over the samples for the M-step, of features f around the mean of all."""
 
     n: int
     sums: Doubles  # (K, d) sum_i z_ik f_i
@@ -79,7 +79,7 @@ class StatARows(Rows):
             return GaussianSums(len(y), *moments(y, self.f[at] - centre, weight[at]), 0 * y[0], 0)
 
         found: GaussianSums = self._add_up(block, "zero-shot")
-        if self.keep and self.z.dtype == self.f.dtype:
+        if self.keep:
             self.y, self.z = self.z, 1 * self.z
         return found
 
@@ -120,19 +120,15 @@ class StatARows(Rows):
 
     def _assign(self, rows: slice, scores: Array, new: Array) -> Array:
         """Eq. update-z of some rows, written to `new`: softmax(scores + votes), (b, K)."""
-        wide = new.dtype == self.f.dtype
-        p = new[rows] if wide else self._empty(rows.stop - rows.start, len(self.text))  # (b, K)
 
-        def part(at: slice) -> tuple[()]:
+        def part(at: slice) -> tuple[Array, ...]:
             logits = self._votes(at)
             logits += scores[at]
-            p[at.start - rows.start : at.stop - rows.start] = softmax_log_sum(logits, logits)[0]
-            return ()
+            p, _ = softmax_log_sum(logits, logits)
+            new[at] = self._narrow(p)
+            return () if new.dtype == p.dtype else (p,)  # what is stored in 16 bits is not exact
 
-        self._in_parts(part, rows)
-        if not wide:
-            new[rows] = self._narrow(p)
-        return p
+        return (*self._in_parts(part, rows), new[rows])[0]
 
 
 @dataclass(frozen=True)
@@ -146,6 +142,7 @@ class StatA(Repeated):
     """
 
     citation: ClassVar[str] = "Zanella et al., CVPR 2025"
+    rows_type: ClassVar[type[Rows]] = StatARows
 
     beta: str = option("hard", "counts in beta_k: argmax labels or soft assignments", choices=("hard", "soft"))
     alpha: float = option(1.0, "anchor weight, the same for all classes", low=0)
@@ -158,8 +155,6 @@ class StatA(Repeated):
         details = {"mu": found.mu, "spread": found.spread}
         return Result(*rows.unpack(), None, (), self.iterations, found.converged, None, found.beta, details)
 
-    rows_type: ClassVar[type[Rows]] = StatARows
-
     def mixture(self, text: Array, logit_scale: float) -> GaussianMixture:  # type: ignore[override]
         """Return what `driver.solve` needs."""
         return GaussianMixture(self, text, logit_scale)
@@ -171,16 +166,7 @@ class StatA(Repeated):
         return Plan(self.iterations + 3, self.iterations + 1)
 
 
-class Fitted(NamedTuple):
-    """What is known of the classes at the end; the assignments are with the samples."""
-
-    mu: Array  # (K, d)
-    spread: Array  # (K, d)
-    beta: Array  # (K,)
-    converged: bool
-
-
-class GaussianMixture(driver.Mixture[Mixture, Fitted]):
+class GaussianMixture(driver.Mixture[Mixture, Mixture]):
     """StatA for `driver.solve`: what it makes of the sums over its samples."""
 
     def __init__(self, options: StatA, text: Array, logit_scale: float) -> None:
@@ -217,7 +203,7 @@ class GaussianMixture(driver.Mixture[Mixture, Fitted]):
         spread = anchored_variance(squares, v, mu - self.centre, beta, t - self.centre, self.anchor)  # Sigma_k, (K, d)
         return Mixture(mu, spread, beta)
 
-    def finish(self, run: driver.Run, classes: Mixture, step: GaussianSums, trace: list[None]) -> Fitted:
-        """Return the classes."""
-        mu, spread, beta = (like(x, self.text) for x in classes)
-        return Fitted(mu, spread, beta, int(step.changed) == 0)
+    def finish(self, run: driver.Run, classes: Mixture, step: GaussianSums, trace: list[None]) -> Mixture:
+        """Return the classes in the dtype of the text, and whether the last E-step changed no label."""
+        mu, spread, beta = (like(x, self.text) for x in classes[:3])
+        return Mixture(mu, spread, beta, int(step.changed) == 0)

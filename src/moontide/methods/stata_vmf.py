@@ -5,11 +5,11 @@ ICML 2026, sec. "Comparisons with variants"; StatA: M. Zanella et al., CVPR 2025
 
 Symbols:  as in `moon` (kappa'_k -> anchor_kappa, mu_k, kappa_k, v_k, R_k -> resultant) and in `stata` (log_y, log_z)
 
-No program of this variant is published. It is read here as StatA with the family exchanged and nothing else: one static
-alpha for all classes, no gamma_i, and five updates of the assignments in an E-step; the likelihood, kappa' and the
-M-step R_k = beta_k v_k + (1 - beta_k) t_k, mu_k = R_k / |R_k|, kappa_k = A_d^{-1}(|R_k|) are the released MOON's, with
-its caps and its large-kappa normaliser. v_k is not scaled to unit length, which would leave kappa_k without meaning;
-`unit_means` does it, as StatA does.
+No program of this variant is published. Here it is StatA with only the distribution replaced: one constant alpha for
+all classes, no gamma_i, and five updates of the assignments per E-step. The likelihood, kappa' and the M-step
+R_k = beta_k v_k + (1 - beta_k) t_k, mu_k = R_k / |R_k|, kappa_k = A_d^{-1}(|R_k|) are those of the released MOON, with
+its caps and its large-kappa normaliser. v_k keeps its length, without which kappa_k would have no meaning;
+`unit_means` scales it to unit length, as StatA does.
 """
 
 from __future__ import annotations

@@ -9,12 +9,12 @@ Symbols:  f -> x   c = f.t / tau -> logits   p -> probs   H(p) -> h   H / log2 K
     logits_adapted = c + alpha_pos sum_pos exp(-beta_pos (1 - f.k_j)) onehot(class_j)
                        - alpha_neg sum_neg exp(-beta_neg (1 - f.k_j)) mask_j
 
-The entropy is in nats and log2 K in bits, so `normalised` ends at ln 2. The defaults are what the MOON paper's tables
-ran: the whole batch enters the caches, then all of it is predicted with them. The preset "original" takes one sample at
-a time, which enters the caches and is predicted, and its scores are the adapted logits.
+The entropy is in nats and log2 K in bits, so `normalised` is at most ln 2. The defaults are what the MOON paper's
+tables ran: the whole batch enters the caches, then all of it is predicted with them. With the preset "original", each
+sample enters the caches and is then predicted, before the next one, and the scores are the adapted logits.
 
-Fewer than 1 / mask_low classes have p > mask_low, so a mask is kept as the list of its classes (filled up with K): the
-negative cache grows with K, not with K^2.
+Fewer than 1 / mask_low classes have p > mask_low, so a mask is stored as the list of its classes (padded with -1): the
+size of the negative cache is proportional to K, not K^2.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class TDA(OnlineMethod):
     mask_high: float = option(1.0, "probability below which a class is lowered by a negative sample", above=0)
 
     def inert(self) -> Iterator[tuple[tuple[str, ...], str]]:
-        """Name the options of a cache that is switched off."""
+        """Yield the options that have no effect given the others."""
         if self.positive_weight == 0:
             yield ("positive_capacity", "positive_sharpness"), "with positive_weight=0"
         if self.negative_weight == 0:
@@ -170,7 +170,7 @@ class TDA(OnlineMethod):
 
 
 def affinity(x: Array, keys: Array, sharpness: float) -> Array:
-    """exp(-beta (1 - f.k)), 1 for a key that is the sample itself, (n, E).
+    """exp(-beta (1 - f.k)), which is 1 if the key is the sample itself, (n, E).
 
     >>> import numpy as np
     >>> affinity(np.eye(2), np.eye(2)[:1], 1.0).round(3)
@@ -181,7 +181,7 @@ def affinity(x: Array, keys: Array, sharpness: float) -> Array:
 
 
 def masks(classes: Array, k: int, ref: Array) -> Array:
-    """Turn lists of classes (E, W), filled up with -1, into rows of zeros and ones (E, K).
+    """Turn lists of classes (E, W), padded with -1, into rows of zeros and ones (E, K).
 
     >>> import numpy as np
     >>> masks(np.asarray([[1, -1], [-1, -1]]), 3, np.zeros(1))

@@ -1,4 +1,4 @@
-"""TENT: fewer bits of entropy by gradient steps on the normalisation layers of the image tower.
+"""TENT: gradient steps on the normalisation layers of the image tower that lower the entropy of the predictions.
 
 D. Wang et al., ICLR 2021, after what their program (DequanWang/tent) computes.
 
@@ -9,9 +9,9 @@ CLIP's image tower has no batch normalisation; as in the published comparisons, 
 of group and batch norms, where a tower has them) are adapted by SGD with Nesterov momentum, and the prediction of a
 batch is the one before its last update. The paper gives five steps per batch; the program ran one, the default.
 
-The state holds weights and momentum. The encoder gets them for the time of a step and its own back after it. The
-original programs leave the adapted weights in the model, so that a second run starts from the end of the first:
-`faithful=True` does that. No golden output needs it.
+The state holds weights and momentum. The encoder has them during a step and gets its own back afterwards. The original
+programs leave the adapted weights in the model, so that a second run starts where the first one ended; `faithful=True`
+does that.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class TENT(OnlineMethod):
 
 
 def affine_parameters(encoder: Any) -> list[Any]:
-    """Return weight and bias of every normalisation layer of the encoder's image tower; none is an error."""
+    """Return weight and bias of every normalisation layer of the encoder's image tower."""
     import torch
 
     kinds = (torch.nn.LayerNorm, torch.nn.GroupNorm, torch.nn.modules.batchnorm._BatchNorm)
@@ -107,7 +107,9 @@ def affine_parameters(encoder: Any) -> list[Any]:
     layers = (layer for layer in encoder.visual.modules() if isinstance(layer, kinds))
     found = [p for layer in layers for p in (layer.weight, layer.bias) if p is not None]
     if not found:
-        raise InputError(f"The image tower of {encoder.id} has no normalisation layers, which are what tent adapts.")
+        raise InputError(
+            f"The image tower of {encoder.id} has no normalisation layers for tent to adapt; use another encoder."
+        )
     return found
 
 
@@ -138,7 +140,7 @@ def put(parameters: Sequence[Any], flat: Any) -> None:
 
 @contextmanager
 def adapted(parameters: Sequence[Any], restore: bool) -> Iterator[None]:
-    """Let gradients reach the parameters, and give them back as they were, also after an error."""
+    """Let gradients reach the parameters, and restore their values afterwards, even after an error."""
     before = [(p.requires_grad, p.detach().clone()) for p in parameters]
     try:
         for p in parameters:

@@ -8,11 +8,10 @@ Symbols:  f_i -> f[i]   t_k -> text[k]   y_ik -> y   z_ik -> z   p_k = mean_i y_
           a* -> smoothing   pi_k -> presence   mu'_k -> anchor   s -> sharpness   alpha -> anchor_weight
           beta_ik -> beta
 
-MOON pushes classes away that seem absent, as strongly in every batch. TIDE first estimates how concentrated the classes
-of the batch are, one number v from pairs of zero-shot predictions (Eq. 1), as far as it outlasts a correction of the
-text and neighbours in the graph bear it out (Eq. 2). From it follow the pseudo-count a of a symmetric Dirichlet prior
-over the class shares and the density w = a / (1 + a), near 0 where few of the classes are there and near 1 where all
-are (Eq. 3), and w sets everything else:
+TIDE first estimates how concentrated the classes of the batch are, one number v from pairs of zero-shot predictions
+(Eq. 1), as far as it outlasts a correction of the text and neighbours in the graph bear it out (Eq. 2). From it follow
+the pseudo-count a of a symmetric Dirichlet prior over the class shares and the density w = a / (1 + a), near 0 if few
+of the classes are present and near 1 if all are (Eq. 3), and w sets everything else:
 
     log z_ik = log y_ik - g b_ik + s cos(f_i, R_ik) + (2 - w) (W z)_ik + log(n_k - u z_ik + a*) + const      (Eq. 11)
 
@@ -112,11 +111,10 @@ class TIDE(OnlineMethod):
         cosine = recent_cosines(state, x, old)
         found = self.solve(leaving, every[first:, :], numbers[first:], None, cosine)
         after = replace(moved_on(state, every, numbers, n), seen=state.seen + n)
-        if cosine is not None:
-            object.__setattr__(after, "cosine", cosine)
-        columns = (getattr(found, name) for name in ("probs", "zero_shot", "unknown", "decided"))
-        probs, zero_shot, unknown, decided = (x if x is None else x[old:, ...] for x in columns)
-        return after, replace(found, probs=probs, zero_shot=zero_shot, unknown=unknown, decided=decided)
+        object.__setattr__(after, "cosine", cosine)
+        columns = ((name, getattr(found, name)) for name in ("probs", "zero_shot", "unknown", "decided"))
+        new: dict[str, Any] = {name: x if x is None else x[old:, ...] for name, x in columns}
+        return after, replace(found, **new)
 
     def _follow(self, state: TIDEState, x: Array, known: Array | None) -> TIDEState:  # type: ignore[override]
         """Return the state after some samples, which does not depend on their predictions."""
@@ -124,13 +122,11 @@ class TIDE(OnlineMethod):
 
     def _correct(self, state: TIDEState, x: Array, known: Array, before: Array) -> TIDEState:  # type: ignore[override]
         """Label recent samples where they are; add others to the labelled samples of the past, where they were not."""
-        xp, recent = namespace(x), state.recent_known
-        past = []
+        xp, recent, past = namespace(x), state.recent_known, []
         for i in range(x.shape[0]):
             same = xp.all(xp.abs(state.recent - x[i, :]) <= SAME_SAMPLE, axis=1)  # (M,)
             recent = xp.where(same, known[i], recent)
-            past += [i] if not bool(xp.any(same)) else []
-        past = [i for i in past if int(known[i]) != int(before[i])]
+            past += [i] if not bool(xp.any(same)) and int(known[i]) != int(before[i]) else []
         chosen = xp.asarray(past, dtype=xp.int64, device=device(x))
         f = xp.take(x, chosen, axis=0)
         state = remember(remember(state, -f, xp.take(before, chosen), -1), f, xp.take(known, chosen))
@@ -154,11 +150,11 @@ class TIDE(OnlineMethod):
         given = {"class_prior": shares, "negatives": state.negatives, "known": labels}
         literal = large or labels is not None or (shares is not None and fused(f))  # the equations as they stand
         backend: Any = choose(f, k, "tide_", literal)
+        how = {"half": large, "alone": not large, "known": labels, "cosine": cosine}
 
         def together(f: Array, text: Array) -> tuple[Any, ...]:
-            how = {"half": large, "alone": not large, "known": labels, "cosine": cosine}
             rows = backend.TIDERows(self, f, text, state.logit_scale, graph, **how)
-            found = solve(self.mixture(text, state.logit_scale, **given), rows.call)
+            found = solve(TIDEMixture(self, text, **given), rows.call)
             return *rows.unpack(), rows.unknown, rows.labels, *found[:-1], *found.crowd
 
         plain = shares is not None or graph is not None or len(state.negatives) > 0
@@ -202,19 +198,21 @@ class TIDEMixture(Mixture[Assigned, "Solution"]):
         self.n = n = first.n
         scale = eq.metric(first.square / n, first.sums, first.counts, n)  # (d,)
         found = run("compare", first.total, n, scale)
-        self.crowd = eq.crowd_of(found, n, k, o.neighbours) if shares is None else eq.Crowd.of_shares(shares)
-        w = self.crowd.density
-        text = like(text, scale)
+        if shares is None:
+            self.crowd = eq.crowd_of(found, n, k, o.neighbours)
+            expected, prior, weight = (n - 1) / k, None, eq.bias_weight(self.crowd.pseudo_count)
+            there = eq.presence(found.near, found.most, first.total)  # (K,)
+        else:
+            self.crowd, shares = eq.Crowd.of_shares(shares), like(shares, scale)
+            expected, prior, weight = (n - 1) * shares, namespace(scale).log(shares + EPS), 1.0
+            there = 0 * first.total + 1
+        w, text = self.crowd.density, like(text, scale)
         slope, offset = eq.anchors(text, first.total / n, first)
-        anchor = eq.anchor_rows(eq.rows_at(text, first.some), slope, offset, scale)  # (H, d)
+        anchor = eq.anchor_rows(text[first.some, ...], slope, offset, scale)  # (H, d)
         self.alpha = eq.anchor_weight(anchor, found.sums, first.counts, n)
         sharpness = o.sharpness * eq.sharpening(w, n / k, self.alpha)
-        there = eq.presence(found.near, found.most, first.total) if shares is None else 0 * first.total + 1  # (K,)
-        self.fixed = eq.Fixed(
-            scale, slope, offset, first.total, (n - 1) / k if shares is None else (n - 1) * like(shares, scale), there,
-            eq.bias_weight(self.crowd.pseudo_count) if shares is None else 1.0, self.alpha, sharpness, 1 - w * w, 2 - w,
-            self.crowd.smoothing, None if shares is None else namespace(scale).log(like(shares, scale) + EPS),
-        ).like(self.text)  # fmt: skip
+        bias, numbers = (first.total, expected, there, weight), (self.alpha, sharpness, 1 - w * w, 2 - w)
+        self.fixed = eq.Fixed(scale, slope, offset, *bias, *numbers, self.crowd.smoothing, prior).like(self.text)
         if self.known is not None:
             self.known = self.known._replace(sums=self.known.sums / (scale * (found.length / n)))
         none, some = self.fixed.total[:0], namespace(text).arange(0, device=device(self.text))
@@ -237,30 +235,24 @@ class TIDEMixture(Mixture[Assigned, "Solution"]):
                 some = step.hard.nonzero()[0]
                 step = replace(step, some=some, sums=step.sums[some], soft=step.soft[some], hard=step.hard[some])
         if self.known is not None:
-            sums, more = eq.rows_at(self.known.sums, step.some), self.known.counts[step.some]
+            sums, more = self.known.sums[step.some, ...], self.known.counts[step.some]
             step = replace(step, sums=step.sums + sums, soft=step.soft + more, hard=step.hard + more)
         return step
 
     def finish(self, run: Run, classes: Assigned, step: Assigned, trace: list[None]) -> Solution:
         """Eq. 14, the calibration, and the shares of the samples in the class means."""
-
-        def sums_at(power: Any) -> tuple[Any, Any]:
-            sums = run("confidence", power)
-            return sums.confidence, sums.slope
-
         power = None
         if step.free:
             target = eq.expected_right(step.right / step.free, self.crowd.density, self.n)
-            power = eq.calibration(target, sums_at, step.free)
+            power = eq.calibration(target, lambda power: tuple(vars(run("confidence", power)).values()), step.free)
         run("finish", power)
-        hard = like(step.labels, self.text)
-        hard = hard if self.known is None else hard + self.known.counts  # (K,)
+        hard = like(step.labels, self.text) + (0 if self.known is None else self.known.counts)  # (K,)
         beta, sharpness = hard / (hard + self.alpha), self.fixed.sharpness
         return Solution(len(trace) - 1, beta, step.changed, self.alpha, sharpness, self.crowd)
 
 
 class Solution(NamedTuple):
-    """What is known of the classes at the end; the assignments are with the samples."""
+    """What is known of the classes at the end."""
 
     steps: int
     beta: Array  # (K,)
@@ -289,10 +281,7 @@ def moved_on(state: TIDEState, every: Array, known: Array, n: int) -> TIDEState:
 
 
 def remember(state: TIDEState, f: Array, known: Array, count: int = 1) -> TIDEState:
-    """Return the state with the labelled ones of some samples added to the class sums, (n, d) and (n,).
-
-    With -f and the count -1 they are taken out again.
-    """
+    """Return the state with labelled samples (n, d) added to the class sums; with -f and -1 as `count`, taken out."""
     xp = namespace(f)
     if not bool(xp.any(known >= 0)):
         return state
@@ -302,15 +291,14 @@ def remember(state: TIDEState, f: Array, known: Array, count: int = 1) -> TIDESt
 
 
 def recent_cosines(state: TIDEState, x: Array, old: int) -> Array | None:
-    """Return the cosines of the last `old` samples and of new ones to the text, (old + n, K), in compiled loops.
+    """Return the cosines of the last `old` samples and of new ones to the text, (old + n, K), for compiled loops.
 
-    Each is computed by itself, so that they do not depend on how many samples came at a time. None where there are no
-    loops, no samples before these, or so many that keeping their cosines would take more memory than the text.
+    Unlike a product of matrices, they do not depend on how many samples came at a time. None without loops, without
+    samples before these, or with so many that keeping their cosines would take more memory than the text.
     """
-    loops = compiled(x)
-    if loops is None or not 0 < old < state.text.shape[1]:
+    xp, past = namespace(x), state.cosine
+    if compiled(x) is None or not 0 < old < state.text.shape[1]:
         return None
-    past = state.cosine
     if past is None or len(past) < old:
-        past = loops.row_products(state.recent[len(state.recent) - old :, :], state.text)
-    return namespace(x).concat([past[len(past) - old :, :], loops.row_products(x, state.text)])
+        past = xp.vecdot(state.recent[len(state.recent) - old :, None, :], state.text)
+    return xp.concat([past[len(past) - old :, :], xp.vecdot(x[:, None, :], state.text)])

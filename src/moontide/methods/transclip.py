@@ -1,18 +1,18 @@
-"""TransCLIP: a Gaussian mixture with one covariance for all classes, held by text through the prior only.
+"""TransCLIP: a Gaussian mixture with one covariance for all classes, which depends on the text only by its prior.
 
 M. Zanella et al., NeurIPS 2024, after what their program (MaxZanella/transduction-for-vlms) computes.
 
 Symbols:  f_i -> features[i]   t_k -> text[k]   log y_ik -> log_y   log z_ik -> log_z   mu_k -> mu
           diag(Sigma) -> spread (1, d)   w_ij -> graph   tau -> 1 / task.logit_scale   lambda -> text_weight
 
-Two programs exist. The one in the tables of the StatA and MOON papers, the default, starts from the text as class
-means; the original (preset "original") starts from images, in each class the 8 with the largest y_ik, and of fewer
-than 8 samples from all. The original takes the number of classes from the labels of the batch; here all candidate
-classes are classes. Both start from the variance 1 / d and divide the log-likelihood by 50 and the Laplacian by 2m.
+Two programs exist. The one in the tables of the StatA and MOON papers, the default, starts with the text as class
+means; the original (preset "original") starts with means of images: in each class the 8 with the largest y_ik, or all
+samples if there are fewer. The original takes the number of classes from the labels of the batch; here all candidate
+classes are used. Both start with the variance 1 / d and divide the log-likelihood by 50 and the Laplacian by 2m.
 
-For more than 2500 samples the first program gets the variance wrong (see `_gaussian.row_weights`). The equation is
-followed here for any N; `faithful=True` repeats the defect, and changes nothing up to 2500 samples. As in `stata`,
-class means are formed from log z and variances have a floor of 1e-6 / d, so that nothing is NaN.
+For more than 2500 samples the first program computes the variance wrongly (see `_gaussian.row_weights`). By default the
+equation is followed for any N; `faithful=True` repeats the defect, and has no effect up to 2500 samples. As in `stata`,
+class means are computed from log z and variances have a floor of 1e-6 / d, so that nothing is NaN.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ TOP = 8  # images of a class that make its initial mean
 
 @dataclass(frozen=True)
 class TransCLIP(Repeated):
-    """Transduction with free class means and a shared diagonal covariance; made for batches that hold every class.
+    """Transduction with free class means and a shared diagonal covariance, for batches in which every class occurs.
 
     >>> import numpy as np
     >>> features = np.asarray([[1.0, 0.1, 0.5], [0.9, 0.2, 0.5], [0.2, 0.9, 0.5]])

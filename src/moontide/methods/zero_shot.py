@@ -1,4 +1,4 @@
-"""Zero-shot classification: every image on its own, the class whose text is nearest.
+"""Zero-shot classification: each image gets the class whose text is nearest.
 
 A. Radford et al., "Learning Transferable Visual Models From Natural Language Supervision", ICML 2021.
 """
@@ -18,7 +18,7 @@ from moontide.types import Result, Task
 
 @dataclass(frozen=True)
 class ZeroShot(Method):
-    """The prediction that every other method starts from: softmax of logit scale x cosine; scores are the logits.
+    """The prediction that all other methods start from: softmax of logit scale x cosine; scores are the logits.
 
     >>> import numpy as np
     >>> ZeroShot().fit_predict(np.eye(2), np.eye(2)).labels
@@ -58,5 +58,5 @@ class Single:
         run("first")
 
     def finish(self, run: Run, classes: None, step: None, trace: list[None]) -> Single:
-        """There is nothing to know but that it is done."""
+        """Return that the run is complete."""
         return self

@@ -5,15 +5,15 @@ V. Stojnic et al., CVPR 2024, after what their program (vladan-stojnic/ZLaP) com
 Symbols:  k -> neighbours   gamma -> gamma   alpha -> alpha   W -> edges   D -> degree   L = I - alpha D^-1/2 W D^-1/2
           e_c -> the columns of `seeds`   x_c -> the columns of `x`
 
-The nodes are the K texts and then the N images. An image is joined to its k nearest texts, by cosine^gamma, and to its
-k nearest images, by cosine (k counts the image itself: k - 1 others). The score of image i for class c is x_c at its
-node, where L x_c = e_c: all classes are solved at once by conjugate gradients that stop column by column where the
-published program does, and in blocks of columns, so that memory stays at N x K. `probs` are the scores divided by the
-sum of their row; an image that no text reaches (only negative cosines) has scores of 0, and keeps its zero-shot
-prediction instead. A task that brings a graph gives the image-image edges.
+The nodes are the K texts and then the N images. An image is joined to its k nearest texts, with weight cosine^gamma,
+and to its k nearest images, with weight cosine (k counts the image itself, so these are k - 1 others). The score of
+image i for class c is x_c at its node, where L x_c = e_c. All classes are solved together by conjugate gradients, in
+blocks of columns so that memory stays at N x K; each column stops where the published program stops. `probs` are the
+scores divided by the sum of their row. An image that no text reaches (only negative cosines) has scores of 0 and keeps
+its zero-shot prediction. If a task has a graph, this gives the edges between images.
 
-`inductive` scores an image as one that the graph does not hold: by the sum over its neighbours, texts and images, of
-edge weight times propagated score, instead of at its own node; here the batch itself is the graph.
+`inductive` scores an image as if it were not in the graph: by the sum over its neighbours, texts and images, of edge
+weight times propagated score, instead of at its own node. Here the batch itself is the graph.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class ZLaP(Method):
     inductive: bool = option(False, "score an image by its neighbours, as if it were not in the graph")
 
     def peak_bytes(self, n: int, k: int, d: int, itemsize: int) -> int:
-        """Estimate the memory: the default, plus the edges and the blocks of the solver, which are float64,."""
+        """Estimate the memory: the default, plus the edges and the blocks of the solver, in float64."""
         edges = 2 * 24 * (n + k) * (2 * self.neighbours - 1)
         return super().peak_bytes(n, k, d, itemsize) + edges + 8 * 8 * max(n + k, min(BLOCK_ENTRIES, (n + k) * k))
 
@@ -83,7 +83,7 @@ class ZLaP(Method):
 
 
 def nearest_texts(cosine: Array, k: int) -> Graph:
-    """Return the k largest cosines of each row, (N, k), of equals the lower class first.
+    """Return the classes of the k largest cosines of each row, (N, k), the lower class first among equals.
 
     >>> import numpy as np
     >>> nearest_texts(np.asarray([[0.1, 0.3, 0.2]]), 2).neighbours
@@ -108,7 +108,7 @@ def text_weights(texts: Graph, gamma: float, stretch: bool) -> Graph:
 
 
 def node_graph(images: Graph, texts: Graph, k: int) -> Graph:
-    """Return the edges among K texts and N images, (K + N, m): texts have none of their own, that is, of weight 0.
+    """Return the edges of K texts and N images, (K + N, m); edges start at images, those of texts have weight 0.
 
     >>> import numpy as np
     >>> none = Graph(np.zeros((1, 0), int), np.zeros((1, 0)))
@@ -126,7 +126,7 @@ def node_graph(images: Graph, texts: Graph, k: int) -> Graph:
 
 
 def normalised_laplacian(edges: Graph, alpha: float) -> Callable[[Array], Array]:
-    """Return the map x -> L x = x - alpha D^-1/2 (W + W') D^-1/2 x; D is the row sums, 1 for a node without edges.
+    """Return the map x -> L x = x - alpha D^-1/2 (W + W') D^-1/2 x; D holds the row sums, 1 for a node without edges.
 
     >>> import numpy as np
     >>> normalised_laplacian(Graph(np.asarray([[1], [1]]), np.asarray([[2.0], [0.0]])), 0.5)(np.eye(2))
@@ -143,7 +143,7 @@ def normalised_laplacian(edges: Graph, alpha: float) -> Callable[[Array], Array]
 
 
 def conjugate_gradients(apply: Callable[[Array], Array], b: Array) -> tuple[Array, int, bool]:
-    """Solve A x = b for a symmetric positive definite A; a column is left alone once |b - A x| <= TOLERANCE |b|.
+    """Solve A x = b for a symmetric positive definite A; a column is solved once |b - A x| <= TOLERANCE |b|.
 
     Also returns the steps taken and whether every column was solved in at most MAX_STEPS.
 

@@ -1,4 +1,4 @@
-"""The report of a benchmark, from the records in a results folder and from nothing else."""
+"""The report of a benchmark, made only from the records in a results folder."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def _latex(sections: Iterable[Section]) -> str:
 
 
 def details(tables: Iterable[Table]) -> str:
-    """Return every cell with all that is known of it, one line each, as CSV.
+    """Return every cell with all its measures as CSV, one line per cell.
 
     >>> from moontide.report.results import example
     >>> details(example()).splitlines()[2]

@@ -39,7 +39,7 @@ function tally(classes) {
   return counts;
 }
 const countsNow = tally(label), countsBefore = tally(before);
-const scored = (i) => !D.known || !D.known[i];  // a label that the method was given is no proof of it
+const scored = (i) => !D.known || !D.known[i];  // known labels do not count
 const isClass = (i) => label[i] < D.k;  // not none of these, nor an upper level of a tree
 let changedCount = 0, scoredCount = 0, rightNow = 0, rightBefore = 0;
 for (let i = 0; i < N; i++) {

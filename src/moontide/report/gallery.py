@@ -1,14 +1,14 @@
-"""What became of a set of images, as one HTML page that needs nothing else and asks nothing of any network.
+"""The report on labelled images: one HTML page that needs no other file and makes no request.
 
-The page is `gallery.html` with `gallery.css` and the `SCRIPTS` inside it. All that is known of the images goes in as
-one JSON text, numbers packed as little-endian integers in base64; the script writes names into the page as text and
-never as markup, and the page's own policy lets no other script run. Names of files and classes are nobody's code there.
+The page is `gallery.html` with `gallery.css` and the `SCRIPTS` inside it. The data of the images is one JSON text, with
+numbers packed as little-endian integers in base64. The script writes names into the page as text, never as markup, and
+the page's own policy lets no other script run, so names of files and classes cannot become code.
 
-A person can correct labels in the page. The browser keeps them under the page's `identity`, and the page writes them as
-a table of known labels, with those that the method was given.
+A person can correct labels in the page. The browser keeps them under the page's `identity`, and the page exports them,
+together with those that the method was given, as a table of known labels.
 
-The page is bounded: at most `THUMBNAILS` pictures, the changed images and their neighbours first; the script draws one
-page of them at a time.
+The size of the page is bounded: it has at most `THUMBNAILS` pictures, changed images and their neighbours first. The
+script draws one page of them at a time.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from moontide.core.arrays import to_numpy
 from moontide.core.graph import Graph, nearest_neighbours
 from moontide.evaluate import scored_rows
 from moontide.metrics import IntArray, expected_calibration_error, reliability
-from moontide.report.layout import layout
+from moontide.projection import flat_map
 from moontide.store.disk import replacing
 from moontide.types import Result, Task
 
@@ -102,7 +102,7 @@ def gallery_data(
     parts: Sequence[IntArray] | None = None,
     answers: Answers | None = None,
 ) -> dict[str, Any]:
-    """Return what the page knows of the samples (not their pictures), ready for JSON but for `graph`.
+    """Return the data of the page (without pictures), ready for JSON except for `graph`.
 
     >>> task = Task(np.eye(3), np.eye(3)[:2], class_names=("cat", "dog"))
     >>> data = gallery_data(task, moontide.MOON().fit_predict(task), ["in/a.jpg", "in/b.jpg", "in/c.jpg"])
@@ -116,7 +116,7 @@ def gallery_data(
     beta = None if result.beta is None else [round(float(b), 4) for b in to_numpy(result.beta)]
     top = leading(to_numpy(result.scores), TOP)  # (N, m)
     graph = neighbours(task, result, parts)
-    xy = layout(to_numpy(task.features))
+    xy = flat_map(to_numpy(task.features))
     shared = os.path.commonprefix(list(names))  # noqa: RUF071 - cut at a slash, below
     prefix = shared[: shared.rfind("/") + 1]
     return {
@@ -148,7 +148,7 @@ def gallery_data(
 
 
 def calibration(truth: IntArray, result: Result, rows: IntArray) -> dict[str, Any] | None:
-    """Return accuracy against confidence in some rows, by zero-shot and now, with the expected calibration errors.
+    """Return accuracy against confidence in some rows, for zero-shot and the method, with the calibration errors.
 
     >>> result = Result(probs=np.asarray([[0.9, 0.1], [0.2, 0.8]]), zero_shot=np.asarray([[0.6, 0.4], [0.6, 0.4]]))
     >>> found = calibration(np.asarray([0, 1]), result, np.arange(2))
@@ -220,7 +220,7 @@ def shares(values: AnyArray) -> AnyArray:
 
 
 def neighbours(task: Task, result: Result, parts: Sequence[IntArray] | None = None) -> Graph:
-    """Return the nearest neighbours of each sample in its part, as numpy arrays: those the method used, or found now.
+    """Return the nearest neighbours of each sample in its part, as numpy arrays: those the method used, or new ones.
 
     >>> task = Task(np.eye(4), np.eye(4))
     >>> parts = [np.asarray([0, 2]), np.asarray([1, 3])]
@@ -242,7 +242,7 @@ def neighbours(task: Task, result: Result, parts: Sequence[IntArray] | None = No
 
 
 def pictured(changed: AnyArray, near: AnyArray, limit: int = THUMBNAILS, seed: int = 0) -> AnyArray:
-    """Choose whose picture the page has: changed images, the neighbours that explain them, then any, at random.
+    """Choose the images with a picture on the page: changed ones, the neighbours that explain them, then random ones.
 
     >>> pictured(np.asarray([2]), np.asarray([[1], [0], [1]]), limit=2).tolist()
     [1, 2]

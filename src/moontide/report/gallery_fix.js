@@ -8,7 +8,7 @@ function kept() {
   try {
     const held = JSON.parse(localStorage.getItem(KEPT));
     return Array.isArray(held) ? new Map(held.filter(([i, k]) => Number.isInteger(i) && i >= 0 && i < N && Number.isInteger(k) && k >= 0 && k < K)) : null;
-  } catch { return null; }  // a browser that keeps nothing
+  } catch { return null; }  // a browser without storage
 }
 function keep() {
   const same = fixes.size === given.size && [...fixes].every(([i, k]) => given.get(i) === k);
@@ -54,7 +54,7 @@ function toCsv() {
   const plain = (text) => (/^'*[=+\-@\t\r\n]/.test(text) ? `'${text}` : text);  // what a spreadsheet would compute
   const quoted = (text) => (/[",\r\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text);
   const cell = (text) => quoted(plain(text));
-  const called = (k) => (D.classes.indexOf(D.classes[k]) === k ? D.classes[k] : String(k));  // of equal names the first has it
+  const called = (k) => (D.classes.indexOf(D.classes[k]) === k ? D.classes[k] : String(k));  // the first among equal names
   const rows = [...fixes].sort(([a], [b]) => a - b).map(([i, k]) => `${cell(D.prefix + name(i))},${cell(called(k))}\n`);
   return `id,label\n${rows.join("")}`;
 }
@@ -117,7 +117,7 @@ function typed(event) {
   event.preventDefault();
   event.stopPropagation();
 }
-function key(event) {  // on a picture: arrows go to others, letters begin a class name, Backspace takes a label back
+function key(event) {  // on a picture: arrows move, letters begin a class name, Backspace removes a correction
   if (event.ctrlKey || event.metaKey || event.altKey || /^(INPUT|SELECT)$/.test(event.target.tagName)) return;
   const held = event.target.closest("#grid .tile"), i = $("one").open ? current : held ? Number(held.dataset.image) : -1;
   if (i < 0) return;

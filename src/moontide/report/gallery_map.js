@@ -7,7 +7,7 @@ function extreme(array) {
   for (const value of array) if (value > most) most = value;
   return most;
 }
-const small = new Map();  // few images are their own marks
+const small = new Map();  // if there are few images, they are drawn as marks
 for (const [i, data] of N > PICTURED ? [] : Object.entries(D.pictures)) {
   const image = new Image();
   image.onload = draw;
@@ -45,7 +45,7 @@ function draw() {
   const ink = getComputedStyle(document.documentElement).getPropertyValue("--ink");
   for (const inside of [0, 1]) {
     pen.globalAlpha = inside ? (N > 5000 ? 0.6 : 0.85) : 0.1;
-    for (let r = members.length - 1; r >= 0; r--) {  // the largest class is drawn last of all
+    for (let r = members.length - 1; r >= 0; r--) {  // the largest class is drawn last
       const k = bySize[r], kind = shape(k);
       pen.fillStyle = colour(k);
       pen.beginPath();
@@ -71,13 +71,13 @@ function draw() {
     pen.fill();
     pen.lineWidth = 1;
   }
-  if (size >= 2) {  // a ring around each that changed
+  if (size >= 2) {  // a ring around each changed image
     pen.globalAlpha = 1;
     pen.strokeStyle = ink;
     pen.beginPath();
     for (let i = 0; i < N; i++) {
       if (label[i] === before[i] || !state.inside[i]) continue;
-      const off = small.has(i) ? 28 : 0, x = left + D.x[i] * scale + off, y = top + D.y[i] * scale - off;  // or its corner
+      const off = small.has(i) ? 28 : 0, x = left + D.x[i] * scale + off, y = top + D.y[i] * scale - off;  // around the corner of a picture
       pen.moveTo(x + size + 2, y);
       pen.arc(x, y, size + 2, 0, 7);
     }
@@ -159,8 +159,8 @@ function showLegend() {
   const used = bySize.filter((k) => countsNow[k]);
   const rows = used.slice(0, COLOURED).map((k) => make("li", {}, make("button", { type: "button", className: "plain", "aria-pressed": String($("label").value === String(k)),
     onclick: () => { $("label").value = $("label").value === String(k) ? "" : k; find(); } }, entry(k), make("span", { textContent: D.classes[k] }), make("b", { textContent: number(countsNow[k]) }))));
-  const rest = used.slice(COLOURED).reduce((sum, k) => sum + countsNow[k], 0);
-  if (rest) rows.push(make("li", {}, make("button", { type: "button", className: "plain", disabled: true }, entry(used[COLOURED]), `${plural(used.length - COLOURED, "other class", "other classes")}`, make("b", { textContent: number(rest) }))));
+  const others = used.slice(COLOURED).reduce((sum, k) => sum + countsNow[k], 0);
+  if (others) rows.push(make("li", {}, make("button", { type: "button", className: "plain", disabled: true }, entry(used[COLOURED]), `${plural(used.length - COLOURED, "other class", "other classes")}`, make("b", { textContent: number(others) }))));
   if (changedCount && N <= 2000) rows.push(make("li", { className: "soft", textContent: "◯ a ring: changed from zero-shot" }));
   $("legend").replaceChildren(...rows);
 }

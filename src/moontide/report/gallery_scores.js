@@ -16,16 +16,16 @@ function confusion(which) {
   $("matrix-note").textContent = others ? `The ${number(MATRIX)} classes with the most mistakes, of ${number(used.length)}.` : "";
   const cells = new Map(pairs(truth, predicted, scored).map(([a, b, count]) => [a * K + b, count]));
   const body = columns.filter((k) => counts[k]).map((a) => {
-    let rest = counts[a];
+    let remaining = counts[a];
     const row = columns.map((b) => {
       const count = cells.get(a * K + b) || 0;
-      rest -= count;
+      remaining -= count;
       const cell = make("td", { className: a === b ? "right" : "" }, count ? make("button", { type: "button", textContent: number(count), onclick: () => only({ truth: a, [side]: b }),
         title: `${D.classes[a]} labelled ${D.classes[b]}` }) : "");
       if (count) cell.style.background = `color-mix(in srgb, var(${a === b ? "--after" : "--bad"}) ${Math.round(8 + 42 * count / counts[a])}%, var(--card))`;
       return cell;
     });
-    if (others) row.push(make("td", { textContent: rest ? number(rest) : "" }));
+    if (others) row.push(make("td", { textContent: remaining ? number(remaining) : "" }));
     return make("tr", {}, make("th", { scope: "row", textContent: D.classes[a] }), ...row, make("td", { className: "share", textContent: share((cells.get(a * K + a) || 0) / counts[a], 0) }));
   });
   $("matrix").classList.toggle("tall", columns.length > 12);

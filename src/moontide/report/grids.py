@@ -1,4 +1,4 @@
-"""What a printed table is made of, and how tables, files and scenarios are called in a report."""
+"""The parts of a printed table, and the names of tables, files and scenarios in a report."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SETTINGS = {"batch": "batches", "online": "streams in batches"}
 
 
 class Number(NamedTuple):
-    """A number of a table: its value, half its 95 % interval, the gain over zero-shot, its rank in the column.
+    """A number in a table: its value, half its 95 % interval, the gain over zero-shot, its rank in the column.
 
     >>> Number(81.2, half=0.4, gain=15.0, rank=1).digits
     1
@@ -29,11 +29,7 @@ class Number(NamedTuple):
 
 @dataclass(frozen=True)
 class Line:
-    """A line of a table: a method, what the paper has for it, or the test between the two best.
-
-    >>> Line("MOON", [Number(81.2), None], "ours").kind
-    'ours'
-    """
+    """A line of a table: a method, the paper's numbers for it, or the test between the two best."""
 
     title: str
     numbers: Sequence[Number | None]
@@ -42,11 +38,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Grid:
-    """A table as it is printed: a caption, the headings, and blocks of lines, each with a name of its own.
-
-    >>> Grid("demo", "A demo.", ["ImageNet"], [("low", [Line("MOON", [Number(81.2)])])]).headings
-    ['ImageNet']
-    """
+    """A table as it is printed: a caption, the headings, and named blocks of lines."""
 
     name: str  # of files
     caption: str
@@ -55,7 +47,7 @@ class Grid:
 
 
 def grouped(tables: Iterable[Table], by: Sequence[str]) -> list[list[Table]]:
-    """Return the tables of each suite and backbone together, further split by facts of their scenarios.
+    """Group tables by suite, backbone and given facts of their scenarios.
 
     >>> from moontide.report.results import example
     >>> [len(group) for group in grouped(example(), ())], [len(group) for group in grouped(example(), ("name",))]
@@ -69,7 +61,7 @@ def grouped(tables: Iterable[Table], by: Sequence[str]) -> list[list[Table]]:
 
 
 def scenario_title(table: Table) -> str:
-    """Name a scenario for people.
+    """Return the name of a scenario in a report.
 
     >>> from moontide.report.results import example
     >>> scenario_title(example()[0])

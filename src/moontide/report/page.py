@@ -1,4 +1,4 @@
-"""The report as one HTML page that needs nothing else: style, tables and figures are inside it."""
+"""The report as one HTML page that needs no other file: style, tables and figures are inside it."""
 
 from __future__ import annotations
 
@@ -50,11 +50,7 @@ img { max-width: 100%; height: auto; }
 
 
 class Section(NamedTuple):
-    """What a report shows of a suite.
-
-    >>> Section("demo", "A demo", []).title
-    'A demo'
-    """
+    """The part of a report about one suite."""
 
     name: str
     title: str
@@ -62,7 +58,7 @@ class Section(NamedTuple):
 
 
 def page(sections: Sequence[Section], notes: Sequence[str], made: Sequence[str]) -> str:
-    """Return the page: what to know about the results, one section a suite, and what made them.
+    """Return the page: notes on the results, one section per suite, and the versions that made them.
 
     >>> page([Section("demo", "A demo", [])], ["Only a demo."], ["Moontide"]).count("<section")
     1

@@ -1,4 +1,4 @@
-"""The paper's numbers, to stand beside one's own: `benchmarks/paper/*.toml` by what they are about."""
+"""The paper's numbers from `benchmarks/paper/*.toml`, for comparison with measured ones."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ AVERAGE = "avg"
 
 
 class About(NamedTuple):
-    """What a number is about; scenario None: every scenario alike, or the mean over all of them.
+    """What a number is about; the scenario None stands for every scenario, or for the mean over all of them.
 
     >>> About.make({"setting": "batch", "batch_size": 64}, "moon", {"beta": "soft"}).options
     '{"beta": "soft"}'
@@ -56,11 +56,7 @@ class About(NamedTuple):
 
 
 class Paper(NamedTuple):
-    """All numbers of the paper, in percent.
-
-    >>> Paper({}, {}, {}).seconds
-    {}
-    """
+    """All numbers of the paper, in percent."""
 
     cells: dict[tuple[About, str], float]  # by dataset, with the average over all eleven under "avg"
     over_scenarios: dict[tuple[About, str], float]  # the same, as means over the scenarios of a batch size
@@ -77,7 +73,7 @@ class Paper(NamedTuple):
         return self.cells.get((about._replace(scenario=None), dataset)) if found is None else found
 
     def average(self, about: About, datasets: Sequence[str]) -> float | None:
-        """Return the paper's average over some datasets: what it prints where they are its eleven.
+        """Return the paper's average over some datasets; over all eleven of them it is the printed one.
 
         >>> about = About("clip_vit_b16", "batch", 64, "low", "zero_shot", "{}")
         >>> paper().average(about, DATASETS), paper().average(about, ["imagenet", "dtd"])
@@ -89,7 +85,7 @@ class Paper(NamedTuple):
     def summary(self, abouts: Sequence[About], datasets: Sequence[str]) -> float | None:
         """Return the paper's mean over some scenarios of one batch size, of the average over some datasets.
 
-        What it prints as a mean over all its scenarios counts only where these are all of them.
+        A mean that is printed for all scenarios is used only if these are all of them.
 
         >>> low = About("clip_vit_b16", "batch", 64, "low", "moon", "{}")
         >>> every = [low._replace(scenario=name) for name in ("very_low", "low", "medium")]

@@ -32,11 +32,7 @@ WIDTH, HEIGHT, ACROSS = 2.6, 2.3, 4  # of a panel in inches, and panels in a row
 
 @dataclass(frozen=True)
 class Figure:
-    """A drawn figure: its name, what it shows, and its bytes.
-
-    >>> Figure("gain", "A gain.", b"<svg/>", b"%PDF").name
-    'gain'
-    """
+    """A drawn figure: its name, what it shows, and its bytes."""
 
     name: str
     caption: str
@@ -45,11 +41,7 @@ class Figure:
 
 
 class Curve(NamedTuple):
-    """A curve that is not of the results, such as one read off a figure of the paper; empty words fit everything.
-
-    >>> Curve("iterations", "MOON, Fig. 3", "", "", [(1.0, 80.1), (10.0, 82.8)]).option
-    'iterations'
-    """
+    """A curve from elsewhere, such as one read off a figure of the paper; empty fields match everything."""
 
     option: str
     title: str
@@ -83,7 +75,7 @@ def read_curves(path: Path) -> list[Curve]:
 
 
 def figures(tables: Sequence[Table], curves: Sequence[Curve] = ()) -> list[Figure]:
-    """Draw every figure that the results have data for; curves along an option have the paper's numbers beside them.
+    """Draw every figure for which the results have data; curves along an option show the paper's numbers too.
 
     >>> from moontide.report.results import example
     >>> [figure.name for figure in figures(example())]
@@ -123,7 +115,7 @@ def _save(figure: Any, name: str, caption: str) -> Figure:
 
 
 def _style(titles: Iterable[str]) -> dict[str, dict[str, str]]:
-    """Give every title a colour and a marker; those of MOON and zero-shot are always the same."""
+    """Choose a colour and a marker per title; those of MOON and zero-shot are always the same."""
     styles = {"MOON": {"color": OURS, "marker": "o"}, "zero-shot": {"color": "#555555", "marker": "x"}}
     others = [title for title in dict.fromkeys(titles) if title not in styles]
     for number, title in enumerate(others):
@@ -137,7 +129,7 @@ def _mean(cells: Sequence[Cell], of: Callable[[Cell], Any]) -> tuple[float, floa
 
 
 def _gains(tables: Sequence[Table]) -> Iterable[Figure]:
-    """Gain over zero-shot by method, one panel a scenario."""
+    """Gain over zero-shot by method, one panel per scenario."""
     for group in grouped([t for t in tables if not t.timing], ("setting", "batch_size")):
         rows = [row for row in group[0].rows if row.vary is None and row.method != "zero_shot"]
         if not rows:
@@ -166,7 +158,7 @@ def _gains(tables: Sequence[Table]) -> Iterable[Figure]:
 
 
 def _sweeps(tables: Sequence[Table], others: Sequence[Curve]) -> Iterable[Figure]:
-    """Accuracy along the values of an option, one panel for each scenario and dataset."""
+    """Accuracy against the value of an option, one panel per scenario and dataset."""
     for group in grouped(list(tables), ()):
         for option in dict.fromkeys(row.vary for table in group for row in table.rows if row.vary):
             panels = [(table, column) for table in group for column in table.columns]
@@ -208,7 +200,7 @@ def _curves(axis: Any, table: Table, column: str, option: str, styles: dict[str,
 def _beside(
     axis: Any, table: Table, column: str, option: str, styles: dict[str, dict[str, str]], others: Sequence[Curve]
 ) -> None:
-    """Draw the paper's number where it prints one, at the default of the option, and the curves that were given."""
+    """Draw the paper's number, if there is one, at the default of the option, and the curves that were given."""
     for row in dict.fromkeys(row._replace(options="{}", vary=None) for row in table.rows if row.vary == option):
         printed = table.paper_values(row, [[column]])[1][0]
         if printed is not None and row.title in styles:
@@ -230,7 +222,7 @@ def _log_scale(axis: Any) -> None:
 
 
 def _scatters(tables: Sequence[Table]) -> Iterable[Figure]:
-    """Accuracy against time, one panel a scenario."""
+    """Accuracy against time, one panel per scenario."""
     for group in grouped(list(tables), ("setting",)):
         rows = [row for row in group[0].rows if row.vary is None]
         if len(rows) < 2:

@@ -41,7 +41,7 @@ def latex_text(text: str) -> str:
 
 
 def signed(gain: float) -> tuple[str, str]:
-    """Return the direction of a gain as it is printed ("up", "down" or "same"), and its size.
+    """Return the direction of a gain ("up", "down" or "same") and its size, both as printed.
 
     >>> signed(1.26), signed(-0.3), signed(0.04)
     (('up', '1.3'), ('down', '0.3'), ('same', '0.0'))
@@ -54,7 +54,7 @@ _SIGNS = {"up": "+", "down": "−", "same": "±"}
 
 
 def extent(n: Number) -> str:
-    """Return what is printed behind a number: half its interval, and its gain.
+    """Return what is printed after a number: half its interval, and its gain.
 
     >>> extent(Number(81.2, half=0.5, gain=15.0))
     ' ±0.5 (+15.0)'

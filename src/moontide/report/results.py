@@ -1,4 +1,4 @@
-"""The records of a results folder, sorted into the cells of tables. Reports know nothing but these."""
+"""The records of a results folder, sorted into the cells of tables: the only input of reports."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Row(NamedTuple):
 
     @property
     def title(self) -> str:
-        """What reports call it.
+        """The name in reports.
 
         >>> Row("moon", '{"alpha": 1.0}', "without alpha", None).title, Row("moon", '{"alpha": 1.0}', None, None).title
         ('without alpha', 'MOON, alpha = 1.0')
@@ -159,7 +159,7 @@ class Table:
         return {title: columns for title, columns in found.items() if len(columns) > 1}
 
     def mean_cells(self, row: Row, columns: Sequence[str] | None = None) -> list[Cell] | None:
-        """Return the cells of a row for some datasets (None: all), or None where one is missing."""
+        """Return the cells of a row for some datasets (None: all), or None if one is missing."""
         wanted = self.columns if columns is None else columns
         cells = [self.cells[row, column] for column in wanted if (row, column) in self.cells]
         return cells if len(cells) == len(wanted) else None
@@ -183,11 +183,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Results:
-    """Everything in a results folder that a report shows, and the notes that go with it.
-
-    >>> Results([], Counter(), ["Nothing yet."]).notes
-    ['Nothing yet.']
-    """
+    """Everything in a results folder that a report shows, and the notes that go with it."""
 
     tables: list[Table]
     environments: Counter[str]  # records by what made them

@@ -16,7 +16,7 @@ _BLOCK = 2**24  # signs held at once
 def half_width(*values: Floats) -> float | None:
     """Return half the 95 % percentile bootstrap interval of the mean (over datasets) of means (over runs).
 
-    A dataset with one run counts as a constant; of single runs alone there is no interval.
+    A dataset with one run counts as a constant; if all have one run, there is no interval.
 
     >>> half_width(np.asarray([0.5, 0.7] * 50)) < 0.03, half_width(np.asarray([0.5]))
     (True, None)
@@ -29,11 +29,11 @@ def half_width(*values: Floats) -> float | None:
 
 
 def sign_flip_p(*differences: Floats) -> float | None:
-    """Return the two-sided p-value that paired differences, one array a dataset, have mean zero.
+    """Return the two-sided p-value that paired differences, one array per dataset, have mean zero.
 
-    The sign-flip permutation test: if neither method were better, every difference could as well have had the other
-    sign. The share of FLIPS random sign patterns whose mean (over datasets) of means (over runs) is at least as far
-    from zero as the one observed, the observed one counted in.
+    The sign-flip permutation test: if neither method were better, every difference could have had the other sign. The
+    p-value is the share of FLIPS random sign patterns, and the observed one, whose mean (over datasets) of means (over
+    runs) is at least as far from zero as observed.
 
     >>> sign_flip_p(np.full(20, 0.1)) < 0.001, sign_flip_p(np.asarray([0.1, -0.1] * 10)), sign_flip_p(np.ones(1))
     (True, 1.0, None)

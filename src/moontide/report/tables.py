@@ -25,7 +25,7 @@ from moontide.report.stats import half_width, sign_flip_p
 
 
 def accuracy_grids(tables: Iterable[Table]) -> list[Grid]:
-    """Return accuracy by method and dataset, one block a scenario, one grid for each batch size of a suite.
+    """Return accuracy by method and dataset, one block per scenario, one grid per batch size of a suite.
 
     >>> from moontide.report.results import example
     >>> (grid,) = accuracy_grids(example())
@@ -75,7 +75,7 @@ def _accuracy_lines(table: Table) -> list[Line]:
 
 
 def _with_paper(row: Row, numbers: Sequence[Number | None], whose: str, printed: Sequence[float | None]) -> list[Line]:
-    """Return the line of a method and, where the paper has numbers for it, the line of these."""
+    """Return the line of a method and, if the paper has numbers for it, a line with those."""
     lines = [Line(row.title, numbers, "ours" if row.ours else "method")]
     if any(value is not None for value in printed):
         pairs = zip(printed, numbers, strict=True)
@@ -92,7 +92,7 @@ def _number(cells: Sequence[Cell]) -> Number:
 
 
 def _rank(column: dict[Row, Number]) -> dict[Row, Number]:
-    """Mark the best and the second of a column; numbers that are printed alike share their rank."""
+    """Mark the best and the second of a column; equal printed numbers share their rank."""
     values = sorted({round(number.value, 1) for number in column.values()}, reverse=True)[:2] if len(column) > 1 else []
     rank = {value: number for number, value in enumerate(values, 1)}
     return {row: number._replace(rank=rank.get(round(number.value, 1), 0)) for row, number in column.items()}
@@ -108,9 +108,9 @@ def _test(part: dict[Row, list[Cell]]) -> float | None:
 
 
 def summary_grids(tables: Iterable[Table]) -> list[Grid]:
-    """Return the mean over datasets and scenarios by method and batch size, the shape of the paper's ablations.
+    """Return the mean over datasets and scenarios by method and batch size, as in the paper's ablations.
 
-    The paper's numbers are its means over the same scenarios and the same datasets, or there are none.
+    The paper's numbers are shown only if they are means over the same scenarios and the same datasets.
 
     >>> from moontide.report.results import example
     >>> summary_grids(example())  # it has one batch size only
@@ -159,7 +159,7 @@ MEASURES: tuple[tuple[str, Callable[[Cell], float], int], ...] = (
 
 
 def measure_grids(tables: Iterable[Table]) -> list[Grid]:
-    """Return further measures by method, each the mean over datasets: pooled and tail accuracy, calibration, time.
+    """Return further measures by method, as means over datasets: pooled and tail accuracy, calibration, time.
 
     >>> from moontide.report.results import example
     >>> [grid.headings for grid in measure_grids(example())]
@@ -190,7 +190,7 @@ def measure_grids(tables: Iterable[Table]) -> list[Grid]:
 
 
 def sweep_grids(tables: Iterable[Table]) -> list[Grid]:
-    """Return accuracy along the values of an option, mean over datasets, one grid an option.
+    """Return accuracy by the value of an option, as means over datasets, one grid per option.
 
     >>> from moontide.report.results import example
     >>> sweep_grids(example())  # it has none
@@ -223,7 +223,7 @@ def _milliseconds(seconds: float | None) -> Number | None:
 
 
 def runtime_grids(tables: Iterable[Table]) -> list[Grid]:
-    """Return median milliseconds of a run by batch size and method, with the paper's, which are of another machine.
+    """Return median milliseconds of a run by batch size and method, with the paper's from another machine.
 
     >>> from moontide.report.results import example
     >>> runtime_grids(example())  # it is no suite that measures time

@@ -26,8 +26,8 @@ class BatchSampler:
     batch_size: the most samples in a batch; None takes every sample of the chosen classes.
     effective_classes: how many classes are chosen: a number, an inclusive range (low, high) to draw the number from,
         "random" for the range from 1 to min(batch size, classes), or None for all classes.
-    imbalance: None draws uniformly from the chosen classes, so large classes weigh more; a number makes the classes
-        long-tailed, the most frequent with `imbalance` times the samples of the least (1 is balanced).
+    imbalance: None draws uniformly from the chosen classes, so large classes are more frequent; a number makes the
+        classes long-tailed, the most frequent with `imbalance` times the samples of the least (1 is balanced).
 
     A number of classes above those in the data means all of them; a pool smaller than `batch_size` is the batch. A
     chosen class can end up with no sample.

@@ -1,4 +1,4 @@
-"""What both samplers share: labels as an array, the long tail, the checks of a parameter, the generator of a run."""
+"""Shared by both samplers: labels as an array, the long tail, checks of parameters, the generator of a run."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def as_labels(labels: ArrayLike) -> NDArray[np.integer]:
 
 
 def check_count(name: str, value: object, others: str = "") -> None:
-    """Refuse a parameter that is not a whole number of at least 1; `others` says what else it could have been.
+    """Refuse a parameter that is not a whole number of at least 1; `others` lists other valid values for the error.
 
     >>> check_count("batch_size", 0)
     Traceback (most recent call last):
@@ -68,11 +68,11 @@ def check_imbalance(value: float | None) -> None:
 
 
 def long_tailed_counts(sizes: Sequence[int], imbalance: float, total: int | None = None) -> Indices:
-    """Return how many samples to take of each class, first class most frequent, so that frequencies decay by rank.
+    """Return how many samples to take of each class, so that frequencies decay from the first class to the last.
 
     Class r of k gets c * imbalance^(-r / (k - 1)) samples: the first has `imbalance` times as many as the last. The
-    scale c is the largest that needs at most `total` samples in all and of no class more than it has: where a class is
-    short the whole tail shrinks and keeps its shape. Counts are rounded down, then the largest remainders up.
+    scale c is the largest for which the total is at most `total` and no class needs more samples than it has, so that
+    the shape is kept. Counts are rounded down, then those with the largest remainders up.
 
     >>> long_tailed_counts([50, 50, 50], imbalance=4, total=35).tolist()
     [20, 10, 5]

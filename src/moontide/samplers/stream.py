@@ -103,8 +103,8 @@ class StreamSampler:
 def dirichlet_slots(y: Indices, slots: int, xi: float, rng: np.random.Generator) -> Indices:
     """Return the slot of every sample, class k spread over slots by shares P_k ~ Dirichlet(xi, ..., xi).
 
-    Shares are not normalised Gamma(xi) draws, which for a small xi all underflow and give 0 / 0: numpy's `Generator`
-    (not its old `RandomState`) breaks a stick by Beta draws there, so no share is ever NaN.
+    Normalised Gamma(xi) draws would all underflow for a small xi and give 0 / 0. numpy's `Generator` (unlike the old
+    `RandomState`) then uses Beta draws (stick breaking), so no share is ever NaN.
 
     >>> dirichlet_slots(np.array([0, 0, 0, 1, 1, 1]), slots=3, xi=1e-6, rng=np.random.default_rng(1)).tolist()
     [2, 2, 2, 1, 1, 1]

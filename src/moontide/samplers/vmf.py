@@ -16,7 +16,7 @@ from moontide.errors import InputError, OptionError
 
 
 def _one_minus_cosine(d: int, kappa: float, n: int, rng: np.random.Generator) -> np.ndarray[Any, Any]:
-    """Draw v = 1 - w, w = mu . x, for `n` vMF vectors: Wood's rejection, which in v keeps its digits where w ~ 1."""
+    """Draw v = 1 - w, w = mu . x, for `n` vMF vectors by Wood's rejection; v keeps its digits if w is close to 1."""
     b = (d - 1) / (2 * kappa + math.hypot(2 * kappa, d - 1))
     v0 = 2 * b / (1 + b)  # 1 - x_0
     kept = np.empty(0)

@@ -35,6 +35,8 @@ SCOPES = ("read", "push", "admin")  # each opens what the ones before it do, and
 PUSHES = frozenset({"embeddings", "images", "known"})  # what else than GET does not need the scope "admin"
 LARGE = re.compile(r"/streams(/[^/]+/(embeddings|images))?")  # requests that may be larger than `SMALL_BODY`
 SMALL_BODY = 2**18
+PIECE = 2**20  # bytes of an answer that wait for the client to read them
+BUSY = 429, "The server is busy with other requests; try again."
 WRONG_SECONDS, LOG_SECONDS = 0.2, 10.0  # cost of a wrong token, and interval between log lines about them
 METHODS = frozenset({"GET", "POST", "DELETE", "HEAD", "OPTIONS", "PUT", "PATCH"})
 HEADERS = [
@@ -79,6 +81,8 @@ class Token(NamedTuple):
         _, *parts = path.split("/")
         of_stream = parts[0] == "streams" and len(parts) > 1
         if self.stream is not None and (parts[1] != self.stream if of_stream else verb not in ("GET", "HEAD")):
+            return False
+        if self.stream is not None and parts[0] == "metrics":  # which names the other streams
             return False
         if verb in ("GET", "HEAD", "OPTIONS") or (of_stream and parts[2:] == ["revise"]):
             return True
@@ -163,7 +167,9 @@ class Gate:
     max_body: int = 2**25  # bytes of a request
     max_bodies: int = 2**28  # bytes of all requests that are being read or answered
     body_seconds: float = 30.0  # for a request to come in
+    max_answers: int = 2**29  # bytes of all answers above `PIECE` that are being sent, or one that is larger
     bodies: int = 0
+    answers: int = 0
     closed: bool = False  # whether there ever was a token
     closing: bool = False  # whether the server is going down
 
@@ -253,6 +259,7 @@ class Guard:
                 message = {**message, "headers": [*message.get("headers", ()), *HEADERS, *close]}
             await send(message)
 
+        large = _Large(self.gate, answer)
         try:
             refusal = self.gate.refusal(scope) or body.refusal(scope)
             if refusal is not None:
@@ -262,9 +269,10 @@ class Guard:
                         await asyncio.sleep(WRONG_SECONDS)  # wrong tokens cost time
                 await _refuse(answer, *refusal)
             else:
-                await self.app(scope, body.receive, answer)
+                await self.app(scope, body.receive, large.send)
         finally:
             body.end()
+            large.end()
 
 
 class _Body:
@@ -294,7 +302,7 @@ class _Body:
         if size > self.most:
             return 413, f"A request may have at most {self.most} bytes. Got {size} or more; send less at once."
         if self.gate.bodies + size - self.size > self.gate.max_bodies:
-            return 429, "The server is busy with other requests; try again."
+            return BUSY
         return None
 
     async def receive(self) -> Message:
@@ -333,6 +341,35 @@ class _Body:
         self.late = True
         if self.task is not None:
             self.task.cancel()
+
+
+class _Large:
+    """An answer that may be large: it is sent in pieces, each when the one before it is read; limited in all."""
+
+    def __init__(self, gate: Gate, send: Send) -> None:
+        self.gate, self.next = gate, send
+        self.size, self.refused = 0, False
+
+    def end(self) -> None:
+        """Give back what it took."""
+        self.gate.answers -= self.size
+
+    async def send(self, message: Message) -> None:
+        if self.refused:
+            return
+        if message["type"] == "http.response.start":
+            size = int(Headers(raw=message["headers"]).get("content-length", "0"))
+            size = size if size > PIECE else 0
+            if size and self.gate.answers and self.gate.answers + size > self.gate.max_answers:
+                self.refused = True
+                return await _refuse(self.next, *BUSY)
+            self.gate.answers += size
+            self.size = size
+        body = memoryview(message.get("body", b""))
+        for start in range(0, len(body) - PIECE, PIECE):
+            await self.next({**message, "body": bytes(body[start : start + PIECE]), "more_body": True})
+            message = {**message, "body": bytes(body[start + PIECE :][:PIECE])}
+        await self.next(message)
 
 
 async def _refuse(send: Send, status: int, sentence: str) -> None:

@@ -22,7 +22,7 @@ def backup(data: str, destination: Path) -> None:
     """Write a consistent copy of a data folder into a new folder, even while a server is running."""
     _need_folder(data, "--backup")
     with closing(SQLite(data, "always", lock=False)) as store, _new_folder(destination, "--backup") as made:
-        _copy(store, made)
+        _write_mark(made, store.copy_to(made / FILE))
 
 
 def restore(source: Path, data: str) -> None:
@@ -32,8 +32,8 @@ def restore(source: Path, data: str) -> None:
     _need_folder(str(source), "--restore")
     with _aside(source) as copied, _new_folder(Path(data), "--data") as made:
         _want_what_is_there(copied)
-        with closing(SQLite(str(copied), "never", lock=True)) as store:
-            _copy(store, made)
+        with closing(_AsTheyAre(str(copied), "never", lock=False)) as store:
+            _write_mark(made, store.copy_to(made / FILE, salvage=True))
 
 
 def verify(data: str) -> tuple[list[str], int]:
@@ -53,7 +53,7 @@ def _damage_in(folder: Path) -> tuple[list[str], int]:
     found: list[str] = []
     for _ in range(2):
         try:
-            with closing(SQLite(str(folder), "never", lock=True)) as store:
+            with closing(_AsTheyAre(str(folder), "never", lock=True)) as store:
                 more, streams = _damage(store)
             return [*found, *more], streams
         except DamagedError as error:
@@ -76,6 +76,12 @@ class _Held(SQLite):
             raise FileError(
                 f"The data in {data} are in use by a server; stop it, or verify a backup of them."
             ) from None
+
+
+class _AsTheyAre(SQLite):
+    """The data of a folder, whatever is wrong with their tables."""
+
+    sound = False
 
 
 def _damage(store: StreamStore) -> tuple[list[str], int]:
@@ -105,10 +111,6 @@ def _need_folder(data: str, option: str) -> None:
         raise OptionError(f"'{option}' is for folders; use the tools of PostgreSQL, such as pg_dump.")
     if not Path(data, FILE).is_file():
         raise FileError(f"There is no data in {data!r}: the file {FILE} is missing.")
-
-
-def _copy(store: SQLite, folder: Path) -> None:
-    _write_mark(folder, store.copy_to(folder / FILE))
 
 
 def _want_what_is_there(folder: Path) -> None:

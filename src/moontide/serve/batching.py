@@ -487,6 +487,8 @@ def within_memory(function: Callable[[], T]) -> T:
     """
     try:
         return function()
+    except ResourceError:  # which is a MemoryError, and says more
+        raise
     except MemoryError as error:
         raise ResourceError("This needs more memory than is available; try again with less at once.") from error
 

@@ -31,6 +31,8 @@ from moontide.serve.stream_store import (
     CHECKPOINT,
     EVERY,
     HELP,
+    NO_TOKEN,
+    SCHEMA,
     Answered,
     DamagedError,
     Drop,
@@ -38,12 +40,16 @@ from moontide.serve.stream_store import (
     StoreError,
     StreamStore,
     insert,
+    one_line,
+    seal,
 )
 
 LOCK_WAIT = 10.0  # seconds to wait for a server that is just going down to let go of the data
 PG_LOCK = 0x6D6F6F6E  # the advisory lock that the one server of a database holds
 PAGE_BYTES, WAL_BYTES = 2**10, 2**24  # of SQLite; its own log is folded into its file at the second size
 LOG_BYTES = 2**28  # of the log, after which the pushes of all streams go into the tables
+ROSTERS = ("streams", "states", "tokens")  # tables in which a row may be missing that no other row tells of
+LATER = ("pieces",)  # tables that data of an earlier version do not have, and get
 COUNTS = ("user_version", "application_id")  # of SQLite's header: transactions, and pushes before those of the log
 FILE, LOG = "moontide.sqlite3", "pushes.log"
 
@@ -115,7 +121,8 @@ def boot_id() -> bytes:
 class SQLite(StreamStore):
     """A folder with one database, which only this process writes."""
 
-    failures = sqlite3.Error
+    failures = (sqlite3.Error, OSError, UnicodeDecodeError)  # the last of a message that repeats what is damaged
+    sound = True  # whether the server may rely on the tables
     rows = "WITHOUT ROWID"  # the key and the row are one tree, so that a push changes fewer pages
     _held: sqlite3.Connection | None = None
     _mark: Mark | None = None
@@ -149,10 +156,10 @@ class SQLite(StreamStore):
         self._check()
         super()._connect()
         spare.unlink(missing_ok=True)
-        found = [self.path, log]
+        found = [self.path, log, folder / "mark"]
         if self.lock:
             self._log = PushLog(folder / LOG)
-            found.append(self._log.path)
+            found += [self._log.path, folder / "lock"]
         self._files = {path: _file(path) for path in found}
         if self._log is not None and self._pending:
             self._log.size = self._pending[-1].stop
@@ -162,13 +169,15 @@ class SQLite(StreamStore):
             self.fold()
 
     def _check(self) -> None:
-        """Refuse another layout, and a database that lacks transactions which were committed."""
-        tables = {name for (name,) in self._run("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()}
+        """Refuse another layout, and a database that lacks rows, or transactions which were committed."""
+        tables = columns_of(self._connection)
         if "keys" in tables:
             raise FileError(
                 f"The data in {self.data} are from an earlier version of Moontide; "
                 "download the states with that version, and start with a new folder."
             )
+        if self.lock and self.sound and tables and (found := self.damage(*ROSTERS)):
+            raise DamagedError(f"The data in {self.data} are damaged: {found[0]}; restore a backup, {HELP}.")
         self._mark = Mark(Path(self.data, "mark"))
         marked = self._mark.read()
         self._count, self._pushed = (self._run(f"PRAGMA {name}").fetchone()[0] for name in COUNTS)
@@ -273,28 +282,58 @@ class SQLite(StreamStore):
                 self._log.sync()
                 self._note(synced=True)
 
-    def copy_to(self, path: Path) -> int:
+    def copy_to(self, path: Path, salvage: bool = False) -> int:
         """Write a consistent copy of the data, also while a server is at work on them; return its count.
 
         Pushes are read before the tables are copied, into which they may go at any time, and none is then missing.
+        With `salvage`, tables that are damaged are copied row by row, as far as they can be read.
         """
         with self._mutex, self._failing(), closing(sqlite3.connect(path, isolation_level=None)) as copy:
             waiting = list(entries(Path(self.data, LOG)))
-            self._connection.backup(copy)
+            if salvage and self.damage():
+                self._salvage(copy)
+            else:
+                self._connection.backup(copy)
             count, folded = (copy.execute(f"PRAGMA {name}").fetchone()[0] for name in COUNTS)
             copy.execute("BEGIN")
             pushed = insert_all(copy.execute, waiting, folded)
             copy.execute("COMMIT")
             return int((count + pushed) % WRAP)
 
+    def _salvage(self, copy: sqlite3.Connection) -> None:
+        """Copy the rows that can be read, from either end of a table; a lost token leaves one that opens nothing."""
+        for statement in SCHEMA.format(rows=self.rows).split(";"):
+            copy.execute(statement)
+        copy.execute("BEGIN")
+        for table, columns in columns_of(copy).items():
+            key = ", ".join(f"{name} DESC" for name, *_, place in columns if place)
+            put = f"INSERT OR IGNORE INTO {table} VALUES ({', '.join('?' * len(columns))})"
+            for rows in (f"{table} NOT INDEXED", f"{table} ORDER BY {key}"):
+                with suppress(*self.failures):
+                    for row in self._run(f"SELECT {', '.join(name for name, *_ in columns)} FROM {rows}"):
+                        copy.execute(put, row)
+        if self.damage("tokens"):
+            copy.execute("INSERT OR IGNORE INTO tokens VALUES (?, ?)", ("damaged", seal(NO_TOKEN, "damaged", "token")))
+        copy.execute("COMMIT")
+        for name in COUNTS:
+            copy.execute(f"PRAGMA {name} = {self._run(f'PRAGMA {name}').fetchone()[0]}")
+
     def _is_damage(self, error: Exception) -> bool:
         """Tell a malformed file from one that is locked, full or gone, which are subclasses."""
-        return type(error) is sqlite3.DatabaseError
+        return type(error) is sqlite3.DatabaseError or isinstance(error, UnicodeDecodeError)
 
-    def damage(self) -> list[str]:
-        """Return the result of SQLite's own integrity check."""
-        with self._mutex, self._failing():
-            return [str(row[0]) for row in self._run("PRAGMA integrity_check").fetchall() if row[0] != "ok"]
+    def damage(self, *tables: str) -> list[str]:
+        """Return what SQLite's own integrity check finds in some tables, or in all, and columns that are not there."""
+        with self._mutex, self._failing(), closing(sqlite3.connect(":memory:")) as new:
+            for statement in SCHEMA.format(rows=self.rows).split(";"):
+                new.execute(statement)
+            expected, found = columns_of(new), columns_of(self._connection)
+            for name in expected:
+                if found.get(name) != expected[name] and (name in found or name not in LATER):
+                    return [f"the table {name} has other columns"]
+            checks = [f"integrity_check({table})" for table in tables] or ["integrity_check"]
+            rows = [row for check in checks for row in self._run(f"PRAGMA {check}").fetchall()]
+            return [one_line(ValueError(str(row[0]))) for row in rows if row[0] != "ok"]
 
     def close(self) -> None:
         """Move pushes into the tables, close the database, and release the lock."""
@@ -311,6 +350,19 @@ class SQLite(StreamStore):
         if self._held is not None:
             self._held.close()
             self._held = None
+
+
+def columns_of(connection: sqlite3.Connection) -> dict[str, list[tuple[Any, ...]]]:
+    """Return the columns of every table: name, type, whether it must have a value, and its place in the key.
+
+    >>> with closing(sqlite3.connect(":memory:")) as connection:
+    ...     _ = connection.execute("CREATE TABLE tokens (name TEXT PRIMARY KEY)")
+    ...     columns_of(connection)
+    {'tokens': [('name', 'TEXT', 0, 1)]}
+    """
+    tables = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
+    sql = 'SELECT name, type, "notnull", pk FROM pragma_table_info(?)'
+    return {name: connection.execute(sql, (name,)).fetchall() for (name,) in tables}
 
 
 def new_to(run: Callable[..., Any], found: Iterable[Found]) -> list[Found]:
@@ -359,7 +411,7 @@ class Postgres(StreamStore):
         except ImportError:
             raise missing_extra("psycopg", "postgres", "Keeping data in PostgreSQL") from None
         self.psycopg = psycopg
-        self.failures = psycopg.Error
+        self.failures = (psycopg.Error, OSError)
         super().__init__(data, fsync, lock)
 
     @property

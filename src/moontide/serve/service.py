@@ -20,7 +20,6 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from moontide.core.devices import to_device
-from moontide.core.threads import products_stay_here
 from moontide.encoders import Encoder
 from moontide.encoders.prompts import embed_classes
 from moontide.errors import InputError, MoontideError, OptionError, ResourceError, unknown_name
@@ -29,6 +28,7 @@ from moontide.registry import method, method_names, method_type
 from moontide.serve import batching
 from moontide.serve.auth import Gate, Token
 from moontide.serve.batching import BusyError, PushQueue, threads
+from moontide.serve.blas import products_stay_here
 from moontide.serve.images import TooLargeError, embed
 from moontide.serve.metrics import Metrics
 from moontide.serve.models import DEFAULT_METHOD, MAX_PUSH

@@ -33,10 +33,11 @@ import numpy as np
 import numpy.typing as npt
 
 from moontide.core.arrays import to_numpy
-from moontide.core.threads import blocks_stay_here, products_stay_here
+from moontide.core.threads import blocks_stay_here
 from moontide.errors import MoontideError
 from moontide.protocols import Method, OnlineMethod, State, as_online
 from moontide.registry import method
+from moontide.serve.blas import products_stay_here
 from moontide.serve.records import ANSWER, Answers, Floats, Labels, answers_of
 
 MOST = 4  # processes

@@ -3,12 +3,14 @@
     streams   name and configuration
     journal   one record per micro-batch or correction, numbered without gaps: the input of one `step` or `correct`
     states    the checkpoint to go on from (number -1), the start (0), and the snapshots that a user took (1, 2, ...)
+    pieces    the bytes of large states
     answers   what was answered for the samples of a record, with the idempotency keys of its pushes; kept longer
     tokens    names, SHA-256 digests, and what each may do
 
 A record and its answers are one transaction, so a crash leaves both or none: what the database drops as torn was never
-answered. Every row ends in a CRC-32 of all that it holds and of its place, checked when it is read; records, answers
-and counts must follow each other without a gap. `databases` has the two kinds of store.
+answered. A large state is written in pieces, each in a transaction of its own so that other streams do not wait, before
+the transaction that has its row. Every row ends in a CRC-32 of all that it holds and of its place, checked when it is
+read; records, answers and counts must follow each other without a gap. `databases` has the two kinds of store.
 """
 
 from __future__ import annotations
@@ -29,10 +31,13 @@ CREATE TABLE IF NOT EXISTS journal (stream TEXT, seq BIGINT, first BIGINT NOT NU
 CREATE TABLE IF NOT EXISTS states (stream TEXT, number BIGINT, seq BIGINT NOT NULL, total BIGINT NOT NULL,
     seen BIGINT NOT NULL, kept BIGINT NOT NULL, created DOUBLE PRECISION NOT NULL, state BYTEA NOT NULL,
     tally BYTEA NOT NULL, PRIMARY KEY (stream, number));
+CREATE TABLE IF NOT EXISTS pieces (stream TEXT, created DOUBLE PRECISION, part BIGINT, data BYTEA NOT NULL,
+    PRIMARY KEY (stream, created, part)) {rows};
 CREATE TABLE IF NOT EXISTS answers (stream TEXT, first BIGINT, size BIGINT NOT NULL, data BYTEA NOT NULL,
     PRIMARY KEY (stream, first)) {rows};
 CREATE TABLE IF NOT EXISTS tokens (name TEXT PRIMARY KEY, token BYTEA NOT NULL)
 """
+PIECE_BYTES = 2**22  # a state that is larger is in pieces, and its row has only the checksum
 CHECKPOINT = -1  # the number of the state to go on from
 EVERY = ""  # in place of the name of a stream: all of them
 KEEP = 100_000  # samples of a stream whose answers are kept; with a higher number older data would seem to lack some
@@ -105,18 +110,28 @@ def seal(value: bytes, *key: object) -> bytes:
         ...
     moontide.serve.stream_store.DamagedError: The stored record 2 does not match its checksum; restore a backup, ...
     """
-    return value + zlib.crc32(value, zlib.crc32(repr(key).encode())).to_bytes(4, "little")
+    return value + checksum(value, *key)
 
 
-def unseal(sealed: bytes | str, *key: object) -> bytes:
+def checksum(value: bytes, *key: object) -> bytes:
+    """Return the checksum of a value and of the key it is stored under.
+
+    >>> checksum(b"abc", "record", 1) == checksum(b"abc", "record", 2)
+    False
+    """
+    return zlib.crc32(value, zlib.crc32(repr(key).encode())).to_bytes(4, "little")
+
+
+def unseal(sealed: object, *key: object) -> bytes:
     """Check and remove the checksum.
 
     >>> unseal(seal(b"abc", 1), 1)
     b'abc'
     """
-    sealed = sealed.encode() if isinstance(sealed, str) else bytes(sealed)  # SQLite keeps whatever it is given
+    sealed = sealed.encode() if isinstance(sealed, str) else sealed  # SQLite keeps whatever it is given
+    sealed = sealed if isinstance(sealed, bytes) else b""
     value = sealed[:-4]
-    if seal(value, *key) != sealed:
+    if checksum(value, *key) != sealed[-4:]:
         words = " ".join(map(str, key[:3]))
         raise DamagedError(f"The stored {words} does not match its checksum; restore a backup, {HELP}.")
     return value
@@ -125,7 +140,7 @@ def unseal(sealed: bytes | str, *key: object) -> bytes:
 class StreamStore:
     """The tables, independent of the database. Calls may come from any thread; they are serialised."""
 
-    failures: type[Exception] = Exception  # what the driver raises
+    failures: tuple[type[Exception], ...] = (Exception,)  # what the driver or the system raises
     rows = ""  # how a table keeps its rows
 
     def __init__(self, data: str, fsync: str, lock: bool) -> None:
@@ -138,9 +153,12 @@ class StreamStore:
         except MoontideError:
             self.close()
             raise
-        except (self.failures, OSError) as error:
+        except self.failures as error:
             self.close()
             raise self._problem(error, "opened", FileError) from error
+        if lock:
+            with suppress(StoreError):  # they only take room
+                self._sweep()
 
     @property
     def location(self) -> str:
@@ -148,8 +166,15 @@ class StreamStore:
         return self.data
 
     def _connect(self) -> None:
-        for statement in SCHEMA.format(rows=self.rows).split(";"):
-            self._run(statement)
+        self._run("BEGIN")
+        try:
+            for statement in SCHEMA.format(rows=self.rows).split(";"):
+                self._run(statement)
+            self._run("COMMIT")
+        except BaseException:
+            with suppress(*self.failures):
+                self._run("ROLLBACK")
+            raise
 
     def _run(self, sql: str, values: Sequence[Any] = ()) -> Any:
         return self._connection.execute(sql, values)
@@ -194,7 +219,7 @@ class StreamStore:
                 yield
                 self._run("COMMIT")
             except BaseException:
-                with suppress(self.failures):
+                with suppress(*self.failures):
                     self._run("ROLLBACK")
                 raise
             if write:
@@ -205,7 +230,7 @@ class StreamStore:
         """Convert exceptions of the driver to a sentence."""
         try:
             yield
-        except (self.failures, OSError) as error:
+        except self.failures as error:
             self._forget_if_lost()
             raise self._problem(error, "used", StoreError) from error
 
@@ -228,10 +253,10 @@ class StreamStore:
 
     def create(self, stream: str, config: str, state: bytes, tally: bytes) -> None:
         """Add a stream with its state before the first sample."""
-        with self._transaction():
+        with self._pieces_of(stream, state) as created, self._transaction():
             self._run("INSERT INTO streams VALUES (?, ?)", (stream, seal(config.encode(), stream, "configuration")))
             for number in (0, CHECKPOINT):
-                self._put_state(stream, number, Saved(0, 0, 0, 0, state, tally))
+                self._put_state(stream, number, Saved(0, 0, 0, 0, state, tally), created)
 
     def streams(self) -> dict[str, str | DamagedError]:
         """Return the configuration of every stream by name, or what is wrong with it."""
@@ -240,9 +265,9 @@ class StreamStore:
         sql = f"SELECT names.stream, config FROM {names} LEFT JOIN streams ON streams.stream = names.stream ORDER BY 1"
         for stream, config in self._select(sql):
             try:
-                found[stream] = unseal(config or b"", stream, "configuration").decode()
+                found[str(stream)] = unseal(config, stream, "configuration").decode()
             except DamagedError as error:
-                found[stream] = error
+                found[str(stream)] = error
         return found
 
     def delete(self, stream: str) -> None:
@@ -250,6 +275,7 @@ class StreamStore:
         with self._transaction(pushes=EVERY):  # nothing of it stays in a log, where a new stream has the same name
             for table in ("streams", "journal", "states", "answers"):
                 self._run(f"DELETE FROM {table} WHERE stream = ?", (stream,))
+        self._sweep(stream)
 
     # The journal
 
@@ -260,8 +286,11 @@ class StreamStore:
 
     def checkpoint(self, stream: str, saved: Saved, *, x_from: int, answers_from: int) -> None:
         """Make a state the one to go on from; drop records and answers whose samples all come before a number."""
-        with self._transaction(pushes=stream, drop=Drop(stream, x_from)):
-            self._put_state(stream, CHECKPOINT, saved)
+        with (
+            self._pieces_of(stream, saved.state) as created,
+            self._transaction(pushes=stream, drop=Drop(stream, x_from)),
+        ):
+            self._put_state(stream, CHECKPOINT, saved, created)
             self._run("DELETE FROM journal WHERE stream = ? AND first + size <= ?", (stream, x_from))
             old = "DELETE FROM answers WHERE stream = ? AND first < ? AND first + size <= ?"
             self._run(old, (stream, answers_from, answers_from))
@@ -296,16 +325,15 @@ class StreamStore:
         )
         if not whole:
             raise DamagedError(f"The journal of {stream} lacks a record; restore a backup, {HELP}.")
-        stops, oldest = [row.first + row.size for row in answered], max(0, saved.total - keep)
-        whole = [row.first for row in answered[1:]] == stops[:-1] and (stops[-1] if stops else 0) == ends[-1]
-        if not whole or (answered and answered[0].first > oldest):
-            raise DamagedError(f"The answers of {stream} lack a part; restore a backup, {HELP}.")
+        require_no_gap(stream, answered, (max(0, saved.total - keep), ends[-1]))
         return saved, inside, after, answered
 
     def answers(self, stream: str, first: int, stop: int) -> list[Answered]:
-        """Return the answers of the records that hold samples from `first` to before `stop`, in order."""
+        """Return the answers of the records that hold samples from `first` to before `stop`, in order and gapless."""
         with self._transaction(write=False):
-            return self._answers(stream, first, stop)
+            answered = self._answers(stream, first, stop)
+        require_no_gap(stream, answered)
+        return answered
 
     def _answers(self, stream: str, first: int, stop: int) -> list[Answered]:
         sql = "SELECT first, size, data FROM answers WHERE stream = ? AND first < ? AND first + size > ? ORDER BY first"
@@ -314,16 +342,39 @@ class StreamStore:
 
     # States
 
-    def _put_state(self, stream: str, number: int, saved: Saved) -> None:
+    @contextmanager
+    def _pieces_of(self, stream: str, state: bytes) -> Iterator[float]:
+        """Write a large state in pieces, for rows with the time that this yields; then drop pieces without a row."""
+        created = time.time()
+        try:
+            for part, start in enumerate(range(0, len(state), PIECE_BYTES) if len(state) > PIECE_BYTES else ()):
+                with self._transaction():
+                    row = (stream, created, part, state[start : start + PIECE_BYTES])
+                    self._run("INSERT INTO pieces VALUES (?, ?, ?, ?)", row)
+            yield created
+        finally:
+            with suppress(StoreError):  # they only take room, until the next time
+                self._sweep(stream)
+
+    def _sweep(self, stream: str | None = None) -> None:
+        """Drop the pieces of states that are no longer there, of one stream or, while nothing is written, of all."""
+        there = "SELECT 1 FROM states WHERE states.stream = pieces.stream AND states.created = pieces.created"
+        sql = f"SELECT stream, created, part FROM pieces WHERE NOT EXISTS ({there})"
+        for key in self._select(sql) if stream is None else self._select(f"{sql} AND stream = ?", stream):
+            with self._transaction():
+                self._run("DELETE FROM pieces WHERE stream = ? AND created = ? AND part = ?", key)
+
+    def _put_state(self, stream: str, number: int, saved: Saved, created: float) -> None:
         self._run("DELETE FROM states WHERE stream = ? AND number = ?", (stream, number))
-        row = (number, *saved[:4], time.time())
-        sealed = seal(saved.state, stream, "state", *row), seal(saved.tally, stream, "tally", *row)
+        row = (number, *saved[:4], created)
+        inline = b"" if len(saved.state) > PIECE_BYTES else saved.state
+        sealed = inline + checksum(saved.state, stream, "state", *row), seal(saved.tally, stream, "tally", *row)
         self._run("INSERT INTO states VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", (stream, *row, *sealed))
 
     def put_state(self, stream: str, number: int, saved: Saved) -> None:
         """Keep a state under a number."""
-        with self._transaction():
-            self._put_state(stream, number, saved)
+        with self._pieces_of(stream, saved.state) as created, self._transaction():
+            self._put_state(stream, number, saved, created)
 
     def state(self, stream: str, number: int) -> Saved | None:
         """Return a state, or None where there is none of that number."""
@@ -333,6 +384,10 @@ class StreamStore:
     def _state(self, stream: str, number: int) -> Saved | None:
         sql = "SELECT number, seq, total, seen, kept, created, state, tally FROM states WHERE stream = ? AND number = ?"
         for *row, state, tally in self._run(sql, (stream, number)).fetchall():
+            if isinstance(state, bytes) and len(state) == len(checksum(b"")):
+                parts = "SELECT data FROM pieces WHERE stream = ? AND created = ? ORDER BY part"
+                pieces = [data for (data,) in self._run(parts, (stream, row[-1])).fetchall()]
+                state = b"".join([*(data for data in pieces if isinstance(data, bytes)), state])
             values = unseal(state, stream, "state", *row), unseal(tally, stream, "tally", *row)
             seq, total, seen, kept = row[1:5]
             return Saved(seq, total, seen, kept, *values)
@@ -340,15 +395,19 @@ class StreamStore:
 
     def snapshots(self, stream: str) -> list[Snapshot]:
         """List the states of a stream but for the checkpoint."""
-        rows = self._select(
-            "SELECT number, seen, created FROM states WHERE stream = ? AND number >= 0 ORDER BY number", stream
-        )
-        return [Snapshot(*row) for row in rows]
+        sql = "SELECT number, seq, total, seen, kept, created, tally FROM states WHERE stream = ? AND number >= 0"
+        found = []
+        for *row, tally in self._select(f"{sql} ORDER BY number", stream):
+            unseal(tally, stream, "tally", *row)
+            number, _, _, seen, _, created = row
+            found.append(Snapshot(number, seen, created))
+        return found
 
     def delete_state(self, stream: str, number: int) -> None:
         """Drop a state."""
         with self._transaction():
             self._run("DELETE FROM states WHERE stream = ? AND number = ?", (stream, number))
+        self._sweep(stream)
 
     # Tokens
 
@@ -368,6 +427,19 @@ class StreamStore:
             self._run("DELETE FROM tokens WHERE name = ?", (name,))
             if token is not None:
                 self._run("INSERT INTO tokens VALUES (?, ?)", (name, seal(token, name, "token")))
+
+
+def require_no_gap(stream: str, answered: Sequence[Answered], ends: tuple[int, int] | None = None) -> None:
+    """Refuse answers that do not follow each other, or not from the first of `ends` or before up to the second.
+
+    >>> require_no_gap("a", [Answered(0, 2, b""), Answered(2, 1, b"")], (1, 3))
+    """
+    stops = [row.first + row.size for row in answered]
+    whole = [row.first for row in answered[1:]] == stops[:-1]
+    if ends is not None:
+        whole = whole and (stops[-1] if stops else 0) == ends[1] and (not answered or answered[0].first <= ends[0])
+    if not whole:
+        raise DamagedError(f"The answers of {stream} lack a part; restore a backup, {HELP}.")
 
 
 def insert(

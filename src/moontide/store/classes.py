@@ -22,6 +22,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ import numpy.typing as npt
 
 from moontide.core.arrays import unit_rows
 from moontide.errors import FileError, InputError, listed, shorten
-from moontide.store.disk import reading
+from moontide.store.disk import reading, text_of
 
 NAMES = ("name", "class", "class_name", "classname", "classnames", "label", "category", "species", "names", "classes")
 SYNONYMS, DESCRIPTIONS = ("synonym", "synonyms", "aliases"), ("description", "descriptions", "prompt", "prompts")
@@ -39,6 +40,7 @@ TEXTS, KINDS = (".txt", ".names", ".lst", ".list", ""), (".txt", ".json", ".csv"
 SENTENCE = 5  # words of a description
 LARGEST = 64 * 2**20  # bytes of a file of names
 SEPARATOR = "/"
+MOST_LEVELS = 100  # of a tree
 
 AnyArray = npt.NDArray[Any]
 
@@ -75,13 +77,18 @@ class ClassList:
             more[key] = {renamed[name]: value for name, value in more[key].items()}
         return cls(tuple(own), paths=tuple(parts), **more)
 
+    @cached_property
+    def numbers(self) -> dict[str, int]:
+        """The number of each class, of equal names the first."""
+        return {name: k for k, name in reversed(list(enumerate(self.names)))}
+
     def with_prompts(self, more: Mapping[str, Sequence[str]]) -> ClassList:
         """Return the list with synonyms and descriptions of some classes, distinguished by their length.
 
         >>> ClassList(("cat", "dog")).with_prompts({"cat": ["kitty", "a small animal with soft fur"]}).synonyms
         {'cat': ['kitty']}
         """
-        strange = [name for name in more if name not in self.names]
+        strange = [name for name in more if name not in self.numbers]
         if strange:
             raise InputError(f"'synonyms' must belong to classes, and {shorten(strange[0], 60)!r} is not one.")
         kinds = {name: _kinds_of_text(name, texts) for name, texts in more.items()}
@@ -89,7 +96,7 @@ class ClassList:
 
     def phrases(self, name: str) -> list[str]:
         """Return what takes the place of the name of a class in templates: the name, then its synonyms."""
-        last = name if self.paths is None else self.paths[self.names.index(name)][-1]
+        last = name if self.paths is None else self.paths[self.numbers[name]][-1]
         return [last, *self.synonyms.get(name, ())]
 
     def prompts(self) -> list[int]:
@@ -159,10 +166,10 @@ def read_classes(classes: str) -> ClassList:
         )
     if path.suffix not in (*KINDS, *TEXTS):
         raise FileError(f"Class names must be a comma-separated list or a {', '.join(KINDS)}. Got {path} instead.")
+    text = text_of(path)
+    if len(text) > LARGEST:
+        raise FileError(f"{path} is too large for a file of class names: more than {LARGEST >> 20} MiB.")
     with reading(path):
-        if path.stat().st_size > LARGEST:
-            raise FileError(f"{path} is too large for a file of class names: more than {LARGEST >> 20} MiB.")
-        text = path.read_text(encoding="utf-8-sig")
         if "\0" in text:
             raise FileError(f"{path} is not text; class names must be a {', '.join(KINDS)}.")
         read = {".json": _from_json, ".csv": _from_table, ".tsv": _from_table}.get(path.suffix, _from_text)
@@ -210,7 +217,7 @@ def _from_json(path: Path, text: str) -> ClassList:
         raise FileError(
             f'{path} must be a list of names, ["cat", "dog"], or an object of synonyms, {{"cat": ["kitty"]}}.'
         )
-    double = [name for i, (name, _) in enumerate(held) if name in [other for other, _ in held[:i]]]
+    double = [name for name, count in Counter(name for name, _ in held).items() if count > 1]
     if double:
         raise FileError(f"{path} has more than one entry for {listed(map(repr, double))}; keep one.")
     synonyms, descriptions = {}, {}
@@ -293,11 +300,15 @@ def _from_rows(path: Path, rows: Sequence[Mapping[str, Any]], header: Sequence[s
 
 
 def _path_to(path: Path, name: str, parents: Mapping[str, str]) -> tuple[str, ...]:
-    found = [name]
+    found, seen = [name], {name}
     while above := parents.get(found[0], ""):
-        found = [*(part.strip() for part in above.split(SEPARATOR)), *found]
-        if len(found) > len(set(found)):
+        parts = [part.strip() for part in above.split(SEPARATOR)]
+        found = [*parts, *found]
+        if len(seen | set(parts)) < len(found):
             raise InputError(f"{path} has a class above itself: {shorten(' / '.join(found), 100)}; correct 'parent'.")
+        seen.update(parts)
+        if len(found) > MOST_LEVELS:
+            raise InputError(f"{path} has more than {MOST_LEVELS} levels above {shorten(name, 40)!r}; leave some out.")
     return tuple(found)
 
 

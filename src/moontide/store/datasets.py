@@ -12,7 +12,6 @@ In class names "_" becomes a space.
 
 from __future__ import annotations
 
-import json
 import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ import numpy as np
 
 from moontide.errors import FileError, unknown_name
 from moontide.metrics import IntArray
+from moontide.store.disk import read_json, text_of
 from moontide.store.toml import read_toml, toml_files
 
 IMAGES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
@@ -164,7 +164,7 @@ def _images(folder: Path) -> list[Path]:
 
 
 def _read_split(known: Dataset, folder: Path) -> ImageSet:
-    rows: list[list[Any]] = json.loads((folder / known.files[0]).read_text(encoding="utf-8"))["test"]
+    rows: list[list[Any]] = read_json(folder / known.files[0])["test"]
     names = {int(label): str(name) for _, label, name in rows}
     if sorted(names) != list(range(len(names))):
         raise ValueError("its test labels are not the numbers from 0 on")
@@ -192,4 +192,4 @@ def _read_aircraft(known: Dataset, folder: Path) -> ImageSet:
 
 
 def _lines(path: Path) -> list[str]:
-    return [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    return [line.strip() for line in text_of(path).splitlines() if line.strip()]

@@ -5,6 +5,7 @@ A path with :// goes through fsspec (`store.remote`); object stores promise that
 
 from __future__ import annotations
 
+import json
 import os
 import stat
 from collections.abc import Iterator
@@ -13,7 +14,12 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from moontide.errors import FileError, MoontideError, ResourceError, first_line
+from moontide.memory import available_bytes, human
 from moontide.store.remote import filesystem, on_its_way, open_file, protocols, retried, unreachable
+
+TEXT_TIMES = 20  # how much larger than a text the rows and numbers may be that are made of it
+PIECE = 2**20  # bytes that are read at once
+SMALL, MOST_TIMES = 2**28, 1000  # bytes that a file may always unpack to, and how often its own size
 
 
 @contextmanager
@@ -68,6 +74,73 @@ def opened(path: str | Path) -> Iterator[Any]:
     """
     with reading(path), open_file(str(path)) as handle:
         yield handle
+
+
+def check_unpacked(what: str, need: int, size: int) -> None:
+    """Refuse contents that take far more memory than the file has bytes, or than there is.
+
+    >>> check_unpacked("The column 'id' of a.parquet", 10**12, 1000)
+    Traceback (most recent call last):
+        ...
+    moontide.errors.ResourceError: The column 'id' of a.parquet would take 931.3 GiB from a file of 1000.0 B; it is \
+not read. Split the file, or write it again from data that you trust.
+    """
+    have = available_bytes()
+    much = need > max(SMALL, MOST_TIMES * size)
+    if much or (have is not None and need > have):
+        memory = "" if much or have is None else f", and {human(have)} of memory is available"
+        raise ResourceError(
+            f"{what} would take {human(need)} from a file of {human(size)}{memory}; it is not read. "
+            "Split the file, or write it again from data that you trust."
+        )
+
+
+def text_of(path: str | Path) -> str:
+    """Return a text file as it is, line ends too, if what is made of it fits into memory as well.
+
+    >>> text_of("no.txt")
+    Traceback (most recent call last):
+        ...
+    moontide.errors.FileError: There is no file no.txt.
+    """
+    data, have = bytearray(), available_bytes()
+    with reading(path), open(path, "rb") as handle:
+        size = os.fstat(handle.fileno()).st_size  # 0 for a pipe
+        while True:
+            if have is not None and TEXT_TIMES * max(size, len(data)) > have:
+                raise ResourceError(
+                    f"{path} would take up to {human(TEXT_TIMES * max(size, len(data)))} of memory as text, and "
+                    f"{human(have)} is available; split it, or store numbers as .npy."
+                )
+            if not (piece := handle.read(PIECE)):
+                return data.decode("utf-8-sig")
+            data += piece
+
+
+def read_json(path: str | Path, **options: Any) -> Any:
+    """Return what a JSON file holds; `options` are those of `json.loads`.
+
+    >>> read_json("no.json")
+    Traceback (most recent call last):
+        ...
+    moontide.errors.FileError: There is no file no.json.
+    """
+    return parse_json(path, text_of(path), **options)
+
+
+def parse_json(path: str | Path, text: str, **options: Any) -> Any:
+    """Return what JSON in a file stands for.
+
+    >>> parse_json("a.jsonl", "{}")
+    {}
+    """
+    try:
+        return json.loads(text, **options)
+    except RecursionError:
+        why = "it is nested too deeply"
+    except ValueError as error:
+        why = first_line(error)
+    raise FileError(f"{path} cannot be read: it must be JSON, and is damaged or of another type ({why}).")
 
 
 def temporary_name(path: Path) -> str:

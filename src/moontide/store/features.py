@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import re
 from collections import Counter
@@ -31,7 +32,7 @@ import numpy.typing as npt
 from moontide.core.arrays import as_matrix
 from moontide.errors import FileError, InputError
 from moontide.metrics import IntArray, check_labels
-from moontide.store.disk import reading, replacing
+from moontide.store.disk import read_json, reading, replacing
 from moontide.store.tensors import Tensors
 from moontide.types import check_class_names
 
@@ -86,7 +87,13 @@ class Origin:
         >>> Origin.parse(origin.write()) == origin
         True
         """
-        return Origin(**{**held, "prompts": tuple(held["prompts"])})
+        origin = Origin(**{**held, "prompts": tuple(held["prompts"])})
+        texts = [getattr(origin, name) for name in held if name not in ("prompts", "logit_scale", "dataset")]
+        if not all(isinstance(text, str) for text in (*texts, *origin.prompts, origin.dataset or "")):
+            raise ValueError("its origin has other values than texts")
+        if not (type(origin.logit_scale) in (int, float) and 0 < origin.logit_scale < math.inf):
+            raise ValueError("the logit scale of its origin is not a positive number")
+        return origin
 
 
 @dataclass(frozen=True)
@@ -144,20 +151,20 @@ class FeatureStore:
         """Read the manifest of a store."""
         folder = Path(folder)
         path = folder / MANIFEST
+        if not os.path.lexists(path):
+            raise FileError(f"{folder} is not a feature store: it has no {MANIFEST}.")
+        _check_regular(path)
+        held = read_json(path)
         try:
-            held = json.loads(path.read_text(encoding="utf-8"))
             version = held["format"]
             if version not in (1, FORMAT):
                 raise FileError(f"{path} has the format {version}, but this Moontide reads {FORMAT}; update Moontide.")
             outside = [name for name in held["files"] if not NAME.fullmatch(name)]
             if outside:
                 raise FileError(f"{path} names {outside[0][:80]!r}, which is not a file of the store; ignored.")
-            return FeatureStore(folder, Origin.parse(held["origin"]), tuple(held["class_names"]), dict(held["files"]))
-        except FileError:
-            raise
-        except FileNotFoundError:
-            raise FileError(f"{folder} is not a feature store: it has no {MANIFEST}.") from None
-        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+            names = tuple(map(str, held["class_names"]))
+            return FeatureStore(folder, Origin.parse(held["origin"]), names, dict(held["files"]))
+        except (ValueError, KeyError, TypeError) as error:
             raise FileError(f"{path} is damaged ({error}).") from error
 
     def check_space(self, other: Origin) -> None:
@@ -242,7 +249,11 @@ choose a new folder, or use the same settings.
         """The class embeddings (K, d)."""
         if TEXT not in self.files:
             raise FileError(f"{self.folder} has no classes, only images; encode with classes, or pass the text.")
-        return _mapped(self.folder / TEXT)[0]["text_features"]
+        path = self.folder / TEXT
+        text = _mapped(path)[0].get("text_features")
+        if text is None or text.ndim != 2 or text.dtype.kind != "f" or len(text) != len(self.class_names):
+            raise FileError(f"{path} is damaged: it has no vector for each class; encode into a new folder.")
+        return text
 
     def negatives(self, key: str) -> AnyArray | None:
         """Return the embeddings of negative names that were kept under `key`, (M, d), or None where there are none."""
@@ -271,8 +282,7 @@ choose a new folder, or use the same settings.
     @cached_property
     def _maps(self) -> list[tuple[dict[str, AnyArray], list[str]]]:
         """The arrays of each shard, and its ids."""
-        found = [_mapped(path) for path in self.shards]
-        return [(arrays, stored_ids(metadata) or []) for arrays, metadata in found]
+        return [_shard(path, len(self.class_names)) for path in self.shards]
 
     @cached_property
     def ids(self) -> list[str]:
@@ -401,8 +411,30 @@ def _write(path: Path, data: bytes) -> None:
         os.fsync(handle.fileno())
 
 
+def _shard(path: Path, k: int) -> tuple[dict[str, AnyArray], list[str]]:
+    """Map the arrays of a shard of a store with k classes; return its ids too."""
+    arrays, metadata = _mapped(path)
+    with reading(path):
+        ids = stored_ids(metadata) or []
+        x, labels = arrays.get("image_features"), arrays.get("labels")
+        if x is None or x.ndim != 2 or x.dtype.kind != "f" or len(ids) != len(x):
+            raise ValueError("it has no vector for each id")
+        if not all(isinstance(one, str) for one in ids):
+            raise ValueError("its ids are no texts")
+        if labels is not None:
+            check_labels(labels, len(x), k)
+    return arrays, ids
+
+
+def _check_regular(path: Path) -> None:
+    """Refuse a pipe or a device among the files of a store, which would be waited for."""
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise FileError(f"{path} is not a regular file; remove it, or encode into a new folder.")
+
+
 def _mapped(path: Path) -> tuple[dict[str, AnyArray], dict[str, str]]:
     """Map the arrays of a file of a store; return its metadata too."""
+    _check_regular(path)
     with reading(path), open(path, "rb") as handle:
         held = Tensors(handle)
         return held.mapped(path), held.metadata

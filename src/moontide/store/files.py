@@ -34,7 +34,7 @@ from moontide.errors import FileError, InputError, ResourceError, missing_extra
 from moontide.memory import available_bytes, human
 from moontide.metrics import IntArray, check_labels
 from moontide.plausible import ask
-from moontide.store.disk import reading, temporary_name
+from moontide.store.disk import check_unpacked, reading, temporary_name, text_of
 from moontide.store.other import how_to_convert
 from moontide.store.tensors import Tensors
 from moontide.types import Task, class_numbers_of
@@ -235,8 +235,8 @@ def _require_memory(path: Path, size: int) -> None:
 
 def _read_npz(path: Path, names: Sequence[str]) -> Arrays:
     with zipfile.ZipFile(path) as archive:
-        wanted = {f"{name}.npy" for name in names}
-        _require_memory(path, sum(entry.file_size for entry in archive.infolist() if entry.filename in wanted))
+        entries = [entry for entry in archive.infolist() if entry.filename.removesuffix(".npy") in names]
+        check_unpacked(str(path), sum(entry.file_size for entry in entries), path.stat().st_size)
     arrays: dict[str, AnyArray | None] = {}
     with np.load(path, allow_pickle=False) as held:
         for name in held.files:
@@ -350,8 +350,7 @@ def is_whole(text: str) -> bool:
 
 
 def _read_lines(path: Path) -> list[str]:
-    with reading(path):
-        return path.read_text(encoding="utf-8-sig").splitlines()
+    return text_of(path).splitlines()
 
 
 def check_output(path: str | Path, kinds: Sequence[str] = PREDICTIONS) -> None:

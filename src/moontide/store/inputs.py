@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -26,7 +25,7 @@ import numpy as np
 from moontide.answers import NONE_OF_THESE
 from moontide.errors import FileError, InputError
 from moontide.metrics import IntArray
-from moontide.store.disk import reading
+from moontide.store.disk import read_json, reading, text_of
 from moontide.store.files import AnyArray, read_arrays, read_parquet_column
 from moontide.store.tables import from_cell
 
@@ -254,8 +253,9 @@ def folders(ids: Iterable[Any]) -> list[str]:
 
 def _read_csv(path: Path) -> dict[str, list[str]]:
     """Read the columns of a .csv with a header."""
+    text = text_of(path)
     with reading(path):
-        rows = list(csv.reader(io.StringIO(path.read_text(encoding="utf-8-sig"), newline=""), strict=True))
+        rows = list(csv.reader(io.StringIO(text, newline=""), strict=True))
     header, *body = [row for row in rows if row] or [[]]
     if any(len(row) > len(header) for row in body):
         raise FileError(f"{path} has a row with more values than its header; put values with commas into quotes.")
@@ -264,8 +264,7 @@ def _read_csv(path: Path) -> dict[str, list[str]]:
 
 def _read_json(path: Path) -> list[tuple[str, Any]]:
     """Read a JSON object as pairs, so that a name given twice is seen."""
-    with reading(path):
-        pairs = json.loads(path.read_text(encoding="utf-8-sig"), object_pairs_hook=list)
+    pairs = read_json(path, object_pairs_hook=list)
     if not isinstance(pairs, list) or not all(isinstance(pair, tuple) for pair in pairs):
         raise FileError(f'{path} must be a JSON object of classes and shares, such as {{"cat": 0.2, "dog": 0.8}}.')
     return pairs

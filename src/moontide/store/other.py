@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import csv
 import io
+import math
+import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from moontide.errors import FileError, missing_extra
+from moontide.store.disk import check_unpacked, text_of
 
 INDEX = ("", "id", "path", "row", "index")  # headers of a first column that is no number of the vector
 AnyArray = npt.NDArray[Any]
@@ -49,8 +52,8 @@ def read_numbers(path: Path) -> tuple[AnyArray, list[str] | None]:
     (array([[1., 2.],
            [3., 4.]], dtype=float32), ['a.jpg', 'b.jpg'])
     """
-    text = path.read_text(encoding="utf-8-sig")
-    rows = [row for row in csv.reader(io.StringIO(text), delimiter="\t" if path.suffix == ".tsv" else ",") if row]
+    text = io.StringIO(text_of(path), newline="")
+    rows = [row for row in csv.reader(text, delimiter="\t" if path.suffix == ".tsv" else ",") if row]
     first = rows[0] if rows else []
     counted = {tuple(map(str, range(start, start + len(first) + 1))) for start in (0, 1)}  # what pandas calls columns
     bare = any(tuple(first[skip:]) == one[: len(first) - skip] for skip in (0, 1) for one in counted if len(first) > 2)
@@ -97,12 +100,16 @@ def read_tensors(path: Path, names: Sequence[str]) -> dict[str, AnyArray | None]
         import torch
     except ImportError:
         raise missing_extra("torch", "torch", f"Reading {path.suffix} files") from None
+    size = path.stat().st_size
+    if zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            check_unpacked(str(path), sum(entry.file_size for entry in archive.infolist()), size)
     try:
         held = torch.load(path, map_location="cpu", weights_only=True)
     except Exception:  # of many kinds, with paragraphs of advice to switch the protection off
         held = None
     if isinstance(held, torch.Tensor):
-        return {"": _array(held)}
+        return {"": _array(held, path)}
     if not isinstance(held, dict) or not any(isinstance(value, torch.Tensor) for value in held.values()):
         raise FileError(
             f"{path} must hold a tensor or a dictionary of tensors; anything else would run code when it is loaded. "
@@ -110,11 +117,13 @@ def read_tensors(path: Path, names: Sequence[str]) -> dict[str, AnyArray | None]
         )
     tensors = {str(name): value for name, value in held.items() if isinstance(value, torch.Tensor)}
     if len(tensors) == 1 and not set(tensors) & set(names):
-        return {"": _array(next(iter(tensors.values())))}
-    return {name: _array(value) if name in names else None for name, value in tensors.items()}
+        return {"": _array(next(iter(tensors.values())), path)}
+    return {name: _array(value, path) if name in names else None for name, value in tensors.items()}
 
 
-def _array(tensor: Any) -> AnyArray:
+def _array(tensor: Any, path: Path) -> AnyArray:
     tensor = tensor.detach()
+    numbers = math.prod(tensor.shape)  # which may all be one and the same in the file
+    check_unpacked(str(path), numbers * max(4, tensor.element_size()), path.stat().st_size)
     array: AnyArray = (tensor.float() if tensor.is_floating_point() and tensor.element_size() < 4 else tensor).numpy()
     return array

@@ -16,13 +16,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from moontide.errors import FileError, InputError, ResourceError
-from moontide.memory import available_bytes, human
+from moontide.errors import FileError, InputError, shorten
+from moontide.store.disk import check_unpacked
 
-SMALL, MOST_TIMES = (
-    2**28,
-    1000,
-)  # bytes of a column that are always read, and how often the size of the file they may be
+OBJECT = 64  # bytes of a text or number in a list
+ROWS = 1024  # that are read together where each may be large
 
 
 def read_embeddings(path: str | Path, handle: BinaryIO | None = None) -> tuple[npt.NDArray[Any], list[Any] | None]:
@@ -37,7 +35,7 @@ def read_embeddings(path: str | Path, handle: BinaryIO | None = None) -> tuple[n
     schema = pq.ParquetFile(handle or path).schema_arrow
     name = _column(path, schema)
     column = _read(path, schema, name, handle)
-    ids = _read(path, schema, "id", handle) if "id" in schema.names else None
+    ids = _values(path, schema, "id", handle) if "id" in schema.names else None
     if column.null_count:
         raise InputError(f"The column '{name}' of {path} must not have missing values. Got {column.null_count}.")
     if _is_binary(column.type):
@@ -48,11 +46,14 @@ def read_embeddings(path: str | Path, handle: BinaryIO | None = None) -> tuple[n
     if len(pc.unique(lengths)) > 1:
         raise InputError(f"The values in the column '{name}' of {path} must all have the same length.")
     matrix = values.reshape(len(column), -1) if len(column) else np.empty((0, 0))
-    return matrix, None if ids is None else ids.to_pylist()
+    return matrix, ids
 
 
-def _check_groups(path: str | Path, file: Any, schema: Any, name: str) -> int:
-    """Refuse a column that is far larger than the file, or than the memory there is; return the bytes of the file."""
+def _check_groups(path: str | Path, file: Any, schema: Any, name: str, least: int = 1) -> int:
+    """Refuse a column that is far larger than the file, or than the memory there is; return the bytes of the file.
+
+    least: bytes that a value takes, or more.
+    """
     groups = [file.metadata.row_group(i) for i in range(file.metadata.num_row_groups)]
     size = sum(group.column(i).total_compressed_size for group in groups for i in range(group.num_columns))
     leaves = [group.column(i) for group in groups for i in range(group.num_columns)
@@ -60,32 +61,36 @@ def _check_groups(path: str | Path, file: Any, schema: Any, name: str) -> int:
     kind = schema.field(name).type
     leaf = getattr(kind, "value_type", kind)
     width = leaf.bit_width // 8 if pa.types.is_primitive(leaf) or pa.types.is_fixed_size_binary(leaf) else 1
-    unpacked = sum(max(leaf.total_uncompressed_size, leaf.num_values * width) for leaf in leaves)
-    _require(path, name, unpacked, size)
+    unpacked = sum(max(leaf.total_uncompressed_size, leaf.num_values * max(width, least)) for leaf in leaves)
+    check_unpacked(_named(path, name), unpacked, size)
     return int(size)
 
 
-def _read(path: str | Path, schema: Any, name: str, handle: BinaryIO | None = None) -> Any:
+def _named(path: str | Path, name: str) -> str:
+    return f"The column {shorten(name, 40)!r} of {path}"
+
+
+def _values(path: str | Path, schema: Any, name: str, handle: BinaryIO | None = None) -> list[Any]:
+    """Read a column of texts or numbers as a list."""
+    kind = schema.field(name).type
+    if pa.types.is_nested(kind):
+        raise FileError(f"{_named(path, name)} must have one text or number per row. Got {shorten(str(kind), 60)}.")
+    found: list[Any] = _read(path, schema, name, handle, OBJECT).to_pylist()
+    return found
+
+
+def _read(path: str | Path, schema: Any, name: str, handle: BinaryIO | None = None, least: int = 1) -> Any:
     """Read a column, unless it is too large; text is read as a dictionary first, each value once."""
     words = [name] if _is_text(schema.field(name).type) else []
     file = pq.ParquetFile(handle or path, read_dictionary=words)
-    size = _check_groups(path, file, schema, name)
+    size = _check_groups(path, file, schema, name, least)
     column = file.read([name]).column(0)
     if not pa.types.is_dictionary(column.type):
         return column
     parts = [(pc.binary_length(chunk.dictionary), chunk.indices) for chunk in column.chunks]
-    _require(path, name, sum(pc.sum(lengths.take(indices)).as_py() or 0 for lengths, indices in parts), size)
+    need = sum(pc.sum(lengths.take(indices)).as_py() or 0 for lengths, indices in parts)
+    check_unpacked(_named(path, name), need, size)
     return column.cast(column.type.value_type)
-
-
-def _require(path: str | Path, name: str, need: int, size: int) -> None:
-    have = available_bytes()
-    if need > max(SMALL, MOST_TIMES * size) or (have is not None and need > have):
-        memory = "" if have is None else f", and {human(have)} of memory is available"
-        raise ResourceError(
-            f"The column '{name}' of {path} would take {human(need)} from a file of {human(size)}{memory}; it is not "
-            "read. Split the file, or write it again from data that you trust."
-        )
 
 
 def shape(path: str | Path, handle: BinaryIO) -> tuple[int, int]:
@@ -116,8 +121,7 @@ def read_ids(handle: BinaryIO) -> list[Any] | None:
     ['a']
     """
     schema = pq.ParquetFile(handle).schema_arrow
-    ids: list[Any] | None = _read("the shard", schema, "id", handle).to_pylist() if "id" in schema.names else None
-    return ids
+    return _values("the shard", schema, "id", handle) if "id" in schema.names else None
 
 
 def read_column(path: str | Path, name: str) -> list[Any]:
@@ -132,8 +136,7 @@ def read_column(path: str | Path, name: str) -> list[Any]:
     schema = pq.read_schema(path)
     if name not in schema.names:
         raise FileError(f"{path} must have a column '{name}'. It has {', '.join(map(repr, schema.names))}; rename one.")
-    values: list[Any] = _read(path, schema, name).to_pylist()
-    return values
+    return _values(path, schema, name)
 
 
 def _column(path: str | Path, schema: Any) -> str:
@@ -175,8 +178,16 @@ def read_columns(path: str | Path) -> dict[str, list[Any]]:
     ...     read_columns(Path(folder) / "f.parquet")
     {'id': ['a'], 'n': [1]}
     """
+    size, need = Path(path).stat().st_size, 0
     with pq.ParquetFile(path) as file:
-        found: dict[str, list[Any]] = file.read().to_pydict()
+        found: dict[str, list[Any]] = {name: [] for name in file.schema_arrow.names}
+        for name in found:
+            _check_groups(path, file, file.schema_arrow, name, OBJECT)
+        for batch in file.iter_batches(ROWS):
+            need += batch.nbytes + OBJECT * batch.num_rows * batch.num_columns
+            check_unpacked(str(path), need, size)
+            for name, values in batch.to_pydict().items():
+                found[name] += values
     return found
 
 

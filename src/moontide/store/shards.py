@@ -31,6 +31,7 @@ except ImportError:  # the extra is named when something is read
 
 KINDS = (".parquet", ".npy", ".safetensors")
 SHOWN = 80  # characters of the names of bad shards in an error
+SHOWN_ROWS = 40  # and of the numbers of bad rows
 NO_SHARDS = ("text.safetensors", "negatives.safetensors")  # of a store: embeddings of names
 
 
@@ -223,6 +224,22 @@ def read_rows(path: str, d: int) -> tuple[NDArray[np.float32], NDArray[np.int64]
     good = usable_rows(matrix)
     rows = matrix if good.all() else matrix[good]
     return unit_rows(rows.astype(np.float32, copy=False)), np.flatnonzero(good)
+
+
+def check_kept(source: Source, kept: NDArray[np.int64], skip_bad_rows: bool) -> None:
+    """Refuse a shard of which `read_rows` kept no row, or, unless bad rows are to be skipped, not every row.
+
+    >>> check_kept(Source("a.npy", 3, 2, 1), np.asarray([0, 2]), False)
+    Traceback (most recent call last):
+        ...
+    moontide.errors.FileError: a.npy has NaN, infinity or only zeros in the rows 1 (--skip-bad-rows).
+    """
+    if not len(kept):
+        raise FileError(f"{source.path} has no usable row: all are zero, NaN or infinite.")
+    bad = np.delete(np.arange(source.rows), kept).tolist()
+    if bad and not skip_bad_rows:
+        shown = listed(map(str, bad), SHOWN_ROWS)
+        raise FileError(f"{source.path} has NaN, infinity or only zeros in the rows {shown} (--skip-bad-rows).")
 
 
 def usable_rows(matrix: AnyArray) -> NDArray[np.bool_]:

@@ -42,7 +42,11 @@ class Tensors(Mapping[str, AnyArray]):
             raise ValueError("its header would be longer than the file, or than 100 MB")
         header = json.loads(handle.read(length))
         self.metadata: dict[str, str] = header.pop("__metadata__", {})
+        if not all(isinstance(text, str) for text in self.metadata.values()):
+            raise ValueError("its metadata are no texts")
         self._entries = {name: _checked(entry, 8 + length) for name, entry in header.items()}
+        if sum(stop - start for *_, start, stop in self._entries.values()) > self.size:
+            raise ValueError("its arrays overlap, or are cut off")
         self.end = max((stop for *_, stop in self._entries.values()), default=8 + length)  # of the data
 
     def __iter__(self) -> Iterator[str]:

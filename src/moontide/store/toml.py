@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from moontide.store.disk import reading
+from moontide.store.disk import reading, text_of
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -22,8 +22,9 @@ def read_toml(path: Path) -> dict[str, Any]:
         ...
     moontide.errors.FileError: There is no file no-such-suite.toml.
     """
+    text = text_of(path)
     with reading(path):
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(text)
 
 
 def toml_files(folder: str) -> dict[str, Path]:

@@ -1,13 +1,11 @@
 """Three ways to compute the same, one of them chosen once for a task.
 
 - `plain`    array API: numpy and torch, float32 and float64, any device; the equations of `core.ple` as they stand.
-- `loops`    Numba on a CPU, float32 in numpy (the extra `fast`): all operations of a row while it is in
-             the cache, products of the classes that have samples only, class means in the span of few samples.
+- `loops`    Numba on a CPU, float32 in numpy (the extra `fast`): compiled loops over rows and products.
 - `kernels`  Triton on a GPU, float32: fused kernels, and a run that repeats is replayed as one CUDA graph.
 
-Each is a module with `Rows`, the samples of a von Mises-Fisher mixture (`first`, `step`, `finish`), with `m_step` and
-with `run`. `tests/core/test_backends.py` holds all of them against `benchmarks/reference.py`. The samples of TIDE are
-likewise in `tide_plain`, `tide_loops` and `tide_kernels`.
+Each has `Rows`, the samples of MOON (`first`, `step`, `finish`), `m_step` and `run`; those of TIDE are in `tide_plain`,
+`tide_loops` and `tide_kernels`.
 """
 
 from __future__ import annotations
@@ -44,10 +42,9 @@ def fused(x: Array) -> bool:
 
 
 def compiled(x: Array) -> ModuleType | None:
-    """Return the loops of Numba where they can take `x`: float32 in numpy, row by row.
+    """Return the loops of Numba if they can take `x`: float32 in numpy, row by row; NUMBA_DISABLE_JIT=1: never.
 
     They are compiled at their first use on a machine, which takes seconds, and kept in Numba's cache.
-    NUMBA_DISABLE_JIT=1 switches them off.
     """
     return _loops() if type(x) is np.ndarray and x.dtype == np.float32 and x.flags.c_contiguous else None
 

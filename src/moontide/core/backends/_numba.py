@@ -11,16 +11,16 @@ import math
 from typing import Any
 
 import numpy as np
-from numba import njit, types
+from numba import njit
 from numba.core import event
-from numba.extending import intrinsic
 
 from moontide.core import formulas
 from moontide.progress import report
 
 LOOPS = {"nogil": True, "error_model": "numpy", "fastmath": {"reassoc", "contract", "nnan", "nsz"}}
 ZERO, ONE, SMALLEST = np.float32(0), np.float32(1), np.finfo(np.float32).smallest_normal
-EPS = 1e-12
+EPS, LEAST = 1e-12, np.float32(1e-30)
+SHORT, WEAK = np.float32(0.1), np.float32(1e-9)  # |R_k| and sum_i gamma_i z_ik below which an M-step needs vectors
 CHUNK = 64  # numbers that a vectorised loop takes at a time, or a multiple of that
 
 LOWEST = np.float32(-87)  # exp of less is taken as 0, near the end of float32
@@ -75,40 +75,24 @@ def loops(function: Any) -> Any:
         return njit(**LOOPS)(function)
 
 
-def bits_as(kind: Any, given: Any) -> Any:
-    """Make a function that reads the 32 bits of a number of one kind as a number of another."""
-
-    @intrinsic
-    def read(typing: Any, bits: Any) -> Any:
-        def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            return builder.bitcast(arguments[0], context.get_value_type(kind))
-
-        return kind(given), code
-
-    return read
-
-
-float_of_bits, bits_of_float = bits_as(types.float32, types.int32), bits_as(types.int32, types.float32)
-
-
 @njit(inline="always")
-def exp(x: Any) -> Any:
+def exp(x):
     """exp(x) for x < 88: 2^n exp(r) with |r| <= log(2) / 2; vectorised where a loop is."""
     y = max(x, LOWEST)
     biased = np.int32(y * LOG2_E + BIAS)  # n + 127, rounded to the nearest
     n = np.float32(biased - np.int32(127))
     r = y - n * LOG2_HIGH - n * LOG2_LOW
     q = ((((E5 * r + E4) * r + E3) * r + E2) * r + E1) * r + E0
-    value = (q * r * r + r + ONE) * float_of_bits(np.int32(biased << np.int32(23)))
+    value = (q * r * r + r + ONE) * np.int32(biased << np.int32(23)).view(np.float32)
     return value if x > LOWEST else ZERO
 
 
 @njit(inline="always")
-def log(x: Any) -> Any:
+def log(x):
     """log(x) of a positive normal number: n log 2 + log(1 + r), 1 + r between the roots of 1/2 and 2; vectorised."""
-    bits = bits_of_float(x)
+    bits = np.float32(x).view(np.int32)
     whole = (bits - ROOT_HALF) >> np.int32(23)
-    r = float_of_bits(np.int32(bits - (whole << np.int32(23)))) - ONE
+    r = np.int32(bits - (whole << np.int32(23))).view(np.float32) - ONE
     q = ((((((L7 * r + L6) * r + L5) * r + L4) * r + L3) * r + L2) * r + L1) * r + L0
     n = np.float32(whole)
     return n * LOG2_HIGH + (n * LOG2_LOW + q * r * r * r - np.float32(0.5) * r * r + r)
@@ -119,26 +103,27 @@ banerjee, log_c, anchor_kl = map(loops, (formulas.banerjee, formulas.log_c, form
 
 
 @loops
-def weight_of(h: Any, log_k: Any) -> Any:
+def weight_of(h, log_k):
     """Eq. pl, held in [0, 1]."""
     return min(max(np.float32(entropy_weight(h, log_k)), ZERO), ONE)
 
 
 @loops
-def log_c_of(d: Any, kappa: Any) -> Any:
+def log_c_of(d, kappa):
     """App. vMF: log C_d(kappa) for kappa of at least 1e-6."""
     return log_c(d, max(kappa, 1e-6), math.log(max(kappa, 1e-6)))
 
 
 @loops
-def padded(k: Any, value: Any) -> Any:
+def padded(k, value):
     """Return an array of k or more numbers all the same: a whole number of the steps that a vectorised loop makes."""
     return np.full((k + CHUNK - 1) // CHUNK * CHUNK, value, np.float32)
 
 
 @loops
-def gather(i: Any, pointer: Any, neighbour: Any, weight: Any, z: Any, votes: Any) -> None:
-    """votes = sum_j M_ij z_j, two neighbours at a time."""
+def gather(i, edges, z, votes):
+    """votes = sum_j M_ij z_j, two neighbours at a time; `edges` are those of an `Affinity`."""
+    pointer, neighbour, weight = edges
     votes[:] = ZERO
     k, edge, end = votes.shape[0], pointer[i], pointer[i + 1]
     while edge + 1 < end:
@@ -153,19 +138,19 @@ def gather(i: Any, pointer: Any, neighbour: Any, weight: Any, z: Any, votes: Any
 
 
 @loops
-def largest(a: Any) -> Any:
+def largest(a):
     """Return the largest number, by integers that sort like the bits of floats: their maximum is vectorised."""
     top = np.int32(-(2**31))
     for c in range(a.shape[0]):
-        bits = bits_of_float(a[c])
+        bits = np.float32(a[c]).view(np.int32)
         key = np.int32(bits ^ ((bits >> np.int32(31)) & MAGNITUDE))
         if key > top:
             top = key
-    return float_of_bits(np.int32(top ^ ((top >> np.int32(31)) & MAGNITUDE)))
+    return np.int32(top ^ ((top >> np.int32(31)) & MAGNITUDE)).view(np.float32)
 
 
 @loops
-def first_at(values: Any, top: Any) -> Any:
+def first_at(values, top):
     """Return where a value stands first; the last place where it is not there, as NaN never is."""
     at, end = 0, values.shape[0] - 1
     while at < end and values[at] != top:
@@ -174,7 +159,7 @@ def first_at(values: Any, top: Any) -> Any:
 
 
 @loops
-def nearest(gram: Any, m: Any) -> Any:
+def nearest(gram, m):
     """Return columns and values of the m largest entries of each row off the diagonal, sorted, of equals the first."""
     n = gram.shape[0]
     found, values = np.zeros((n, m), np.int64), np.full((n, m), -np.inf, np.float32)
@@ -191,8 +176,7 @@ def nearest(gram: Any, m: Any) -> Any:
 
 
 @loops
-def zero_shot(start: Any, stop: Any, cosine: Any, scale: Any, y: Any, labels: Any, log_sum: Any, confidence: Any,
-              unlike: Any) -> Any:  # fmt: skip
+def zero_shot(start, stop, cosine, scale, y, labels, log_sum, confidence, unlike):
     """Eq. zero-shot of rows from `start` to `stop`: y = softmax(scale cosine), and what is one number per sample.
 
     Returns sums of y and of y cosine and the largest y of each class, (K,) each, and sum_i |y_i|^2.
@@ -219,59 +203,90 @@ def zero_shot(start: Any, stop: Any, cosine: Any, scale: Any, y: Any, labels: An
 
 
 @loops
-def span_weights(z: Any, gamma: Any, counts: Any, alpha: Any, anchor_r: Any, exact: Any, epsilon: Any) -> Any:
-    """Return beta and the weights of a class mean R_k = sum_i a_ik f_i + b_k t_k: (L,), (N, L) and (L,)."""
-    n, width = z.shape
-    beta, b, by = np.empty(width, np.float32), np.empty(width, np.float32), np.zeros(width, np.float32)
-    a = np.empty((n, width), np.float32)
-    for i in range(n):
-        row, w, out = z[i], gamma[i], a[i]
-        for l in range(width):
-            out[l] = w * row[l]
-            by[l] += out[l]
-    for l in range(width):
-        beta[l] = shrinkage(counts[l], alpha[l])
-        b[l] = (ONE - beta[l]) * anchor_r[l] if exact else ONE - beta[l]
-        by[l] = beta[l] / max(by[l] + epsilon, SMALLEST)
-    for i in range(n):
-        out = a[i]
-        for l in range(width):
-            out[l] *= by[l]
-    return beta, a, b
+def softmax(a, k, q, rest, rest_log):
+    """Write q = e^(a - top) of k logits a: return their largest column, 1 / sum q, log sum e^a and the entropy.
+
+    `a`, which becomes a - top, and `q` are padded. `rest` and `rest_log`, sums of e^b and b e^b over logits b of other
+    columns, count in all sums.
+    """
+    top, total, inner = largest(a[:k]), ZERO, ZERO
+    label = first_at(a[:k], top)
+    if rest > ZERO:
+        top = max(top, np.log(rest))
+        total, inner = np.exp(-top) * rest, np.exp(-top) * (rest_log - top * rest)
+    for c in range(k):
+        a[c] -= top  # not the padding, which stays far below zero
+    for c in range(a.shape[0]):
+        q[c] = exp(a[c])
+        total += q[c]
+        inner += q[c] * a[c]
+    by, log_total = ONE / total, np.log(total)
+    return label, by, top + log_total, log_total - inner * by
 
 
 @loops
-def span_scores(scores: Any, a: Any, b: Any, cosine: Any, anchor_kappa: Any, anchor_r: Any, d: Any, r_cap: Any,
-                kappa_cap: Any, temper: Any, scale: Any) -> Any:  # fmt: skip
-    """Make logits of `scores`, f_i . sum_j a_jk f_j; return |R|, kappa and KL, (L,) each, and the smallest |R|."""
-    n, width = scores.shape
-    along, square = b.copy(), np.zeros(width, np.float32)
+def class_weights(z, columns, gamma, cosine, some):
+    """Return gamma_i z_ik and the cosines to the anchors t_k of some classes, (N, L) each, and two sums over them.
+
+    These are sum_i gamma_i z_ik and S_k . t_k = sum_i gamma_i z_ik f_i . t_k, (L,) each. The classes are `some` of the
+    columns of `cosine`, and `columns` of z.
+    """
+    n, width = z.shape[0], some.shape[0]
+    weight, near = np.empty((n, width), np.float32), np.empty((n, width), np.float32)
+    soft, along = np.zeros(width, np.float32), np.zeros(width, np.float32)
     for i in range(n):
-        own, near, weights = scores[i], cosine[i], a[i]
+        row, other, own, at, by = z[i], cosine[i], weight[i], near[i], gamma[i]
         for l in range(width):
-            own[l] += b[l] * near[l]
-            along[l] += weights[l] * near[l]
-            square[l] += weights[l] * own[l]
-    r, kappa, kl, shortest = np.empty(width, np.float32), np.empty(width, np.float32), np.empty(width, np.float32), ONE
-    slope, offset = np.empty(width, np.float32), np.empty(width, np.float32)
-    for l in range(width):
-        length = math.sqrt(max(square[l] + b[l] * along[l], ZERO))
-        r[l], x, shortest = length, min(float(length), r_cap), min(shortest, length)
-        k, anchor = min(banerjee(d, x), kappa_cap), float(anchor_kappa[l])
-        own_log_c, anchor_log_c = log_c_of(d, k), log_c_of(d, anchor)
-        kl[l] = anchor_kl(anchor_log_c, own_log_c, anchor_r[l], anchor, k, along[l] / max(length, EPS))
-        kappa[l], slope[l], offset[l] = k, k / (temper * max(length, EPS)), own_log_c / temper
-    for i in range(n):
-        own, near = scores[i], cosine[i]
+            own[l], at[l] = by * row[columns[l]], other[some[l]]
         for l in range(width):
-            own[l] = own[l] * slope[l] + scale * near[l] + offset[l]
-    return r, kappa, kl, shortest
+            soft[l] += own[l]
+            along[l] += own[l] * at[l]
+    return weight, near, soft, along
 
 
 @loops
-def e_step(start: Any, stop: Any, cosine: Any, slope: Any, offset: Any, present: Any, values: Any, pointer: Any,
-           neighbour: Any, weight: Any, z: Any, rest: Any, new: Any, labels: Any, log_sum: Any, gamma: Any,
-           agreement: Any, laplacian: Any, log_k: Any) -> None:  # fmt: skip
+def column_dots(x, y):
+    """Return sum_i x_ik y_ik, (L,)."""
+    found = np.zeros(x.shape[1], np.float32)
+    for i in range(x.shape[0]):
+        a, b = x[i], y[i]
+        for l in range(x.shape[1]):
+            found[l] += a[l] * b[l]
+    return found
+
+
+@loops
+def m_step(near, soft, along, dots, squares, counts, kappa0, r0, alpha, exact, d, epsilon, r_cap, kappa_cap, temper,
+           scale):  # fmt: skip
+    """Eqs. update-m and update-m-real: R_k = a_k S_k + b_k t_k, of which the products of `loops.products` are known.
+
+    `dots`, f_i . S_k, become logits. Returns beta, kappa, KL, a / |R| and b / |R|, (L,) each, and
+    whether every |R_k| and every weight of S_k is large enough for products in float32 to be accurate.
+    """
+    n, width = dots.shape
+    found, accurate = np.empty((5, width), np.float32), True
+    by_dots, by_near, offset = padded(width, ZERO), padded(width, ZERO), padded(width, ZERO)
+    for l in range(width):
+        beta = np.float32(shrinkage(counts[l], alpha[l]))
+        a, b = beta / max(soft[l] + epsilon, SMALLEST), (ONE - beta) * (r0[l] if exact else ONE)
+        r = math.sqrt(max(a * (a * squares[l] + 2 * b * along[l]) + b * b, ZERO))
+        kappa, inverse = min(banerjee(d, min(float(r), r_cap)), kappa_cap), ONE / max(r, EPS)
+        own_log_c, anchor_log_c = log_c_of(d, kappa), log_c_of(d, float(kappa0[l]))
+        kl = anchor_kl(anchor_log_c, own_log_c, r0[l], float(kappa0[l]), kappa, (a * along[l] + b) * inverse)
+        accurate &= r >= SHORT and soft[l] >= WEAK
+        found[0, l], found[1, l], found[2, l], found[3, l], found[4, l] = beta, kappa, kl, a * inverse, b * inverse
+        by_dots[l], by_near[l] = kappa / temper * found[3, l], kappa / temper * found[4, l] + scale
+        offset[l] = own_log_c / temper
+    for i in range(n):
+        own, at = dots[i], near[i]
+        for l in range(width):
+            own[l] = own[l] * by_dots[l] + at[l] * by_near[l] + offset[l]
+    return found, accurate
+
+
+@loops
+def e_step(start, stop, cosine, slope, offset, present, values, edges, z, rest, new, labels, log_sum, gamma, agreement,
+           before, log_k):  # fmt: skip
     """Eq. update-z of rows from `start` to `stop`: the logits are cosine slope + offset, or `values` if `present`.
 
     `rest` (4, N) are sums over entries of other columns: of q = exp(logit), q log q, q votes and z votes.
@@ -279,38 +294,23 @@ def e_step(start: Any, stop: Any, cosine: Any, slope: Any, offset: Any, present:
     k = z.shape[1]
     votes, a, q = padded(k, ZERO), padded(k, LOWEST - BIAS), padded(k, ZERO)
     for i in range(start, stop):
-        row, p, old = cosine[i], new[i], z[i]
-        gather(i, pointer, neighbour, weight, z, votes[:k])
+        row, p, old, of_p, of_old = cosine[i], new[i], z[i], ZERO, ZERO
+        gather(i, edges, z, votes[:k])
         for c in range(k):
             a[c] = row[c] * slope[c] + offset[c] + votes[c]
         for l in range(present.shape[0]):
             a[present[l]] = values[i, l] + votes[present[l]]
-        top = largest(a[:k])
-        for c in range(k):
-            a[c] -= top  # here, since the padding stays where it is, far below zero
-        total, inner, with_votes, product_before = ZERO, ZERO, ZERO, rest[3, i]
-        for c in range(a.shape[0]):
-            q[c] = exp(a[c])
-            total += q[c]
-            inner += q[c] * a[c]
-            with_votes += q[c] * votes[c]
-        if rest[0, i] > ZERO:
-            scale = np.exp(-top)
-            total += scale * rest[0, i]
-            inner += scale * (rest[1, i] - top * rest[0, i])
-            with_votes += scale * rest[2, i]
-        by = ONE / total
+        labels[i], by, log_sum[i], entropy = softmax(a, k, q, rest[0, i], rest[1, i])
         for c in range(k):
             p[c] = q[c] * by
-            product_before += old[c] * votes[c]
-        labels[i], log_total = first_at(a[:k], ZERO), np.log(total)
-        log_sum[i], gamma[i] = top + log_total, weight_of(log_total - inner * by, log_k)
-        agreement[i], laplacian[i] = with_votes * by, product_before
+            of_p += p[c] * votes[c]
+            of_old += old[c] * votes[c]
+        gamma[i], share = weight_of(entropy, log_k), np.exp(-log_sum[i]) if rest[2, i] > ZERO else ZERO
+        agreement[i], before[i] = of_p + share * rest[2, i], of_old + rest[3, i]
 
 
 @loops
-def split(cosine: Any, slope: Any, offset: Any, shift: Any, present: Any, pointer: Any, neighbour: Any, weight: Any,
-          z: Any, p: Any, sums: Any, top: Any, negligible: Any) -> Any:  # fmt: skip
+def split(cosine, slope, offset, shift, present, edges, z, p, sums, top, negligible):
     """Split z: return its present columns, which become 0 in z, and the positions and row starts of shared entries.
 
     `p` becomes exp(logits - shift) of the other entries; `sums` its row sums and those of p log p, `top` row maxima.
@@ -324,7 +324,7 @@ def split(cosine: Any, slope: Any, offset: Any, shift: Any, present: Any, pointe
     votes, found, starts, count = np.empty(k, np.float32), np.empty(n + k, np.int64), np.empty(n + 1, np.int64), 0
     for i in range(n):
         row, old, out, by = cosine[i], z[i], p[i], shift[i]
-        gather(i, pointer, neighbour, weight, z, votes)
+        gather(i, edges, z, votes)
         for c in range(k):
             votes[c] *= old[c]
             out[c] = exp(row[c] * slope[c] + offset[c] - by)
@@ -348,11 +348,12 @@ def split(cosine: Any, slope: Any, offset: Any, shift: Any, present: Any, pointe
 
 
 @loops
-def shared_votes(entries: Any, row_of: Any, pointer: Any, neighbour: Any, weight: Any, slot: Any) -> Any:
+def shared_votes(entries, row_of, edges, slot):
     """Find which shared entries vote for which: where those of each begin (S + 1,), voters and weights (P,).
 
     `slot` (N K,) is overwritten.
     """
+    pointer, neighbour, weight = edges
     k, room, count = slot.shape[0] // (pointer.shape[0] - 1), 1, 0
     slot[:] = -1
     for s in range(entries.shape[0]):
@@ -371,8 +372,7 @@ def shared_votes(entries: Any, row_of: Any, pointer: Any, neighbour: Any, weight
 
 
 @loops
-def shared_sums(shared: Any, by: Any, logits: Any, starts: Any, first: Any, voter: Any, weight: Any, sums: Any,
-                top: Any) -> Any:  # fmt: skip
+def shared_sums(shared, by, logits, starts, first, voter, weight, sums, top):
     """Return q = exp(logit) of shared entries (S,), and with them `rest` of `e_step` and the largest q of each row.
 
     `shared` are their z and `by` what their votes count; `sums` and `top` are those of the entries that are not shared.
@@ -396,12 +396,12 @@ def shared_sums(shared: Any, by: Any, logits: Any, starts: Any, first: Any, vote
 
 
 @loops
-def laplacian(pointer: Any, neighbour: Any, weight: Any, z: Any) -> Any:
+def laplacian(edges, z):
     """z_i . (M z)_i, (N,)."""
     n, k = z.shape
     votes, found = np.empty(k, np.float32), np.empty(n, np.float32)
     for i in range(n):
-        gather(i, pointer, neighbour, weight, z, votes)
+        gather(i, edges, z, votes)
         own, add = z[i], ZERO
         for c in range(k):
             add += own[c] * votes[c]
@@ -410,21 +410,7 @@ def laplacian(pointer: Any, neighbour: Any, weight: Any, z: Any) -> Any:
 
 
 @loops
-def row_products(x: Any, text: Any) -> Any:
-    """Return x_i . t_k, (N, K), each of them the same whatever the other rows are, unlike a product of matrices."""
-    found = np.empty((x.shape[0], text.shape[0]), np.float32)
-    for c in range(text.shape[0]):
-        row = text[c]
-        for i in range(x.shape[0]):
-            other, add = x[i], ZERO
-            for j in range(row.shape[0]):
-                add += row[j] * other[j]
-            found[i, c] = add
-    return found
-
-
-@loops
-def group_sums(x: Any, group: Any, weight: Any, count: Any) -> Any:
+def group_sums(x, group, weight, count):
     """Return sum_i weight_i x_i over the rows of each group, (count, d)."""
     sums = np.zeros((count, x.shape[1]), np.float32)
     for i in range(x.shape[0]):
@@ -435,12 +421,12 @@ def group_sums(x: Any, group: Any, weight: Any, count: Any) -> Any:
 
 
 @loops
-def tide_compare(start: Any, stop: Any, y: Any, total: Any, pointer: Any, neighbour: Any, weight: Any,
-                 agree: Any) -> Any:  # fmt: skip
+def tide_compare(start, stop, y, total, edges, agree):
     """Eqs. 1 and 2 of TIDE for rows from `start` to `stop`: y_i . (sum_j y_j - y_i), and sums over the rows.
 
     Returns sum_ij W_ij y_ik y_jk, sum_ij W_ij y_ik^2 and sum_i e_ik, (K,) each, and sum_i |e_i|^2, e as in `evened`.
     """
+    pointer, _, weight = edges
     k, even_own = y.shape[1], 0.0
     votes, inverse, square = np.empty(k, np.float32), np.empty(k, np.float32), np.empty(k, np.float32)
     near, most, even = np.zeros(k, np.float32), np.zeros(k, np.float32), np.zeros(k, np.float32)
@@ -449,7 +435,7 @@ def tide_compare(start: Any, stop: Any, y: Any, total: Any, pointer: Any, neighb
         square[c] = inverse[c] * inverse[c]
     for i in range(start, stop):
         p, degree, product, sum_e, squares = y[i], ZERO, ZERO, ZERO, ZERO
-        gather(i, pointer, neighbour, weight, y, votes)
+        gather(i, edges, y, votes)
         for edge in range(pointer[i], pointer[i + 1]):
             degree += weight[edge]
         for c in range(k):
@@ -469,7 +455,7 @@ def tide_compare(start: Any, stop: Any, y: Any, total: Any, pointer: Any, neighb
 
 
 @loops
-def anchor_lengths(text: Any, slope: Any, offset: Any, scale: Any) -> Any:
+def anchor_lengths(text, slope, offset, scale):
     """Return 1 / |(slope t_k + offset) / scale|, (K,): what makes unit rows of the anchors of Eq. 4."""
     found = np.empty(text.shape[0], np.float32)
     for c in range(text.shape[0]):
@@ -482,124 +468,75 @@ def anchor_lengths(text: Any, slope: Any, offset: Any, scale: Any) -> Any:
 
 
 @loops
-def tide_keep(start: Any, stop: Any, cosine: Any, scale: Any, evidence: Any, y: Any, at_anchor: Any, slope: Any,
-              offset: Any, by: Any, total: Any, expected: Any, presence: Any, weight: Any, sharpness: Any,
-              base: Any) -> None:  # fmt: skip
-    """`at_anchor`, f_i . t_k in the metric, becomes the cosines to the anchors; `base` log y - g b + s times those.
+def tide_keep(start, stop, cosine, zero_shot, at_anchor, anchors, bias, sharpness, base):
+    """Write the logits at the anchors to `base`, without votes and prior (Eqs. 4, 5 and 11 of TIDE).
 
-    These are Eqs. 4, 5 and 11 of TIDE without votes and prior. `expected` is 1 / (expected + 1), (K,).
+    `at_anchor`, f_i . t_k in the metric, becomes the cosines to the anchors. `zero_shot` is the logit scale, the logs
+    of the sums, and y; `anchors` their slope, f_i . offset and inverse lengths; `bias` sum_i y_i, 1 / (expected + 1)
+    and pi^2 of Eq. 5, (K,) each, and its weight.
     """
+    (scale, log_sum, y), (slope, offset, by), (total, expected, presence, weight) = zero_shot, anchors, bias
     k = y.shape[1]
-    bias = padded(k, ZERO)
+    less = padded(k, ZERO)
     for i in range(start, stop):
-        row, p, near, out, add, shift = cosine[i], y[i], at_anchor[i], base[i], offset[i], evidence[i]
+        row, p, near, out, add, shift = cosine[i], y[i], at_anchor[i], base[i], offset[i], log_sum[i]
         for c in range(k):
             near[c] = (slope * near[c] + add) * by[c]
         for c in range(k):
             b = weight * log((total[c] + ONE - p[c]) * expected[c])
-            bias[c] = b * presence[c] if b < ZERO else b
+            less[c] = b * presence[c] if b < ZERO else b
         for c in range(k):
-            out[c] = scale * row[c] - shift + sharpness * near[c] - bias[c]
+            out[c] = scale * row[c] - shift + sharpness * near[c] - less[c]
 
 
 @loops
-def tide_weights(z: Any, gamma: Any, at_anchor: Any, among: Any) -> Any:
-    """Eq. 8 of TIDE: gamma_i z_ik and the cosines to the anchors of the classes `among`, (N, H), and their sums.
-
-    Those are sum_i gamma_i z_ik and S_k . mu'_k = sum_i gamma_i z_ik f_i . mu'_k, (H,).
-    """
-    n, width = z.shape[0], among.shape[0]
-    weight, cosine = np.empty((n, width), np.float32), np.empty((n, width), np.float32)
-    soft, along = np.zeros(width, np.float32), np.zeros(width, np.float32)
-    for i in range(n):
-        row, near, own, at, by = z[i], at_anchor[i], weight[i], cosine[i], gamma[i]
-        for h in range(width):
-            own[h], at[h] = by * row[among[h]], near[among[h]]
-        for h in range(width):
-            soft[h] += own[h]
-            along[h] += own[h] * at[h]
-    return weight, cosine, soft, along
-
-
-@loops
-def tide_split(base: Any, gone: Any, top: Any, shares: Any, logs: Any) -> None:
-    """Keep the largest entry of each row of the columns that are `gone`, exp(base - top) and that times base - top."""
-    a = padded(gone.shape[0], LOWEST - BIAS)
-    for i in range(base.shape[0]):
-        row = base[i]
-        for r in range(gone.shape[0]):
-            a[r] = row[gone[r]]
-        most = largest(a)
-        top[i] = most
-        for r in range(gone.shape[0]):
-            shares[i, r] = exp(a[r] - most)
-            logs[i, r] = shares[i, r] * (a[r] - most)
-
-
-@loops
-def tide_step(start: Any, stop: Any, base: Any, y: Any, counts: Any, prior: Any, smoothing: Any, left_out: Any,
-              vote_weight: Any, sharpness: Any, alpha: Any, pointer: Any, neighbour: Any, weight: Any, z: Any, new: Any,
-              some: Any, among: Any, hard: Any, own: Any, cosine: Any, soft: Any, along: Any, dots: Any, squares: Any,
-              present: Any, tops: Any, idle: Any, idle_log: Any, before: Any, labels: Any, gamma: Any, log_sum: Any,
-              log_k: Any, still: Any) -> Any:  # fmt: skip
+def tide_step(start, stop, base, y, counts, numbers, edges, z, new, means, present, rest, before, found, log_k):
     """Eq. 11 of TIDE, of rows from `start` to `stop`: `class_pull`, `cosine_to_means` and `assign` in one pass.
 
-    `prior` (K,) are log shares where these are known, else empty. `some` (H,) are the classes with labels, `among`
-    their columns, and `hard` to `squares` what `cosine_to_means` needs of them. `present` (L,) are the classes of the
-    columns, and `tops` to `idle_log` (N,) the `Idle` sums of all others. Returns sum_i z_i (L,), the numbers of labels
-    (K,), the sum of the zero-shot probabilities of the labels, how many labels changed, and how many z_ik moved by
-    `still` or more.
+    `numbers` are u in the counts and in the means, a*, the weight of votes, s, alpha, and what an assignment moves by.
+    `means` are the classes with labels, (H,), their columns, how many labels they have, and their `loops.products`.
+    `present` (L,) are the classes of the columns, `rest` (2, N) the sums of q = exp(logit) and of q log q over the
+    others; `before` are the labels so far, `found` the new ones, gamma and the logs of the sums. Returns
+    sum_i z_i (L,) and the numbers of labels (K,), the sum of the zero-shot probabilities of the labels, how many labels
+    changed, and how many z_ik moved.
     """
-    k, width, free = z.shape[1], some.shape[0], prior.shape[0] == 0
+    labels, gamma, log_sum = found
+    left_out, without, smoothing, vote_weight, sharpness, alpha, still = numbers
+    some, columns, hard, weight, near, soft, along, dots, squares = means
+    k, width = z.shape[1], some.shape[0]
     votes, a, q = padded(k, ZERO), padded(k, LOWEST - BIAS), padded(k, ZERO)
-    more, beta, place = padded(width, ZERO), padded(width, ZERO), np.empty(y.shape[1], np.int64)
-    total, numbers, counted = np.zeros(k, np.float32), np.zeros(y.shape[1], np.float32), counts[present]
+    more, beta, total = padded(width, ZERO), padded(width, ZERO), np.zeros(k, np.float32)
+    numbers_of = np.zeros(y.shape[1], np.float32)
     right, changed, moved = 0.0, 0, 0.0
     for h in range(width):
-        beta[h], place[some[h]] = hard[h] / (hard[h] + alpha), h
+        beta[h] = hard[h] / (hard[h] + alpha)
     for i in range(start, stop):
-        near, p, old = base[i], new[i], z[i]
-        gather(i, pointer, neighbour, weight, z, votes[:k])
-        if free:
-            for c in range(k):
-                a[c] = near[c] + vote_weight * votes[c] + log(max(counted[c] - left_out * old[c], ZERO) + smoothing)
-        else:
-            for c in range(k):
-                a[c] = near[c] + vote_weight * votes[c] + prior[c]
-        if width:
-            h = place[before[i]]
-            less = max(hard[h] - left_out, ZERO)
-            others, beta[h] = beta[h], less / (less + alpha)
-            add_nearer(beta, left_out, own[i], dots[i], cosine[i], squares, along, soft, more, among, sharpness, a)
-            beta[h] = others
-        top, norm, inner, far = largest(a[:k]), ZERO, ZERO, ZERO
-        label = present[first_at(a[:k], top)]
-        if idle[i] > ZERO:
-            top = max(top, tops[i] + np.log(idle[i]))
-            scale = np.exp(tops[i] - top)
-            norm, inner = scale * idle[i], scale * (idle_log[i] + idle[i] * (tops[i] - top))
+        row, p, old, far = base[i], new[i], z[i], ZERO
+        gather(i, edges, z, votes[:k])
         for c in range(k):
-            a[c] -= top  # here, since the padding stays where it is, far below zero
-        for c in range(a.shape[0]):
-            q[c] = exp(a[c])
-            norm += q[c]
-            inner += q[c] * a[c]
-        by, log_norm = ONE / norm, np.log(norm)
+            a[c] = row[c] + vote_weight * votes[c] + log(max(counts[c] - left_out * old[c], ZERO) + smoothing)
+        if width:
+            h = np.searchsorted(some, before[i])
+            less = max(hard[h] - without, ZERO)
+            others, beta[h] = beta[h], less / (less + alpha)
+            add_nearer(beta, without, weight[i], dots[i], near[i], squares, along, soft, more, columns, sharpness, a)
+            beta[h] = others
+        column, by, log_sum[i], entropy = softmax(a, k, q, rest[0, i], rest[1, i])
         for c in range(k):
             p[c] = q[c] * by
             far += ONE if abs(p[c] - old[c]) >= still else ZERO
             total[c] += p[c]
-        labels[i], gamma[i], log_sum[i] = label, weight_of(log_norm - inner * by, log_k), top + log_norm
-        numbers[label] += ONE
+        label = present[column]
+        labels[i], gamma[i] = label, weight_of(entropy, log_k)
+        numbers_of[label] += ONE
         right += y[i, label]
         changed += label != before[i]
         moved += far
-    return total, numbers, right, changed, moved
+    return total, numbers_of, right, changed, moved
 
 
 @loops
-def add_nearer(beta: Any, left_out: Any, own: Any, dots: Any, cosine: Any, squares: Any, along: Any, soft: Any,
-               more: Any, among: Any, sharpness: Any, a: Any) -> None:  # fmt: skip
+def add_nearer(beta, left_out, own, dots, cosine, squares, along, soft, more, among, sharpness, a):
     """Eqs. 8 and 9 of TIDE: add the sharpness times a sample's cosines to class means, less those to the anchors.
 
     Its own part, the share `left_out` of `own` (H,), is not in the means. `a` are logits, `among` (H,) their columns.
@@ -615,10 +552,23 @@ def add_nearer(beta: Any, left_out: Any, own: Any, dots: Any, cosine: Any, squar
 
 
 @loops
-def tide_logs(start: Any, stop: Any, z: Any, labels: Any, present: Any, idle: Any, by: Any, shares: Any, pull: Any,
-              out: Any) -> None:  # fmt: skip
-    """log(z_ik / z_il) of rows from `start` to `stop`, l the label of i; `idle` classes have z_ik = shares pull by."""
-    least = np.float32(1e-30)
+def tide_split(base, gone, top, shares, logs):
+    """Write the largest entry of each row of the columns that are `gone`, exp(base - top) and that times base - top."""
+    a = padded(gone.shape[0], LOWEST - BIAS)
+    for i in range(base.shape[0]):
+        row = base[i]
+        for r in range(gone.shape[0]):
+            a[r] = row[gone[r]]
+        most = largest(a)
+        top[i, 0] = most
+        for r in range(gone.shape[0]):
+            shares[i, r] = exp(a[r] - most)
+            logs[i, r] = shares[i, r] * (a[r] - most)
+
+
+@loops
+def tide_logs(start, stop, z, labels, present, idle, shares, pull, by, out):
+    """`log_ratios` of TIDE, of rows from `start` to `stop`; `idle` classes have z_ik = shares pull by."""
     for i in range(start, stop):
         row = out[i]
         if idle.shape[0]:
@@ -628,13 +578,13 @@ def tide_logs(start: Any, stop: Any, z: Any, labels: Any, present: Any, idle: An
                 row[idle[r]] = shares[i, r] * pull[r] * by[i]
         else:
             row[:] = z[i]
-        shift = log(row[labels[i]] + least)
+        shift = log(row[labels[i]] + LEAST)
         for c in range(row.shape[0]):
-            row[c] = log(row[c] + least) - shift
+            row[c] = log(row[c] + LEAST) - shift
 
 
 @loops
-def tide_confidence(start: Any, stop: Any, log_z: Any, power: Any, z: Any) -> Any:
+def tide_confidence(start, stop, log_z, power, z):
     """Eq. 14 of TIDE: the sums of `confidences` over rows from `start` to `stop`; z^T, unless `z` has no columns."""
     confidence, slope, width = 0.0, 0.0, z.shape[1]
     for i in range(start, stop):

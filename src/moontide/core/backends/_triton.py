@@ -25,6 +25,8 @@ from moontide.core.arrays import Array
 from moontide.core.graph import SLOTS
 from moontide.core.ple import log_classes
 
+GATHER = 512  # columns of a row up to which 4 warps gather votes, which waits for memory
+
 _compiled: Any = (lambda f: f) if os.environ.get("TRITON_INTERPRET") == "1" else triton.jit
 _shrinkage, _entropy_weight = _compiled(formulas.shrinkage), _compiled(formulas.entropy_weight)
 _banerjee, _log_c, _anchor_kl = map(_compiled, (formulas.banerjee, formulas.log_c, formulas.anchor_kl))
@@ -38,6 +40,33 @@ def _votes_for(i, z, pointer, neighbour, weight, cols, k):
         j = tl.load(neighbour + e).to(tl.int64)
         votes += tl.load(weight + e) * tl.load(z + j * k + cols, mask=cols < k, other=0.0).to(tl.float32)
     return votes
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _softmax(a, cols, k, log_k, BLOCK: tl.constexpr):
+    """The softmax of the k logits of a row, its label, the log of the sum of their exponentials, and gamma (Eq. pl)."""
+    inside = cols < k
+    top = tl.max(tl.where(inside, a, float("-inf")), axis=0)
+    label = tl.min(tl.where(inside & (a == top), cols, BLOCK), axis=0)
+    shifted = tl.where(inside, a - top, 0.0)
+    p = tl.where(inside, tl.exp(shifted), 0.0)
+    total = tl.sum(p, axis=0)
+    p = p / total
+    gamma = _entropy_weight(tl.log(total) - tl.sum(p * shifted, axis=0), log_k)
+    return p, label, top + tl.log(total), tl.minimum(tl.maximum(gamma, 0.0), 1.0)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _count(i, label, g, before, labels, gamma, counts, f, weighted, k, d, wide, DEPTH: tl.constexpr):
+    """Store the label and the weight g of row i, count the label and its change, and prepare `weighted_sums`."""
+    tl.store(labels + i, label.to(tl.int64))
+    tl.store(gamma + i, g)
+    tl.atomic_add(counts + label, 1.0)  # whole numbers: the order of adding does not matter
+    tl.atomic_add(counts + k, 1.0, mask=label != tl.load(before + i))
+    depth = tl.arange(0, DEPTH)
+    row = g * tl.load(f + i * d + depth, mask=depth < d, other=0.0)
+    tl.store(weighted + i * wide + depth, row.to(weighted.dtype.element_ty), mask=depth < d)
+    tl.store(weighted + i * wide + d, g.to(weighted.dtype.element_ty))
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -98,54 +127,41 @@ def _top_m(x, values, found, n, m, d: tl.constexpr, precision: tl.constexpr, ROW
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _zero_shot(cosine, y, log_sum, scale, k, BLOCK: tl.constexpr):
-    """One program per row: the softmax of scaled cosines, and the logarithm of what it was divided by."""
+def _zero_shot(cosine, y, labels, log_sum, sure, unlike, scale, k, BLOCK: tl.constexpr):
+    """One program per row: the softmax of scaled cosines, and what is one number per sample."""
     i = tl.program_id(0).to(tl.int64)
     cols = tl.arange(0, BLOCK)
-    a = scale * tl.load(cosine + i * k + cols, mask=cols < k, other=float("-inf"))
-    top = tl.max(a, axis=0)
-    p = tl.exp(a - top)
-    total = tl.sum(p, axis=0)
-    tl.store(y + i * k + cols, p / total, mask=cols < k)
-    tl.store(log_sum + i, top + tl.log(total))
+    near = tl.load(cosine + i * k + cols, mask=cols < k, other=0.0)
+    p, label, log_total, _ = _softmax(scale * near, cols, k, 1.0, BLOCK)
+    tl.store(y + i * k + cols, p, mask=cols < k)
+    tl.store(labels + i, label.to(tl.int64))
+    tl.store(log_sum + i, log_total)
+    tl.store(sure + i, tl.max(p, axis=0))
+    top = tl.max(tl.where(cols < k, near, float("-inf")), axis=0)
+    tl.store(unlike + i, 1 - (top - tl.sum(near, axis=0) / k))  # unlikeness
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _e_step(values, slope, offset, z, pointer, neighbour, weight, log_sum, gamma, before, f, new, labels, new_gamma,
-            free, laplacian, counts, weighted, k, d, wide, log_k, AT_ANCHOR: tl.constexpr, FIXED: tl.constexpr,
-            BLOCK: tl.constexpr, DEPTH: tl.constexpr):  # fmt: skip
+def _e_step(values, slope, offset, z, pointer, neighbour, weight, order, log_sum, gamma, before, f, new, labels,
+            new_gamma, free, laplacian, counts, weighted, k, d, wide, log_k, AT_ANCHOR: tl.constexpr,
+            FIXED: tl.constexpr, BLOCK: tl.constexpr, DEPTH: tl.constexpr):  # fmt: skip
     """One program per row: votes of the neighbours, softmax, and what else is read off it while it is on the chip."""
-    i = tl.program_id(0).to(tl.int64)
-    cols, depth = tl.arange(0, BLOCK), tl.arange(0, DEPTH)
+    i = tl.load(order + tl.program_id(0))
+    cols = tl.arange(0, BLOCK)
     inside = cols < k
     a = tl.load(values + i * k + cols, mask=inside, other=0.0)
     if AT_ANCHOR:
         a *= tl.load(slope + cols, mask=inside, other=0.0)
-    a += tl.load(offset + cols, mask=inside, other=float("-inf"))
+    a += tl.load(offset + cols, mask=inside, other=0.0)
     own = tl.load(z + i * k + cols, mask=inside, other=0.0).to(tl.float32)
-    row = tl.load(f + i * d + depth, mask=depth < d, other=0.0)
     votes = _votes_for(i, z, pointer, neighbour, weight, cols, k)
     g = tl.load(gamma + i)
     tl.store(laplacian + i, g * tl.sum(own * votes, axis=0))
-    a += votes
-    top = tl.max(a, axis=0)
-    label = tl.min(tl.where(a == top, cols, BLOCK), axis=0)
-    tl.store(labels + i, label.to(tl.int64))
-    tl.atomic_add(counts + label, 1.0)  # whole numbers: the order of adding does not matter
-    tl.atomic_add(counts + k, 1.0, mask=label != tl.load(before + i))
-    shifted = tl.where(inside, a - top, 0.0)
-    p = tl.where(inside, tl.exp(shifted), 0.0)
-    total = tl.sum(p, axis=0)
-    p = p / total
+    p, label, log_total, new_g = _softmax(a + votes, cols, k, log_k, BLOCK)
     tl.store(new + i * k + cols, p.to(new.dtype.element_ty), mask=inside)
-    if not FIXED:
-        entropy = tl.log(total) - tl.sum(p * shifted, axis=0)
-        g = tl.minimum(tl.maximum(_entropy_weight(entropy, log_k), 0.0), 1.0)
-    tl.store(new_gamma + i, g)
-    agreement = tl.sum(p * votes, axis=0)
-    tl.store(free + i, g * (agreement - top - tl.log(total) + tl.load(log_sum + i)))  # free_energy
-    tl.store(weighted + i * wide + depth, (g * row).to(weighted.dtype.element_ty), mask=depth < d)  # weighted_sums
-    tl.store(weighted + i * wide + d, g.to(weighted.dtype.element_ty))
+    g = g if FIXED else new_g
+    tl.store(free + i, g * (tl.sum(p * votes, axis=0) - log_total + tl.load(log_sum + i)))  # free_energy
+    _count(i, label, g, before, labels, new_gamma, counts, f, weighted, k, d, wide, DEPTH)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -177,9 +193,9 @@ def _m_step(sums, soft, counts, text, anchor_kappa, anchor_r, alpha, beta, mu, k
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _votes(z, pointer, neighbour, weight, found, k, AGREEMENT: tl.constexpr, BLOCK: tl.constexpr):
+def _votes(z, pointer, neighbour, weight, order, found, k, AGREEMENT: tl.constexpr, BLOCK: tl.constexpr):
     """One program per row: the votes of its neighbours, or its agreement z_i . votes_i with them."""
-    i = tl.program_id(0).to(tl.int64)
+    i = tl.load(order + tl.program_id(0))
     cols = tl.arange(0, BLOCK)
     inside = cols < k
     votes = _votes_for(i, z, pointer, neighbour, weight, cols, k)
@@ -203,55 +219,88 @@ def _class_numbers(sums, soft, counts, anchor, new_soft, new_counts, squares, al
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _tide_step(base, cosine, dots, z, pointer, neighbour, weight, hard, soft, counts, squares, along, gamma, before, y,
-               numbers, f, new, labels, new_gamma, right, new_hard, weighted, k, d, wide, log_k, FIRST: tl.constexpr,
-               BLOCK: tl.constexpr, DEPTH: tl.constexpr):  # fmt: skip
-    """Eq. 11 of TIDE, one program per row; the comments name the function of `core.tide` that a line is."""
-    i = tl.program_id(0).to(tl.int64)
-    cols, depth = tl.arange(0, BLOCK), tl.arange(0, DEPTH)
+def _tide_step(base, cosine, dots, z, pointer, neighbour, weight, order, hard, soft, counts, squares, along, gamma,
+               before, y, numbers, f, new, labels, new_gamma, right, new_hard, weighted, k, d, wide, log_k, scale,
+               FIRST: tl.constexpr, BLOCK: tl.constexpr, DEPTH: tl.constexpr):  # fmt: skip
+    """Eq. 11 of TIDE, one program per row; the comments name the function of `core.tide` that a line is.
+
+    The FIRST step makes `base`: `dots` are the cosines to the text there, `gamma` the log sums, `squares` the presence.
+    """
+    i = tl.load(order + tl.program_id(0))
+    cols = tl.arange(0, BLOCK)
     inside = cols < k
     at = i * k + cols
     left_out, votes_count, smoothing = tl.load(numbers), tl.load(numbers + 1), tl.load(numbers + 2)
     votes = _votes_for(i, z, pointer, neighbour, weight, cols, k)
     old = tl.load(z + at, mask=inside, other=0.0)
     n = tl.load(counts + cols, mask=inside, other=0.0)
-    a = tl.load(base + at, mask=inside, other=float("-inf")) + votes_count * votes
+    sharpness, alpha = tl.load(numbers + 3), tl.load(numbers + 4)
+    t = tl.load(cosine + at, mask=inside, other=0.0)
+    dot = tl.load(dots + at, mask=inside, other=0.0)
     if FIRST:
-        a += tl.log(n + smoothing)  # class_pull
+        pi = tl.load(squares + cols, mask=inside, other=0.0)
+        bias = tl.log((n + 1 - old) / (tl.load(numbers + 6) + 1))  # text_bias
+        bias = tl.where(bias < 0, bias * pi * pi, bias)
+        a = scale * dot - tl.load(gamma + i) - tl.load(numbers + 5) * bias + sharpness * t
+        tl.store(base + at, a, mask=inside)
+        a += votes_count * votes + tl.log(n + smoothing)  # class_pull
     else:
+        a = tl.load(base + at, mask=inside, other=0.0) + votes_count * votes
         a += tl.log(tl.maximum(n - left_out * old, 0.0) + smoothing)  # class_pull
-        sharpness, alpha = tl.load(numbers + 3), tl.load(numbers + 4)
         mine = left_out * tl.load(gamma + i) * old  # cosine_to_means, to `nearer`
         own = tl.where(cols == tl.load(before + i), left_out, 0.0)
         h = tl.maximum(tl.load(hard + cols, mask=inside, other=0.0) - own, 0.0)
         beta = h / (h + alpha)
         other = 1 - beta
         beta = beta / tl.maximum(tl.load(soft + cols, mask=inside, other=1.0) - mine, 1e-9)
-        t = tl.load(cosine + at, mask=inside, other=0.0)
-        dot = tl.load(dots + at, mask=inside, other=0.0)
         square = tl.load(squares + cols, mask=inside, other=0.0) + mine * (mine - 2 * dot)
         side = tl.load(along + cols, mask=inside, other=0.0) - mine * t
         length = beta * (beta * square + 2 * other * side) + other * other
         nearer = (beta * (dot - mine) + other * t) / tl.sqrt(tl.maximum(length, 1e-12)) - t
         a += sharpness * nearer
-    a = tl.where(inside, a, float("-inf"))
-    top = tl.max(a, axis=0)
-    label = tl.min(tl.where(a == top, cols, BLOCK), axis=0)
-    shifted = tl.where(inside, a - top, 0.0)
-    p = tl.where(inside, tl.exp(shifted), 0.0)  # assign
-    total = tl.sum(p, axis=0)
-    p = p / total
+    p, label, _, g = _softmax(a, cols, k, log_k, BLOCK)  # assign
     tl.store(new + at, p, mask=inside)
-    entropy = tl.log(total) - tl.sum(p * shifted, axis=0)
-    g = tl.minimum(tl.maximum(_entropy_weight(entropy, log_k), 0.0), 1.0)
-    tl.store(labels + i, label.to(tl.int64))
-    tl.store(new_gamma + i, g)
     tl.store(right + i, tl.load(y + i * k + label))
-    tl.atomic_add(new_hard + label, 1.0)  # whole numbers: the order of adding does not matter
-    tl.atomic_add(new_hard + k, 1.0, mask=label != tl.load(before + i))
-    row = tl.load(f + i * d + depth, mask=depth < d, other=0.0)
-    tl.store(weighted + i * wide + depth, g * row, mask=depth < d)  # weighted_sums
-    tl.store(weighted + i * wide + d, g)
+    _count(i, label, g, before, labels, new_gamma, new_hard, f, weighted, k, d, wide, DEPTH)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _tide_rows(y, total, agree, own, scale, even_own, others, k, BLOCK: tl.constexpr):
+    """Eqs. 1 and 2 of TIDE, one program per row: its agreement, |y_i|^2, and the scale and |e_i|^2 of `evened`."""
+    i = tl.program_id(0).to(tl.int64)
+    cols = tl.arange(0, BLOCK)
+    p = tl.load(y + i * k + cols, mask=cols < k, other=0.0)
+    sums = tl.load(total + cols, mask=cols < k, other=0.0)
+    e = p / (sums + 1)
+    by = 1 / tl.sum(e, axis=0)
+    tl.store(agree + i, tl.sum(p * (sums - p), axis=0) / others)
+    tl.store(own + i, tl.sum(p * p, axis=0))
+    tl.store(scale + i, by)
+    tl.store(even_own + i, by * by * tl.sum(e * e, axis=0))
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _column_sums(y, x, by, square_by, parts, n, k, ROWS: tl.constexpr, COLS: tl.constexpr):
+    """Sums over some rows of y by, y x and y^2 square_by, and the largest y, (4, K) of each part of the rows."""
+    part, step = tl.program_id(0), tl.num_programs(0) * ROWS
+    cols = tl.program_id(1) * COLS + tl.arange(0, COLS)
+    total, along, top = tl.zeros((COLS,), tl.float32), tl.zeros((COLS,), tl.float32), tl.zeros((COLS,), tl.float32)
+    squares = tl.zeros((COLS,), tl.float32)
+    for start in range(part * ROWS, n, step):
+        rows = start + tl.arange(0, ROWS)
+        at = rows[:, None].to(tl.int64) * k + cols[None, :]
+        inside = (rows < n)[:, None] & (cols < k)[None, :]
+        p = tl.load(y + at, mask=inside, other=0.0)
+        total += tl.sum(p * tl.load(by + rows, mask=rows < n, other=0.0)[:, None], axis=0)
+        along += tl.sum(p * tl.load(x + at, mask=inside, other=0.0), axis=0)
+        squares += tl.sum(p * p * tl.load(square_by + rows, mask=rows < n, other=0.0)[:, None], axis=0)
+        top = tl.maximum(top, tl.max(p, axis=0))
+    out = parts + part * k + cols
+    part_size = tl.num_programs(0) * k
+    tl.store(out, total, mask=cols < k)
+    tl.store(out + part_size, along, mask=cols < k)
+    tl.store(out + 2 * part_size, squares, mask=cols < k)
+    tl.store(out + 3 * part_size, top, mask=cols < k)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -272,8 +321,8 @@ def _newton(target, confidence, rise, state, new, parts, n, BLOCK: tl.constexpr)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _tide_confidence(z, label, power, confidence, slope, k, BLOCK: tl.constexpr):
-    """Eq. 14 of TIDE, one program per row: `confidences` under the power that z is raised to."""
+def _tide_confidence(z, label, power, confidence, slope, new, k, WRITE: tl.constexpr, BLOCK: tl.constexpr):
+    """Eq. 14 of TIDE, one program per row: `confidences` under the power that z is raised to, or the `new` z itself."""
     i = tl.program_id(0).to(tl.int64)
     cols = tl.arange(0, BLOCK)
     inside = cols < k
@@ -282,8 +331,11 @@ def _tide_confidence(z, label, power, confidence, slope, k, BLOCK: tl.constexpr)
     x -= tl.log(tl.load(z + i * k + tl.load(label + i)) + 1e-30)
     e = tl.where(inside, tl.exp(by * x), 0.0)
     c = 1 / tl.sum(e, axis=0)
-    tl.store(confidence + i, c)
-    tl.store(slope + i, -by * tl.sum(e * x, axis=0) * c * c)
+    if WRITE:
+        tl.store(new + i * k + cols, e * c, mask=inside)
+    else:
+        tl.store(confidence + i, c)
+        tl.store(slope + i, -by * tl.sum(e * x, axis=0) * c * c)
 
 
 def scaled_pair(x: Array, text: Array) -> tuple[Array, Array, Array]:
@@ -303,8 +355,7 @@ def top_m(features: Array, m: int, precision: str) -> tuple[Array, Array]:
     """Return (neighbours, weights), (N, m) each: the m largest cosines to other rows, sorted; ties: the lower index."""
     n, d = features.shape
     x = (features.half() if precision == "half" else features.float()).contiguous()
-    values = torch.empty((n, m), dtype=torch.float32, device=x.device)
-    found = torch.empty((n, m), dtype=torch.int64, device=x.device)
+    values, found = _floats(x, n, m), torch.empty((n, m), dtype=torch.int64, device=x.device)
     half = x.element_size() == 2  # tiles that fill the device: small ones for few rows
     rows, cols, warps = (128, 256 if half else 128, 8) if n > 16384 else (64, 128, 4)
     depth = 64 if half else 32
@@ -317,17 +368,20 @@ def top_m(features: Array, m: int, precision: str) -> tuple[Array, Array]:
     return found, values.to(features.dtype)
 
 
-def zero_shot(cosine: Array, scale: float) -> tuple[Array, Array]:
-    """Return Eq. zero-shot from cosines: y (N, K) and the logs of the sums (N,)."""
+def zero_shot(cosine: Array, scale: float) -> tuple[Array, ...]:
+    """Return Eq. zero-shot from cosines: y (N, K), and of each sample, (N,), what `_numba.zero_shot` has.
+
+    That is the label, the log of the sum, the probability of the label, and `core.tide.unlikeness`.
+    """
     n, k = cosine.shape
-    y, log_sum = torch.empty_like(cosine), torch.empty(n, dtype=torch.float32, device=cosine.device)
-    block, warps = _block(k)
-    _zero_shot[(n,)](cosine, y, log_sum, scale, k, block, num_warps=warps)
-    return y, log_sum
+    labels, rows = torch.empty(n, dtype=torch.int64, device=cosine.device), _floats(cosine, 3, n)
+    y, (block, warps) = torch.empty_like(cosine), _block(k)
+    _zero_shot[(n,)](cosine, y, labels, *rows, scale, k, block, num_warps=warps)
+    return y, labels, *rows
 
 
 def e_step(
-    values: Array, slope: Array | None, offset: Array, z: Array, edges: tuple[Array, Array, Array], log_sum: Array,
+    values: Array, slope: Array | None, offset: Array, z: Array, edges: tuple[Array, ...], log_sum: Array,
     gamma: Array, before: Array, f: Array, weighted: Array, fixed: bool,
 ) -> tuple[Array, ...]:  # fmt: skip
     """Return z, labels, gamma, free energy and Laplacian of the samples after an E-step, and K + 1 counts.
@@ -336,18 +390,29 @@ def e_step(
     of the z before; where it is `fixed`, also that of the new one. z keeps its dtype. The counts are those of the
     labels, and of the labels that are not as `before`. gamma_i f_i and gamma_i are written to `weighted`, (N, > d).
     """
-    n, k = values.shape
-    new = torch.empty_like(z)
-    labels = torch.empty(n, dtype=torch.int64, device=z.device)
-    rows = [torch.empty(n, dtype=torch.float32, device=z.device) for _ in range(3)]
-    counts = torch.zeros(k + 1, dtype=torch.float32, device=z.device)
-    block, warps = _block(k)
-    _e_step[(n,)](
-        values, offset if slope is None else slope, offset, z, *edges, log_sum, gamma, before, f, new, labels, *rows,
-        counts, weighted, k, f.shape[1], weighted.shape[1], log_classes(k), slope is not None, fixed, block,
-        max(16, triton.next_power_of_2(f.shape[1])), num_warps=warps,
-    )  # fmt: skip
+    given = values, offset if slope is None else slope, offset, z, *edges, log_sum, gamma, before, f
+    return _step(_e_step, 3, z, f, weighted, given, (slope is not None, fixed))
+
+
+def _step(kernel: Any, numbers: int, z: Array, f: Array, weighted: Array, given: Any, more: Any) -> tuple[Array, ...]:
+    """Return what the kernel of an E-step writes: z, labels, so many `numbers` per sample, and K + 1 counts."""
+    (n, k), d = z.shape, f.shape[1]
+    new, labels = torch.empty_like(z), torch.empty(n, dtype=torch.int64, device=z.device)
+    rows, counts = _floats(z, numbers, n), torch.zeros(k + 1, dtype=torch.float32, device=z.device)
+    block, warps = _block(k, GATHER)
+    sizes = k, d, weighted.shape[1], log_classes(k)
+    kernel[(n,)](*given, new, labels, *rows, counts, weighted, *sizes, *more, block, _padded(d), num_warps=warps)
     return new, labels, *rows, counts
+
+
+def _floats(ref: Array, *shape: int) -> Array:
+    """Return an uninitialised array in float32 beside another."""
+    return torch.empty(shape, dtype=torch.float32, device=ref.device)
+
+
+def _padded(columns: int) -> int:
+    """Return how many columns a program holds for so many."""
+    return int(max(16, triton.next_power_of_2(columns)))
 
 
 def m_step(sums: Array, soft: Array, counts: Array, anchors: tuple[Array, ...], exact: bool, epsilon: float,
@@ -357,43 +422,35 @@ def m_step(sums: Array, soft: Array, counts: Array, anchors: tuple[Array, ...], 
     `sums` (K, d) and `soft` (K,) may be columns of one matrix.
     """
     k, d = sums.shape
-    mu, prototypes = (torch.empty((k, d), dtype=torch.float32, device=sums.device) for _ in range(2))
-    beta, kappa, offset, kl = (torch.empty(k, dtype=torch.float32, device=sums.device) for _ in range(4))
+    (mu, prototypes), (beta, kappa, offset, kl) = _floats(sums, 2, k, d), _floats(sums, 4, k)
     _m_step[(k,)](
         sums, soft, counts, *anchors, beta, mu, kappa, prototypes, offset, kl, d, sums.stride(0), exact, epsilon,
-        min(r_cap, 1 - torch.finfo(torch.float32).eps), min(kappa_cap, 3e38), scale, temper,
-        max(16, triton.next_power_of_2(d)), num_warps=4,
+        min(r_cap, 1 - torch.finfo(torch.float32).eps), min(kappa_cap, 3e38), scale, temper, _padded(d), num_warps=4,
     )  # fmt: skip
     return beta, mu, kappa, prototypes, offset, kl
 
 
-def _block(k: int) -> tuple[int, int]:
-    """Return how many columns a program holds for k classes, and its number of warps."""
-    block = max(16, triton.next_power_of_2(k))
-    return block, 4 if block <= 2048 else 8 if block <= 8192 else 16
+def _block(k: int, few: int = 2048) -> tuple[int, int]:
+    """Return how many columns a program holds for k classes, and its number of warps: 4 for a `few` columns."""
+    block = _padded(k)
+    return block, 4 if block <= few else 8 if block <= 8192 else 16
 
 
-def tide_step(base: Array, cosine: Array, dots: Array | None, z: Array, edges: tuple[Array, Array, Array],
+def tide_step(base: Array, cosine: Array, dots: Array, z: Array, edges: tuple[Array, ...],
               classes: tuple[Array, ...], gamma: Array, before: Array, y: Array, numbers: Array, f: Array,
-              weighted: Array) -> tuple[Array, ...]:  # fmt: skip
+              weighted: Array, scale: float | None = None) -> tuple[Array, ...]:  # fmt: skip
     """Return z, labels, gamma, the zero-shot probability of the label, and K + 1 counts after an E-step of TIDE.
 
     `base` (N, K) are the logits at the anchors, without votes and prior; `classes` are hard counts and
-    `class_numbers`, (K,) each; `numbers` are u, the weight of votes, a*, s and alpha. Without `dots`, in the first
-    E-step, all classes are at their anchors, and only the counts are read. gamma_i f_i and gamma_i are written to
-    `weighted` (N, > d). The counts returned are as those of `e_step`.
+    `class_numbers`, (K,) each; `numbers` are u, the weight of votes, a*, s, alpha, g and (N - 1) / K. gamma_i f_i and
+    gamma_i are written to `weighted` (N, > d). The counts returned are as those of `e_step`.
+
+    With the logit `scale`, this is the first E-step: all classes are at their anchors, of `classes` only the counts
+    and, in the place of squares, the presence are read, `dots` are the cosines to the text, `gamma` the logs of what y
+    was divided by, and `base` is written.
     """
-    n, k = z.shape
-    new, labels = torch.empty_like(z), torch.empty(n, dtype=torch.int64, device=z.device)
-    new_gamma, right = (torch.empty(n, dtype=torch.float32, device=z.device) for _ in range(2))
-    hard = torch.zeros(k + 1, dtype=torch.float32, device=z.device)
-    block, warps = _block(k)
-    _tide_step[(n,)](
-        base, cosine, z if dots is None else dots, z, *edges, *classes, gamma, before, y, numbers, f, new, labels,
-        new_gamma, right, hard, weighted, k, f.shape[1], weighted.shape[1], log_classes(k), dots is None, block,
-        max(16, triton.next_power_of_2(f.shape[1])), num_warps=warps,
-    )  # fmt: skip
-    return new, labels, new_gamma, right, hard
+    given = base, cosine, dots, z, *edges, *classes, gamma, before, y, numbers, f
+    return _step(_tide_step, 2, z, f, weighted, given, (scale or 0.0, scale is not None))
 
 
 def class_numbers(sums: Array, soft: Array, counts: Array, anchor: Array) -> tuple[Array, ...]:
@@ -402,20 +459,40 @@ def class_numbers(sums: Array, soft: Array, counts: Array, anchor: Array) -> tup
     `sums` (K, d), `soft` and `counts` (K,) are columns of one matrix.
     """
     k, d = sums.shape
-    found = [torch.empty(k, dtype=torch.float32, device=sums.device) for _ in range(4)]
-    block = max(16, triton.next_power_of_2(d))
-    _class_numbers[(k,)](sums, soft, counts, anchor, *found, d, sums.stride(0), block, num_warps=4)
+    found: Any = _floats(sums, 4, k)
+    _class_numbers[(k,)](sums, soft, counts, anchor, *found, d, sums.stride(0), _padded(d), num_warps=4)
     return tuple(found)
 
 
-def votes(z: Array, edges: tuple[Array, Array, Array], agreement: bool = False) -> Array:
+def column_sums(y: Array, x: Array, by: Array, square_by: Array) -> tuple[Array, ...]:
+    """Return sum_i by_i y_ik, sum_i y_ik x_ik, sum_i square_by_i y_ik^2 and max_i y_ik >= 0, (K,) each, in one pass."""
+    n, k = y.shape
+    tiles = min(triton.cdiv(n, 32), 64)
+    parts = _floats(y, 4, tiles, k)
+    _column_sums[(tiles, triton.cdiv(k, 128))](y, x, by, square_by, parts, n, k, 32, 128, num_warps=4)
+    return *parts[:3].sum(1), parts[3].amax(0)
+
+
+def tide_compare(y: Array, total: Array, votes: Array, degree: Array) -> tuple[Array, ...]:
+    """Return agreements, |y_i|^2 and |e_i|^2 of the samples, (N,), and the sums near, most and even, (K,) each.
+
+    These are Eqs. 1 and 2 of TIDE: `agreements`, `agreement_by_class` and `evened` of `core.tide`, in one reading of y.
+    """
+    n, k = y.shape
+    (agree, own, scale, even_own), (block, warps) = _floats(y, 4, n), _block(k)
+    _tide_rows[(n,)](y, total, agree, own, scale, even_own, float(max(n - 1, 1)), k, block, num_warps=warps)
+    even, near, most, _ = column_sums(y, votes, scale, degree)
+    return agree, own, even_own, near, most, even / (total + 1)
+
+
+def votes(z: Array, edges: tuple[Array, ...], agreement: bool = False) -> Array:
     """Return the votes of the neighbours, (N, K), or the `agreement` z_i . votes_i of each sample with them, (N,).
 
     A sparse product would sort the edges first, for which it waits.
     """
     n, k = z.shape
-    found = torch.empty((n,) if agreement else (n, k), dtype=torch.float32, device=z.device)
-    block, warps = _block(k)
+    found = _floats(z, n) if agreement else _floats(z, n, k)
+    block, warps = _block(k, GATHER)
     _votes[(n,)](z.contiguous(), *edges, found, k, agreement, block, num_warps=warps)
     return found
 
@@ -423,10 +500,16 @@ def votes(z: Array, edges: tuple[Array, Array, Array], agreement: bool = False) 
 def tide_confidence(z: Array, labels: Array, power: Array) -> tuple[Array, Array]:
     """Return the confidences under a power of z, and their derivatives by its logarithm, (N,) each."""
     n, k = z.shape
-    confidence, slope = (torch.empty(n, dtype=torch.float32, device=z.device) for _ in range(2))
-    block, warps = _block(k)
-    _tide_confidence[(n,)](z, labels, power, confidence, slope, k, block, num_warps=warps)
+    (confidence, slope), (block, warps) = _floats(z, 2, n), _block(k)
+    _tide_confidence[(n,)](z, labels, power, confidence, slope, z, k, False, block, num_warps=warps)
     return confidence, slope
+
+
+def tide_calibrated(z: Array, labels: Array, power: Array) -> Array:
+    """Return the assignments raised to a power, rows that sum to 1, (N, K)."""
+    new, (block, warps) = torch.empty_like(z), _block(z.shape[1])
+    _tide_confidence[(len(z),)](z, labels, power, z, z, new, z.shape[1], True, block, num_warps=warps)
+    return new
 
 
 def newton(target: Array, confidence: Array, rise: Array, state: Array, n: int) -> Array:

@@ -11,16 +11,19 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Any
 
 import torch
 
 from moontide.core.arrays import Array, class_counts
 from moontide.core.backends import _triton, plain
-from moontide.core.mixture import VMF, Laplacian, Scores, Step, VMFClasses
+from moontide.core.graph import Affinity
+from moontide.core.mixture import VMF, First, Laplacian, Scores, Step, VMFClasses
 
 HALF = 2**23  # N x K above which precision "half" stores assignments in 16 bits: below, nothing is gained
 LARGEST = 2**25  # N x K above which launches no longer matter
+MANY, HUB = 2**13, 40  # above so many samples, those with more votes go first
 KEPT = 4  # captured shapes
 PLAIN = "plain"  # a shape whose run cannot be captured
 ALL = slice(None)
@@ -41,20 +44,54 @@ def m_step(vmf: VMF, step: Step) -> VMFClasses:
     return vmf.classes(ALL, beta, kappa, kl, mu, prototypes, offset)
 
 
+class Votes(Affinity):
+    """The votes of the neighbours, by kernels, which begin with the samples that get most votes: they take longest."""
+
+    @cached_property
+    def order(self) -> Array:
+        """The samples in the order in which programs take them, (N,)."""
+        n = len(self.pointer) - 1
+        if n <= MANY:
+            return torch.arange(n, device=self.pointer.device)
+        return torch.argsort((torch.diff(self.pointer) <= HUB).to(torch.int8), stable=True)
+
+    @property
+    def edges(self) -> tuple[Array, ...]:
+        """The arrays that kernels take."""
+        return *super().edges, self.order
+
+    def weighted(self, by: Array | None) -> Affinity:
+        """Return the votes with that of each sample multiplied by its entry of `by`, (N,); None: 1."""
+        return self if by is None else Votes(*super().weighted(by).edges)
+
+    def __call__(self, z: Array) -> Array:
+        """Return the votes of the neighbours, (N, K)."""
+        return _triton.votes(z, self.edges)
+
+
 class Rows(plain.Rows):
     """The samples of MOON, all in the memory of one GPU."""
 
     low: Any  # (N, d) the features as products take them: in 16 bits for many samples with precision "half"
     weighted: Any  # (N, d + PAD) gamma_i f_i and gamma_i, whose product with z is both sums of an E-step
 
+    def _votes_of(self) -> Affinity:
+        return Votes(*super()._votes_of().edges)
+
     def _zero_shot(self, rows: slice) -> tuple[Array, Array, Array]:
         self.cosine = self.f @ self.text.T  # (N, K)
-        self.y, log_sum = _triton.zero_shot(self.cosine, self.logit_scale)
+        self.y, _, log_sum, *_ = _triton.zero_shot(self.cosine, self.logit_scale)
         half = self.method.precision == "half" and self.y.numel() > HALF
         self.z, self.low = (self.y.half(), self.f.half()) if half else (self.y, self.f)
         self.labels = torch.zeros(len(self.f), dtype=torch.int64, device=self.f.device)
         self.weighted = weighted_room(self.low)
         return self.y, self.cosine, log_sum
+
+    def _first(self, rows: slice) -> First:
+        y, cosine, log_sum = self._zero_shot(rows)
+        total, along, _, largest = _triton.column_sums(y, cosine, self.gamma, self.gamma)  # gamma is still 1
+        self._first_weights(rows, y, log_sum)
+        return First(len(y), total, along, largest)
 
     def step(self, scores: Scores) -> Step:
         """E-step with the classes given, and the sums of the new assignments."""

@@ -2,9 +2,9 @@
 
 Three things are private to this backend, and none changes an answer by more than rounding in float32.
 
-- In a batch of N <= d samples, the mean of a class is R_k = sum_i a_ik f_i + b_k t_k, and all that an E-step needs of
-  it follows from the products f_i . f_j and f_i . t_k that are at hand: `SpanStep`. A product of N x N x L replaces two
-  of N x d x L, and no vectors of length d are made. Where |R_k| is small, that loses digits, and vectors are.
+- The mean of a class is R_k = a_k S_k + b_k t_k with S_k = sum_i gamma_i z_ik f_i, and all that an E-step needs of it
+  follows from products with S_k and t_k: no other vectors of length d are made. In a batch of N <= d samples these are
+  sums of f_i . f_j. Where |R_k| or its weight is small, that loses digits, and the M-step is that of `plain`.
 - A class without samples is absent: at its anchor, with the logits it has there. In its column of z only the normaliser
   and the votes of neighbours change. So `Absent` keeps the sums of exp(logits) over the absent classes; an E-step works
   on the L present columns, and on the shared entries (i, k) of absent classes where a sample and its neighbours share a
@@ -20,18 +20,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from moontide.core.arrays import affine, put
+from moontide.core.arrays import affine, put, row_dots
 from moontide.core.backends import _numba, plain
 from moontide.core.graph import Graph
 from moontide.core.mixture import VMF, First, Laplacian, Scores, Step, VMFClasses
-from moontide.core.ple import Assignment, free_energy, log_classes, weighted_sums
+from moontide.core.ple import Assignment, free_energy, log_classes
 from moontide.core.threads import in_threads, row_blocks
 
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]
 
 BELOW_1 = 1 - float(np.finfo(np.float32).eps)
-SHORT = 0.1  # |R_k| below which it is not accurate as the root of a sum of products in float32
 NEGLIGIBLE = 2.0**-28  # 1/32 of the rounding of numbers near 1
 GROWTH = 16.0  # where a row of absent classes has grown by more, shared entries are looked for again
 SMALL = 2**14  # entries of z below which the dense E-step is faster
@@ -41,39 +40,55 @@ TINY = 1e-26  # sums over rows of more than its inverse are near the end of floa
 run = plain.run
 
 
+def nearest(f: Floats, m: int) -> tuple[Any, Graph | None]:
+    """Return f_i . f_j (N, N) of N <= d samples, and their graph of up to m neighbours; None for what is not made."""
+    n, d = f.shape
+    gram: Any = f @ f.T if n <= d else None
+    return gram, Graph(*_numba.nearest(gram, min(m, n - 1))) if gram is not None and min(m, n - 1) else None
+
+
+def products(
+    f: Floats, gram: Floats | None, z: Floats, columns: Ints, gamma: Floats, cosine: Floats, some: Ints
+) -> tuple[Floats, ...]:
+    """Return what the loops need of the sums S_k = sum_i gamma_i z_ik f_i of L classes, in place of the vectors.
+
+    That is gamma_i z_ik and f_i . t_k, (N, L) each, sum_i gamma_i z_ik and S_k . t_k, (L,) each, f_i . S_k, (N, L), and
+    |S_k|^2, (L,). The classes are `some` of the columns of `cosine`, f_i . t_k, and `columns` of z; `gram` (N, N) is
+    f_i . f_j where it is at hand.
+    """
+    weight, near, soft, along = _numba.class_weights(z, columns, gamma, cosine, some)
+    if gram is not None:
+        dots = gram @ weight
+        return weight, near, soft, along, dots, _numba.column_dots(weight, dots)
+    sums = weight.T @ f  # (L, d)
+    return weight, near, soft, along, f @ sums.T, row_dots(sums, sums)
+
+
 def m_step(vmf: VMF, step: Any) -> VMFClasses:
-    """Eqs. update-m and update-m-real, in the span of the samples where that is less work and accurate."""
-    if isinstance(step, SpanStep):
-        found = step.classes(vmf)
-        if found is not None:
-            return found
-        step.sums, step.soft = weighted_sums(step.z, step.rows.gamma, step.rows.f)
+    """Eqs. update-m and update-m-real, by products with the sums where options and accuracy permit."""
+    o, rows = vmf.options, step.rows
+    z, columns = (rows.z, step.present) if rows.absent is None else (rows.absent.z, np.arange(len(step.present)))
+    given = z, columns, rows.gamma, rows.cosine, step.present
+    if o.inverse == "banerjee" and o.log_normaliser == "asymptotic" and o.update_mu and o.update_kappa:
+        text, *anchors = vmf.anchors.of(step.present)
+        weight, *sums = products(rows.f, rows.gram, *given)
+        epsilon, scale = np.float32(o.count_epsilon), np.float32(vmf.scale)
+        numbers = o.update == "exact", vmf.d, epsilon, min(o.r_cap, BELOW_1), o.kappa_cap, o.temper, scale
+        found, accurate = _numba.m_step(*sums, step.counts, *anchors, *numbers)
+        if accurate:
+            beta, kappa, kl, a, b = found  # (L,) each
+            mu = lambda: a[:, None] * (weight.T @ rows.f) + b[:, None] * text  # noqa: E731
+            return vmf.classes(step.present, beta, kappa, kl, mu, None, None, sums[3])
+    weight, _, step.soft, _ = _numba.class_weights(*given)
+    step.sums = weight.T @ rows.f
     return plain.m_step(vmf, step)
 
 
 @dataclass
-class SpanStep(Step):
-    """A step whose sums are not made unless they are needed."""
+class LoopStep(Step):
+    """A step whose sums `m_step` makes, of the rows."""
 
-    z: Any = None  # (N, L)
     rows: Any = None
-
-    def classes(self, vmf: VMF) -> VMFClasses | None:
-        """Return the classes by products alone; None where options have no loop, or some |R_k| is small."""
-        o, f = vmf.options, self.rows.f
-        if not (o.inverse == "banerjee" and o.log_normaliser == "asymptotic" and o.update_mu and o.update_kappa):
-            return None
-        text, anchor_kappa, anchor_r, alpha = vmf.anchors.of(self.present)
-        exact, epsilon = o.update == "exact", np.float32(o.count_epsilon)
-        beta, a, b = _numba.span_weights(self.z, self.rows.gamma, self.counts, alpha, anchor_r, exact, epsilon)
-        scores = self.rows.gram @ a  # (N, L)
-        numbers = (vmf.d, min(o.r_cap, BELOW_1), o.kappa_cap, o.temper, np.float32(vmf.scale))
-        near = self.rows.cosine.take(self.present, axis=1)  # (N, L)
-        r, kappa, kl, shortest = _numba.span_scores(scores, a, b, near, anchor_kappa, anchor_r, *numbers)
-        if shortest < SHORT:
-            return None
-        mu = lambda: (a.T @ f + b[:, None] * text) / r[:, None]  # noqa: E731
-        return vmf.classes(self.present, beta, kappa, kl, mu, None, None, scores)
 
 
 class Rows(plain.Rows):
@@ -82,10 +97,8 @@ class Rows(plain.Rows):
     gram: Any  # (N, N) f_i . f_j, where N <= d
 
     def _neighbours(self) -> Graph:
-        n, d = self.f.shape
-        self.gram = self.f @ self.f.T if n <= d else None
-        m = min(self.method.neighbours if self.method.laplacian_weight else 0, n - 1)
-        return Graph(*_numba.nearest(self.gram, m)) if self.gram is not None and m else super()._neighbours()
+        self.gram, graph = nearest(self.f, self.method.neighbours if self.method.laplacian_weight else 0)
+        return graph or super()._neighbours()
 
     def __init__(self, *given: Any, **options: Any) -> None:
         self.gram = None
@@ -111,9 +124,10 @@ class Rows(plain.Rows):
         old, a = (None, None) if self.absent is None else (self.absent.z, self.absent.e_step(values))
         if a is None:
             old = self._dense()
-            a = self._dense_e_step(scores, values, old)
-            self.new = None if old is self.y else old
-            self.z = a.z
+            some = (scores.present, values) if values is not None else (np.zeros(0, np.int64), old[:, :0])
+            logits = self.cosine, scores.slope, scores.at_anchor, *some
+            a = self.assign(logits, old, np.zeros((4, len(old)), old.dtype), self._room())
+            self._replace(a.z)
         self.labels = a.labels
         changed = 0 if old_labels is None else int((a.labels != old_labels).sum())
         moved = np.inf if old_labels is None or changed else float(np.abs(a.z - old).max())
@@ -121,11 +135,8 @@ class Rows(plain.Rows):
             self.gamma = a.gamma
         free = free_energy(self.gamma, a.agreement, a.log_sum, self.log_sum_y)
         counts = self._find_present(a, scores)[self.present]  # (L,)
-        z = self.z.take(self.present, axis=1) if self.absent is None else self.absent.z  # (N, L)
-        terms = free, weight * a.before, changed, moved
-        if self.gram is not None:
-            return SpanStep(None, None, counts, *terms, self.present, z, self)
-        return Step(*weighted_sums(z, self.gamma, self.f), counts, *terms, self.present)
+        none: Any = None
+        return LoopStep(none, none, counts, free, weight * a.before, changed, moved, self.present, self)
 
     def _dense(self) -> Floats:
         """Return z of all classes."""
@@ -133,23 +144,13 @@ class Rows(plain.Rows):
             self.z, self.absent = self.absent.dense(), None
         return self.z  # type: ignore[no-any-return]
 
-    def _dense_e_step(self, scores: Scores, values: Floats | None, z: Floats) -> Assignment:
-        """Eq. update-z of all classes: the logits are cosine slope + offset, or `values` of the present classes."""
-        new = self._room() if self.new is None else self.new
-        present = scores.present
-        if values is None:
-            present, values = np.zeros(0, np.int64), z[:, :0]
-        rest = np.zeros((4, len(z)), z.dtype)
-        return self.assign((self.cosine, scores.slope, scores.at_anchor, present, values), z, rest, new)
-
     def assign(self, logits: tuple[Any, ...], z: Floats, rest: Floats, new: Floats) -> Assignment:
         """Eq. update-z, written to `new`, from the `logits`, previous `z` and `rest` of `_numba.e_step`."""
-        n = len(z)
-        labels, (log_sum, gamma, agreement, before) = np.empty(n, np.int64), np.empty((4, n), z.dtype)
-        given = *logits, *self.votes_of.weighted(self.vote_weight).edges, z, rest, new
-        rows = labels, log_sum, gamma, agreement, before, log_classes(len(self.text))
-        in_threads(lambda at: _numba.e_step(at.start, at.stop, *given, *rows), row_blocks(n, z.size))
-        return Assignment(new, *rows[:5])
+        n, log_k = len(z), log_classes(len(self.text))
+        given = *logits, self.votes_of.weighted(self.vote_weight).edges, z, rest, new
+        found = np.empty(n, np.int64), *np.empty((4, n), z.dtype)
+        in_threads(lambda at: _numba.e_step(at.start, at.stop, *given, *found, log_k), row_blocks(n, z.size))
+        return Assignment(new, *found)
 
     def _find_present(self, a: Assignment, scores: Scores) -> Floats:
         """Find the classes that have samples now, and return the counts of all, (K,)."""
@@ -168,7 +169,7 @@ class Rows(plain.Rows):
     def finish(self) -> Laplacian:
         """Return gamma_i z_i . (M z)_i of the assignments as they are, (N,)."""
         edges = self.votes_of.weighted(self.vote_weight).edges
-        return Laplacian(self.gamma * _numba.laplacian(*edges, self._dense()))
+        return Laplacian(self.gamma * _numba.laplacian(edges, self._dense()))
 
 
 def worthwhile(z: Floats, present: Ints) -> bool:
@@ -182,25 +183,20 @@ class Absent:
     """The assignments of rows after a dense E-step, with few classes present; takes over their z."""
 
     def __init__(self, rows: Rows, log_sum: Floats, scores: Scores) -> None:
-        z, self.rows, self.present, self.shift = rows.z, rows, rows.present, log_sum
-        # (N, K) exp(logits - shift), 0 if present or shared
-        self.p: Floats = rows._room() if rows.new is None else rows.new
+        z, self.rows, self.present, self.shift, edges = rows.z, rows, rows.present, log_sum, rows.votes_of.edges
+        self.p: Floats = rows._room()  # (N, K) exp(logits - shift), 0 if present or shared
         self.sums = np.zeros((4, len(z)), z.dtype)  # over each row of p, as `rest` of `_numba.e_step`
         self.top = np.empty(len(z), z.dtype)  # (N,) the largest of each row of p
-        self.z, self.entry, starts = _numba.split(
-            rows.cosine, scores.slope, scores.at_anchor, log_sum, self.present, *rows.votes_of.edges, z, self.p,
-            self.sums, self.top, np.float32(NEGLIGIBLE),
-        )  # fmt: skip
-        self.shared = self.q = z.ravel().take(
-            self.entry
-        )  # (S,) shared entries, (i, k) at i K + k: q = exp(logits - shift)
+        given = rows.cosine, scores.slope, scores.at_anchor, log_sum, self.present, edges, z
+        self.z, self.entry, starts = _numba.split(*given, self.p, self.sums, self.top, np.float32(NEGLIGIBLE))
+        # shared entries (S,), (i, k) at i K + k: q = exp(logits - shift)
+        self.shared = self.q = z.ravel().take(self.entry)
         self.row, k = np.divmod(self.entry, z.shape[1])  # (S,), (S,)
         logits = rows.cosine.ravel().take(self.entry) * scores.slope[k] + scores.at_anchor[k]
-        self.logits = logits - log_sum[self.row]  # (S,)
-        votes = _numba.shared_votes(self.entry, self.row, *rows.votes_of.edges, z.view(np.int32).ravel())
-        self.others = self.logits, starts, *votes, self.sums, self.top
+        votes = _numba.shared_votes(self.entry, self.row, edges, z.view(np.int32).ravel())
+        self.others = logits - log_sum[self.row], starts, *votes, self.sums, self.top
         self.scale = np.ones_like(log_sum)  # (N,) z = p scale
-        rows.new = z
+        rows.spare.append(z)
 
     def e_step(self, values: Floats) -> Assignment | None:
         """Eq. update-z with the logits `values` (N, L) of the present classes; None where that is not accurate.

@@ -11,18 +11,7 @@ from collections.abc import Callable
 from typing import Any, ClassVar, TypeVar
 
 from moontide.core import formulas, ple
-from moontide.core.arrays import (
-    Array,
-    affine,
-    class_counts,
-    clip,
-    columns,
-    device_type,
-    like,
-    namespace,
-    row_dots,
-    row_norms,
-)
+from moontide.core.arrays import Array, affine, class_counts, clip, columns, device_type, like, namespace, row_dots
 from moontide.core.mixture import VMF, First, Laplacian, Scores, Step, VMFClasses
 from moontide.core.rows import Rows as Base
 
@@ -42,12 +31,12 @@ def m_step(vmf: VMF, step: Step) -> VMFClasses:
     beta = formulas.shrinkage(counts, alpha)  # (L,)
     v = ple.means(sums, soft, o.count_epsilon)  # (L, d)
     resultant = ple.shrink(v, beta, text * anchor_r[:, None] if o.update == "exact" else text)  # (L, d)
-    r = row_norms(resultant)  # (L,) A_d(kappa_k)
+    r = row_dots(resultant, resultant) ** 0.5  # (L,) A_d(kappa_k)
     mu = resultant / clip(r, ple.EPS)[:, None] if o.update_mu else text  # (L, d)
     kappa = vmf.kappa(r) if o.update_kappa else anchor_kappa  # (L,)
     kl = ple.anchor_kl(row_dots(mu, text), anchor_kappa, anchor_r, kappa, vmf.d, o.log_normaliser)  # (L,)
     vectors = ple.prototypes(text, mu, kappa, vmf.scale, o.temper)  # (L, d)
-    return vmf.classes(step.present, beta, kappa, kl, mu, vectors, vmf.offset(kappa))
+    return vmf.classes(step.present, beta, kappa, kl, mu, vectors, vmf.logits_at(kappa)[1])
 
 
 class Rows(Base):
@@ -60,7 +49,6 @@ class Rows(Base):
         n = len(self.f)
         self.gamma, self.log_sum_y = namespace(self.f).ones_like(self.f[:, 0]), self._empty(n)
         self.cosine: Any = None  # (n, K) in memory
-        self.new: Any = None  # (n, K) room for the next z
         self.counted = self.alone and device_type(self.f) == "cpu"  # whether absent classes are left out
 
     @property
@@ -70,13 +58,13 @@ class Rows(Base):
 
     def first(self) -> First:
         """Eq. zero-shot, and what Eqs. init and as-lambda need of it."""
-        found: First = self._add_up(self._first, "zero-shot")
-        return found
 
-    def _first(self, rows: slice) -> First:
-        y, cosine, log_sum = self._zero_shot(rows)  # (b, K), (b, K), (b,)
-        self._first_weights(rows, y, log_sum)
-        return First.of(y, cosine)
+        def block(rows: slice) -> First:
+            y, cosine, log_sum = self._zero_shot(rows)  # (b, K), (b, K), (b,)
+            self._first_weights(rows, y, log_sum)
+            return First.of(y, cosine)
+
+        return self._add_up(block, "zero-shot")  # type: ignore[no-any-return]
 
     def _first_weights(self, rows: slice, y: Array, log_sum: Array) -> None:
         if self.alone and not self.method.m_steps:  # else nobody asks which labels the first E-step changed
@@ -97,7 +85,7 @@ class Rows(Base):
         """E-step with the classes given, and the sums of the new assignments."""
         if not self.alone:
             scores = Scores(scores.present, *(x if x is None else like(x, self.f) for x in scores[1:]))
-        xp, new, found = namespace(self.f), self._room() if self.new is None else self.new, []
+        xp, new, found = namespace(self.f), self._room(), []
 
         def block(rows: slice) -> Step:
             a = self._assign(rows, scores, new)
@@ -114,8 +102,8 @@ class Rows(Base):
             return Step(sums, soft, counts[present], free, laplacian, changed, moved, present)
 
         total: Step = self._add_up(block, "iteration")
-        self.new = None if self.keep and self.z is self.y else self.z
-        self.z, (self.labels, self.gamma) = new, self._joined(found)
+        self._replace(new)
+        self.labels, self.gamma = self._joined(found)
         return total
 
     def _counts(self, z: Array, gamma: Array, labels: Array) -> Array:
@@ -128,9 +116,8 @@ class Rows(Base):
     def _assign(self, rows: slice, scores: Scores, new: Array) -> ple.Assignment:
         """E-step of some rows, written to `new`."""
         present, b = scores.present, rows.stop - rows.start
-        values: Any = None  # (b, L) products use all cores by themselves, what follows in threads does not
-        if scores.prototypes is not None:
-            values = affine(self.f[rows], scores.prototypes, scores.offset)
+        # products use all cores by themselves, what follows in threads does not
+        values: Any = None if scores.prototypes is None else affine(self.f[rows], scores.prototypes, scores.offset)
         whole = values is not None and isinstance(present, slice)
         cosine: Any = None if whole else self.f[rows] @ self.text.T if self.cosine is None else self.cosine  # (b, K)
         z = new[rows] if new.dtype == self.f.dtype else self._empty(b, len(self.text))  # (b, K)
@@ -151,9 +138,6 @@ class Rows(Base):
         """Return gamma_i z_i . (M z)_i of the assignments as they are."""
 
         def part(at: slice) -> tuple[Array]:
-            return (row_dots(self._wide(at), self._votes(at, self.vote_weight)),)
+            return (self.gamma[at] * row_dots(self._wide(at), self._votes(at, self.vote_weight)),)
 
-        found: Laplacian = self._add_up(
-            lambda rows: Laplacian(self.gamma[rows] * self._in_parts(part, rows)[0]), "objective"
-        )
-        return found
+        return self._add_up(lambda rows: Laplacian(*self._in_parts(part, rows)), "objective")  # type: ignore[no-any-return]

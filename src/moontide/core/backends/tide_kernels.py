@@ -12,10 +12,11 @@ from typing import Any
 import torch
 
 from moontide.core import tide as eq
-from moontide.core.arrays import Array
+from moontide.core.arrays import Array, class_sums
 from moontide.core.backends import _triton, kernels, tide_plain
 from moontide.core.graph import Affinity
-from moontide.core.tide import ALL, Assigned, Confident
+from moontide.core.sums import Counted
+from moontide.core.tide import ALL, Assigned, Compared, Confident, Predicted
 
 
 def run(solve: Callable[[Array, Array], tuple[Any, ...]], key: Any, f: Array, text: Array) -> tuple[Any, ...]:
@@ -24,48 +25,59 @@ def run(solve: Callable[[Array, Array], tuple[Any, ...]], key: Any, f: Array, te
         return kernels.replayed(solve, key, f, text)
 
 
-class Votes(Affinity):
-    """The votes of all neighbours, by a kernel."""
-
-    def __call__(self, z: Array) -> Array:
-        """Return the votes of the neighbours, (N, K)."""
-        return _triton.votes(z, self.edges)
-
-
 class TIDERows(tide_plain.TIDERows):
     """The samples of TIDE, all in the memory of one GPU, none with a known label."""
 
     fixed: eq.Fixed | None = None  # what the numbers are of
-    numbers: Any = None  # (5,) in the order of `_triton.tide_step`
+    numbers: Any = None  # (7,) in the order of `_triton.tide_step`
     weighted: Any  # (N, d + PAD) gamma_i f_i, gamma_i and 1
 
     def _votes_of(self) -> Affinity:
-        of = super()._votes_of()
-        return Votes(*of.edges)
+        return kernels.Votes(*super()._votes_of().edges)
 
-    def _keep(self, fixed: eq.Fixed) -> None:
-        """Keep what all E-steps need: log_y becomes the logits at the anchors, without votes and prior."""
-        super()._keep(fixed)
-        self.log_y += fixed.sharpness * self.at_anchor
-        self.weighted = kernels.weighted_room(self.f)
-        self.weighted[:, self.f.shape[1] + 1].fill_(1)  # whose product with z counts
+    def first(self, negatives: Array | None) -> Predicted:  # type: ignore[override]
+        """Make the zero-shot predictions, and score how unlike all of the classes each sample is (Eq. 15)."""
+        self.cosine = self.f @ self.text.T  # (N, K)
+        found = _triton.zero_shot(self.cosine, self.logit_scale)
+        self.y, self.labels, self.log_sum, self.sure, self.unknown = found
+        if negatives is not None and len(negatives):
+            self.unknown += eq.negative_odds(self.f, negatives, self.log_sum, self.logit_scale)
+        self.z = self.y
+        return Predicted.of(self.f, self.y, self.labels, self.sure)
+
+    def compare(self, total: Array, n: int, scale: Array) -> Compared:
+        """Compare the zero-shot predictions with those of all samples and of the neighbours (Eqs. 1, 2)."""
+        degree = self.votes_of(torch.ones_like(self.f[:, :1]))  # (n, 1)
+        given: Any = _triton.tide_compare(self.y, total, self.votes_of(self.y), degree)
+        agree, own, even_own, near, most, even = given
+        self.in_metric, lengths = self._scaled(self.blocks[0], scale)
+        rows = torch.stack([agree, agree, own, self.sure, even_own, lengths]).double()
+        rows[1].square_()
+        agreed, squared, same, sure, evened, length = rows.sum(1)
+        sums = class_sums(self.labels, self.in_metric, len(self.text))
+        return Compared(agreed, squared, same, sure, evened, near, most, even, length, sums)
 
     def step(self, fixed: eq.Fixed, classes: Assigned) -> Assigned:
         """E-step with the classes given, Eq. 11, and the sums of Eq. 8 for the next M-step."""
-        if self.at_anchor is None:
-            self._keep(fixed)
+        first, f = self.numbers is None, self.in_metric
+        if first:
+            self.anchor = eq.anchor_rows(self.text, fixed.slope, fixed.offset, fixed.scale)  # (K, d)
+            self.at_anchor, self.log_y = f @ self.anchor.T, torch.empty_like(self.y)  # (N, K); written in this step
+            self.weighted = kernels.weighted_room(f)
+            self.weighted[:, f.shape[1] + 1].fill_(1)  # whose product with z counts
         if self.fixed is not fixed:
-            numbers = fixed.left_out, fixed.vote_weight, fixed.smoothing, fixed.sharpness, fixed.alpha
-            self.fixed, self.numbers = fixed, torch.stack([self._number(x) for x in numbers])  # (5,)
-        f, dots = self.in_metric, None
-        of: tuple[Array, ...] = (classes.counts.contiguous(),) * 5
-        if len(classes.hard):
-            dots = f @ classes.sums.T  # (n, K)
+            names = "left_out", "vote_weight", "smoothing", "sharpness", "alpha", "bias_weight", "expected"
+            self.fixed, self.numbers = fixed, torch.stack([self._number(getattr(fixed, name)) for name in names])
+        if first:
+            dots, gamma, of = self.cosine, self.log_sum, (*(classes.counts,) * 3, fixed.presence, classes.counts)
+            self.cosine = None
+        else:
+            dots, gamma = f @ classes.sums.T, self.gamma  # (N, K)
             of = classes.hard, *_triton.class_numbers(classes.sums, classes.soft, classes.counts, self.anchor)
-        given = self.gamma, self.labels, self.y, self.numbers, f, self.weighted
         self.z, self.labels, self.gamma, right, hard = _triton.tide_step(
-            self.log_y, self.at_anchor, dots, self.z, self.votes_of.edges, of, *given
-        )
+            self.log_y, self.at_anchor, dots, self.z, self.votes_of.edges, of, gamma, self.labels, self.y,
+            self.numbers, f, self.weighted, self.logit_scale if first else None,
+        )  # fmt: skip
         (changed, hard), d, both = (hard[-1], hard[:-1]), f.shape[1], self.z.T @ self.weighted  # (K, d + PAD)
         found = both[:, :d], both[:, d], hard, both[:, d + 1], hard
         return Assigned(*found, right.sum(), len(f), changed, math.inf, ALL)
@@ -79,3 +91,9 @@ class TIDERows(tide_plain.TIDERows):
     def confidence(self, power: Any) -> Confident:
         """Return the confidences under a power of z and their slopes (Eq. 14), (n,) each, which `_triton` adds up."""
         return Confident(*_triton.tide_confidence(self.z, self.labels, power.to(self.f.dtype)))
+
+    def finish(self, power: Any) -> Counted:
+        """Calibrate the assignments by a temperature, and average scores for the unknown with those of neighbours."""
+        self.z = _triton.tide_calibrated(self.z, self.labels, power.to(self.f.dtype))
+        self.unknown = eq.with_neighbours(self.unknown, self.votes_of)
+        return Counted(len(self.f))

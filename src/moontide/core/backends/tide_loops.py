@@ -9,7 +9,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -17,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moontide.core import tide as eq
-from moontide.core.arrays import column_dots
-from moontide.core.backends import _numba, tide_plain
+from moontide.core.backends import _numba, loops, tide_plain
 from moontide.core.graph import Graph
+from moontide.core.ple import log_classes
 from moontide.core.sums import Counted
 from moontide.core.threads import in_threads, row_blocks
 from moontide.core.tide import Assigned, Compared, Confident, Predicted
@@ -36,13 +35,8 @@ class Idle(NamedTuple):
     """The R classes that are left alone, with logits c_ik + log q_k, q_k = n_k + a*."""
 
     classes: NDArray[np.int64]  # (R,) numbers
-    top: Floats  # (N,) max_k c_ik
-    shares: Floats  # (N, R) e_ik = exp(c_ik - top_i)
-    logs: Floats  # (N, R) e_ik log e_ik
-
-    def sums(self, pull: Floats) -> tuple[Floats, Floats, Floats]:
-        """Return top_i, sum_k e_ik q_k and sum_k e_ik q_k log(e_ik q_k) for the q_k of `pull` (R,), (N,) each."""
-        return self.top, self.shares @ pull, self.logs @ pull + self.shares @ (pull * np.log(pull))
+    shares: Floats  # (N, R) e_ik = exp(c_ik)
+    logs: Floats  # (N, R) e_ik c_ik
 
 
 def idle_classes(z: Floats, counts: Floats, labels: Floats, smoothing: float) -> NDArray[np.bool_]:
@@ -51,29 +45,23 @@ def idle_classes(z: Floats, counts: Floats, labels: Floats, smoothing: float) ->
 
 
 class TIDERows(tide_plain.TIDERows):
-    """The samples of TIDE, all in memory.
+    """The samples of TIDE, all in memory."""
 
-    >>> eye = np.eye(3, dtype=np.float32)
-    >>> from moontide import TIDE
-    >>> TIDERows(TIDE(), eye, eye, 100.0, alone=True).first(None).counts
-    array([1., 1., 1.], dtype=float32)
-    """
-
-    idle: Idle | None = None
     gram: Any = None  # (N, N) f_i . f_j in the metric, where N <= d
-
+    idle: Idle | None = None
     done = 0  # E-steps
 
     def __init__(self, *given: Any, **options: Any) -> None:
         super().__init__(*given, **options)
+        self.room: list[Floats] = []  # that is free after `_keep`
         if self.cosine is None:
-            self.cosine = self.new = np.matmul(self.f, self.text.T, out=self._spare())  # free after `_keep`
-        self.present, self.zeros = np.arange(len(self.text)), np.zeros(len(self.f), one)  # (L,) columns of z, (n,)
+            self.cosine = np.matmul(self.f, self.text.T, out=self._spare())
+            self.room = [self.cosine]
+        self.present = np.arange(len(self.text))  # (L,) classes of the columns of z
+        self.rest = np.zeros((2, len(self.f)), one)  # sums of q = exp(logit) and q log q over the classes left alone
 
     def _neighbours(self) -> Graph:
-        n, d = self.f.shape
-        m = min(self.method.neighbours, n - 1)
-        return Graph(*_numba.nearest(self.f @ self.f.T, m)) if m and n <= d else super()._neighbours()
+        return loops.nearest(self.f, self.method.neighbours)[1] or super()._neighbours()
 
     def _in_blocks(self, loop: Callable[..., Any], *given: Any) -> list[Any]:
         """Call a loop for the rows, in threads, and return what it returns of each block, added up."""
@@ -89,20 +77,20 @@ class TIDERows(tide_plain.TIDERows):
         if negatives is not None and len(negatives):
             self.unknown += eq.negative_odds(f, negatives, self.log_sum, self.logit_scale)
         some = np.nonzero(np.bincount(self.labels))[0]  # (H,)
-        self.places = np.searchsorted(some, self.labels)  # (n,)
+        self.group = np.searchsorted(some, self.labels)  # (n,) position of the label in `some`
         weights = self.gamma, self.sure, self.sure**2
-        self.counts, sure, squares = (np.bincount(self.places, by).astype(one) for by in weights)  # (H,) each
-        sums, sure_sums = (_numba.group_sums(f, self.places, by, len(some)) for by in (self.gamma, self.sure))
+        self.counts, sure, squares = (np.bincount(self.group, by).astype(one) for by in weights)  # (H,) each
+        sums, sure_sums = (_numba.group_sums(f, self.group, by, len(some)) for by in (self.gamma, self.sure))
         centre, square = self.gamma @ f, self.gamma @ (f * f)
         return Predicted(n, total, centre, square, sums, self.counts, sure, squares, sure_sums, some)
 
     def compare(self, total: Any, n: int, scale: Any) -> Compared:
         """Compare the zero-shot predictions with those of all n samples and of the neighbours (Eqs. 1, 2)."""
         agree = np.empty(n, one)
-        near, most, even, even_own = self._in_blocks(_numba.tide_compare, self.y, total, *self.votes_of.edges, agree)
+        near, most, even, even_own = self._in_blocks(_numba.tide_compare, self.y, total, self.votes_of.edges, agree)
         self.in_metric, lengths = self._scaled(slice(0, n), scale)
         agree /= max(n - 1, 1)
-        sums = _numba.group_sums(self.in_metric, self.places, self.gamma, len(self.counts))
+        sums = _numba.group_sums(self.in_metric, self.group, self.gamma, len(self.counts))
         numbers = (agree, agree.astype(float) ** 2, self.sure, lengths)
         agreed, squares, sure, length = (float(x.sum(dtype=float)) for x in numbers)
         return Compared(agreed, squares, self.own, sure, even_own, near, most, even, length, sums)
@@ -116,13 +104,14 @@ class TIDERows(tide_plain.TIDERows):
             self.at_anchor = (self.text @ f.T).T.copy()  # (n, K)
         else:
             self.at_anchor = np.matmul(f, self.text.T, out=self._spare())
-        self.log_y = self._room()
-        slope, expected = one(fixed.slope), np.zeros_like(fixed.total) + one(1) / (fixed.expected + one(1))
-        self._in_blocks(
-            _numba.tide_keep, self.cosine, one(self.logit_scale), self.log_sum, self.y, self.at_anchor, slope,
-            f @ offset, _numba.anchor_lengths(self.text, slope, offset, 1 / fixed.scale), fixed.total, expected,
-            fixed.presence**2, one(fixed.bias_weight), one(fixed.sharpness), self.log_y,
-        )  # fmt: skip
+        self.log_y, slope = self._room(), one(fixed.slope)
+        expected = np.zeros_like(fixed.total) + one(1) / (fixed.expected + one(1))  # (K,)
+        anchors = slope, f @ offset, _numba.anchor_lengths(self.text, slope, offset, 1 / fixed.scale)
+        bias = fixed.total, expected, fixed.presence**2, one(fixed.bias_weight)
+        zero_shot = one(self.logit_scale), self.log_sum, self.y
+        given = self.cosine, zero_shot, self.at_anchor, anchors, bias, one(fixed.sharpness), self.log_y
+        self._in_blocks(_numba.tide_keep, *given)
+        self.spare += self.room
 
     def step(self, fixed: eq.Fixed, classes: Assigned) -> Assigned:
         """E-step with the classes given, Eq. 11; the sums of Eq. 8 that it needs are made here, and not returned."""
@@ -131,53 +120,52 @@ class TIDERows(tide_plain.TIDERows):
         if self.done == 2 and fixed.prior is None and self.z.shape[1] > FEW:
             self._leave_alone(idle_classes(self.z, classes.counts, classes.labels, fixed.smoothing))
         self.done += 1
-        n, prior = len(self.f), classes.counts[:0] if fixed.prior is None else fixed.prior
-        labels, (gamma, log_total) = np.empty(n, np.int64), np.empty((2, n), one)
-        numbers = fixed.smoothing, fixed.left_out, fixed.vote_weight, fixed.sharpness, fixed.alpha
-        new, log_k = self._room() if self.new is None else self.new, math.log(max(len(self.text), 2))
-        sums = self.zeros, self.zeros, self.zeros
-        if self.idle is not None:
-            self.pull = classes.counts[self.idle.classes] + one(fixed.smoothing)  # (R,)
-            sums = self.idle.sums(self.pull)
+        n, some, idle, counts = len(self.f), classes.some, self.idle, classes.counts
+        columns = some if idle is None else np.searchsorted(self.present, some)  # (H,) of z
+        means = loops.products(self.in_metric, self.gram, self.z, columns, self.gamma, self.at_anchor, columns)
+        if idle is not None:
+            self.pull = counts[idle.classes] + one(fixed.smoothing)  # (R,)
+            self.rest[0] = idle.shares @ self.pull
+            self.rest[1] = idle.logs @ self.pull + idle.shares @ (self.pull * np.log(self.pull))
+            counts = counts[self.present]
+        without, smoothing = fixed.left_out, fixed.smoothing
+        if fixed.prior is not None:  # in place of the counts
+            counts, without, smoothing = np.exp(fixed.prior), 0.0, 0.0
+        numbers = without, fixed.left_out, smoothing, fixed.vote_weight, fixed.sharpness, fixed.alpha, eq.STILL
+        labels, gamma, log_sum = found = np.empty(n, np.int64), *np.empty((2, n), one)
+        new = self._room() if idle is None else np.empty_like(self.z)
         counts, hard, right, changed, moved = self._in_blocks(
-            _numba.tide_step, self.log_y, self.y, classes.counts, prior, *map(one, numbers), *self.votes_of.edges,
-            self.z, new, *self._means(classes), self.present, *sums, self.labels, labels, gamma, log_total, log_k,
-            one(eq.STILL),
+            _numba.tide_step, self.log_y, self.y, counts, tuple(map(one, numbers)), self.votes_of.edges, self.z, new,
+            (some, columns, classes.hard, *means), self.present, self.rest, self.labels, found,
+            log_classes(len(self.text)),
         )  # fmt: skip
-        if self.idle is not None:
-            self.by, found, counts = np.exp(self.idle.top - log_total), counts, np.empty_like(hard)  # (n,), (L,), (K,)
-            counts[self.present], counts[self.idle.classes] = found, self.pull * (self.by @ self.idle.shares)
-        self.z, self.new = new, None if self.keep and self.z is self.y else self.z
+        if idle is None:
+            self._replace(new)
+        else:
+            self.z, self.by, total, counts = new, np.exp(-log_sum), counts, np.empty_like(hard)  # (n,), (L,), (K,)
+            counts[self.present], counts[idle.classes] = total, self.pull * (self.by @ idle.shares)
         self.labels, self.gamma, some = labels, gamma, np.nonzero(hard)[0]  # (n,), (n,), (H,)
         return Assigned(hard[:0], hard[:0], hard[some], counts, hard, right, n, changed, moved, some)
 
-    def _means(self, classes: Assigned) -> tuple[Any, ...]:
-        """Return what `_numba.tide_step` needs of the classes with labels; in the first E-step there are none."""
-        f, among = self.in_metric, np.searchsorted(self.present, classes.some)  # (n, d), (H,) columns of z
-        weight, cosine, soft, along = _numba.tide_weights(self.z, self.gamma, self.at_anchor, among)  # (n, H), (H,)
-        dots = f @ (f.T @ weight) if self.gram is None else self.gram @ weight  # (n, H) f_i . S_k
-        return classes.some, among, classes.hard, weight, cosine, soft, along, dots, column_dots(weight, dots)
-
     def _leave_alone(self, idle: NDArray[np.bool_]) -> None:
-        """Leave classes alone from here on, where they are many."""
-        gone, n = np.nonzero(idle)[0], len(self.f)  # (R,)
+        """Leave classes alone from here on, where they are many; of each row, logits are then less their largest."""
+        gone, arrays = np.nonzero(idle)[0], (self.z, self.log_y, self.at_anchor)  # (R,)
         if 4 * len(gone) <= len(idle):
             return
-        self.present, self.spare = np.nonzero(~idle)[0], [*self.spare, self.log_y, self.at_anchor]
-        self.idle = Idle(gone, np.empty(n, one), *np.empty((2, n, len(gone)), one))
-        _numba.tide_split(self.log_y, *self.idle)
-        columns = (x.take(self.present, axis=1) for x in (self.z, self.log_y, self.at_anchor))
-        self.z, self.log_y, self.at_anchor = columns
-        self.new = np.empty_like(self.z)
+        top, shares, logs = np.empty((len(self.f), 1), one), *np.empty((2, len(self.f), len(gone)), one)
+        _numba.tide_split(self.log_y, gone, top, shares, logs)
+        self.present, self.idle, self.spare = np.nonzero(~idle)[0], Idle(gone, shares, logs), [*self.spare, *arrays]
+        self.z, self.log_y, self.at_anchor = (x.take(self.present, axis=1) for x in arrays)
+        self.log_y -= top
 
     def confidence(self, power: float) -> Confident:
         """Add up the confidences under a temperature, and their slopes (Eq. 14)."""
         if self.log_z is None:
-            z, away = self.z, (self.present[:0], self.zeros, self.z[:, :0], self.zeros)
+            z, away = self.z, (self.present[:0], self.z[:, :0], self.gamma, self.gamma)
             if self.idle is not None:
-                away = self.idle.classes, self.by, self.idle.shares, self.pull
-                self.z, self.new = self._room(), None  # of all classes again
-            self.log_z = self._room() if self.new is None else self.new
+                away = *self.idle[:2], self.pull, self.by
+                self.z = self._room()  # of all classes again
+            self.log_z = self._room()
             self._in_blocks(_numba.tide_logs, z, self.labels, self.present, *away, self.log_z)
         return Confident(*self._in_blocks(_numba.tide_confidence, self.log_z, one(power), self.z[:, :0]))
 

@@ -6,21 +6,7 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 from moontide.core import tide as eq
-from moontide.core.arrays import (
-    Array,
-    class_counts,
-    class_sums,
-    clip,
-    columns,
-    device,
-    is_torch_array,
-    like,
-    namespace,
-    put,
-    row_dots,
-    row_norms,
-    to_numpy,
-)
+from moontide.core.arrays import Array, class_counts, class_sums, columns, is_torch_array, like, namespace, row_dots
 from moontide.core.ple import entropy_weights, weighted_sums, zero_shot
 from moontide.core.rows import Rows
 from moontide.core.simplex import softmax_log_sum
@@ -33,15 +19,8 @@ class TIDERows(Rows):
     """The samples of TIDE.
 
     In memory, what an E-step needs of zero-shot predictions and cosines is kept; in blocks it is made again in every
-    step, as keeping it would take two N x K arrays of 32 bits. In 16 bits, the fourth root of an assignment is stored:
-    it is exact to 3e-5 near 1 (float16: 1e-3) and keeps what is far below 1 / 65535, of which the calibration raises
-    powers. `known` labels are for samples in memory.
-
-    >>> import numpy as np
-    >>> eye = np.eye(3, dtype=np.float32)
-    >>> from moontide import TIDE
-    >>> TIDERows(TIDE(), eye, eye, 100.0).first(None).counts
-    array([1., 1., 1.])
+    step. In 16 bits, the fourth root of an assignment is stored: it is exact to 3e-5 near 1 (float16: 1e-3) and keeps
+    what is far below 1 / 65535, of which the calibration raises powers. `known` labels are for samples in memory.
     """
 
     STATE: ClassVar[tuple[str, ...]] = (*Rows.STATE, "gamma", "unknown")
@@ -49,7 +28,6 @@ class TIDERows(Rows):
     CHANGES: ClassVar[tuple[str, ...]] = ("first", "step", "finish")
 
     anchor: Any = None  # (K, d)
-    new: Any = None  # (n, K) room for the next z
     # in memory only
     log_sum: Any = None  # (n,) the log of what y was divided by
     in_metric: Any = None  # (n, d)
@@ -63,7 +41,9 @@ class TIDERows(Rows):
         self.cosine: Any = cosine  # (n, K)
         self.unknown, ones = self._empty(len(self.f)), namespace(self.f).ones_like(self.f[:, 0])
         self.gamma, self.trusted = ones, ones  # (n,) entropy weights, and what labels count
-        self.free = ones if known is None else put(ones, known.there, 0)  # (n,) 1 where no label is known
+        self.free = 1 * ones  # (n,) 1 where no label is known
+        if known is not None:
+            self.free[known.there] = 0
 
     def first(self, negatives: Array | None) -> Predicted:  # type: ignore[override]
         """Make the zero-shot predictions, and score how unlike all of the classes each sample is (Eq. 15)."""
@@ -77,7 +57,8 @@ class TIDERows(Rows):
                 self.cosine, self.log_sum = cosine, log_sum
             if self.known is not None:
                 self.labels[self.known.there] = self.known.known
-            return Predicted.of(self.f[rows], y, self.labels[rows])
+            sure = namespace(y).take_along_axis(y, self.labels[rows][:, None], axis=1)[:, 0]  # (b,)
+            return Predicted.of(self.f[rows], y, self.labels[rows], sure)
 
         return self._add_up(block, "zero-shot")  # type: ignore[no-any-return]
 
@@ -105,7 +86,7 @@ class TIDERows(Rows):
     def _scaled(self, rows: slice, scale: Array) -> tuple[Array, Array]:
         """Return some rows in the metric, of unit length, (b, d), and the lengths they had, (b,)."""
         f = self.f[rows] / scale
-        lengths = row_norms(f)  # (b,)
+        lengths = row_dots(f, f) ** 0.5  # (b,)
         f /= lengths[:, None]
         return f, lengths
 
@@ -118,13 +99,13 @@ class TIDERows(Rows):
         text, trusted = 1.0, self.trusted
         if self.known is not None and len(self.known.there) and len(classes.hard):
             text, trusted = self._learn(fixed, classes)
-        if self.new is None:
-            self.new = self._room()
+        new = self._room()
         # copies, as the arrays at the start stay with the zero-shot predictions
         self.labels, self.gamma = 1 * self.labels, 1 * self.gamma
-        total: Assigned = self._add_up(lambda rows: self._assign(rows, fixed, classes, text, trusted), "iteration")
-        self.trusted, kept = trusted, self.keep and self.z is self.y
-        self.z, self.new = self.new, None if kept else self.z
+        given = fixed, classes, text, trusted, new
+        total: Assigned = self._add_up(lambda rows: self._assign(rows, *given), "iteration")
+        self.trusted = trusted
+        self._replace(new)
         return total
 
     def _keep(self, fixed: eq.Fixed) -> None:
@@ -151,8 +132,10 @@ class TIDERows(Rows):
 
         return f, at_anchor, *self._in_parts(part, rows)
 
-    def _assign(self, rows: slice, fixed: eq.Fixed, classes: Assigned, text: float, trusted: Array) -> Assigned:
-        """Make the assignments of some rows, with the weight of the `text`, and what they add up to."""
+    def _assign(
+        self, rows: slice, fixed: eq.Fixed, classes: Assigned, text: float, trusted: Array, new: Array
+    ) -> Assigned:
+        """Write the assignments of some rows to `new`, with the weight of the `text`, and add up what follows."""
         xp, k = namespace(self.f), len(self.text)
         made = (self.in_metric, self.at_anchor, self.log_y, self.y) if self.alone else self._made(rows, fixed)
         f, at_anchor, log_y, y = made  # (b, d), (b, K), (b, K), (b, K)
@@ -173,17 +156,17 @@ class TIDERows(Rows):
                 logits[:, classes.some] += fixed.sharpness * nearer
             p, entropy = eq.assign(logits)  # (b, K), (b,)
             own = xp.argmax(p, axis=1)
-            self.new[at] = self._narrow(p)
+            new[at] = self._narrow(p)
             right = xp.take_along_axis(y[here], own[:, None], axis=1)[:, 0]
             return own, entropy, right, xp.sum(xp.abs(p - z) >= eq.STILL, axis=1)
 
         own, entropy, right, moved = self._in_parts(part, rows)
         if self.known is not None:
-            self.known.clamp(self.new, own)
+            self.known.clamp(new, own)
         free, trusted, changed = self.free[rows], trusted[rows], int((own != self.labels[rows]).sum())
         gamma = entropy_weights(entropy, k) * free + (1 - free)  # (b,)
         self.labels[rows], self.gamma[rows] = own, gamma
-        z = self._floats(self.new[rows])  # (b, K) as stored, so that a sample is left out as it was counted
+        z = self._floats(new[rows])  # (b, K) as stored, so that a sample is left out as it was counted
         hard = like(class_counts(own, k, trusted), gamma)  # (K,)
         given = hard if self.known is None else hard + self.known.counts
         some = ALL if not self.alone or is_torch_array(z) else xp.nonzero(given)[0]  # (H,)
@@ -197,23 +180,22 @@ class TIDERows(Rows):
         """Return the cosines of some samples to class means without their share `left_out` (b,) in these, (b, H)."""
         xp, z, labels, own = namespace(self.f), self._wide(at), self.labels[at], left_out * self.trusted[at]
         mine = columns(z, classes.some) * (own * self.gamma[at])[:, None]  # (b, H)
-        places = labels if isinstance(classes.some, slice) else xp.searchsorted(classes.some, labels)
-        each, hard = xp.arange(len(z), device=device(z)), xp.zeros_like(mine) + classes.hard  # (b,), (b, H)
-        hard[each, places] = clip(hard[each, places] - own, 0)
-        along = row_dots(classes.sums, eq.rows_at(self.anchor, classes.some))  # (H,)
+        column = labels if isinstance(classes.some, slice) else xp.searchsorted(classes.some, labels)  # (b,)
+        each, hard = xp.arange(len(z), device=z.device), xp.zeros_like(mine) + classes.hard  # (b,), (b, H)
+        hard[each, column] = (hard[each, column] - own).clip(min=0)
+        along = row_dots(classes.sums, self.anchor[classes.some, ...])  # (H,)
         return eq.cosine_to_means(dots, near, mine, hard, classes, along, fixed.alpha)
 
     def _learn(self, fixed: eq.Fixed, classes: Assigned) -> tuple[float, Array]:
         """Return the weight of the text and what labels count, (n,), from known ones (Eqs. 12, 13).
 
-        What is asked is what the model makes of each labelled sample where its label is not known: without its own part
-        in class means and counts, and with the votes of its neighbours.
+        The model predicts each labelled sample without its own part in class means and counts.
         """
         xp, some, (there, known, *_) = namespace(self.f), classes.some, self.known  # (n',), (n',)
         near, whole = self.at_anchor[there, :], 1 - self.free[there]
         cosine, dots = 1 * near, self.in_metric[there, :] @ classes.sums.T  # (n', K), (n', H)
         cosine[:, some] = self._cosines(there, fixed, classes, whole, dots, columns(near, some))
-        base = fixed.vote_weight * self._votes(slice(0, len(self.f)))[there, :] + self.log_y[there, :]
+        base = fixed.vote_weight * self._votes(self.blocks[0])[there, :] + self.log_y[there, :]
         base = base + eq.class_pull(fixed, classes.counts, self.z[there, :], 1.0)
         text = eq.trust(base, cosine, known, fixed.sharpness)
         found = xp.argmax(text * base + fixed.sharpness * cosine, axis=1)
@@ -238,10 +220,7 @@ class TIDERows(Rows):
         return self.log_z[at]
 
     def finish(self, power: float | None) -> Counted:
-        """Calibrate the assignments by a temperature, and average the scores for the unknown with those of neighbours.
-
-        None leaves the assignments, where all labels are known.
-        """
+        """Calibrate the assignments by a temperature, if any, and average the unknown scores with the neighbours'."""
 
         def part(at: slice) -> tuple[()]:
             self.z[at] = self._narrow(softmax_log_sum(power * self._log_ratios(at))[0])
@@ -254,25 +233,17 @@ class TIDERows(Rows):
         self.unknown = eq.with_neighbours(self.unknown, self.votes_of)
         return Counted(len(self.f))
 
-    def predictions(self) -> dict[str, Any]:
-        """Return the `COLUMNS`, (n,) each."""
-        return {**super().predictions(), "unknown": to_numpy(self.unknown)}
-
     def _narrow(self, p: Array) -> Array:
-        """Return the fourth root of probabilities where they are stored in 16 bits."""
-        xp = namespace(p)
-        return p if self.z.dtype == self.f.dtype else super()._narrow(xp.sqrt(xp.sqrt(p)))
+        return p if self.z.dtype == self.f.dtype else super()._narrow((p**0.5) ** 0.5)
 
     def _floats(self, stored: Array) -> Array:
-        """Return stored assignments as they are computed with."""
         p = super()._floats(stored)
         return p if stored.dtype == self.f.dtype else (p * p) ** 2
 
 
 def _total(x: Array) -> Any:
     """Return the sum of one number per sample, in float64."""
-    xp = namespace(x)
-    return eq.number(xp.sum(x, dtype=xp.float64))
+    return eq.number(x.sum(dtype=namespace(x).float64))
 
 
 def run(solve: Callable[[Array, Array], tuple[Any, ...]], key: Any, f: Array, text: Array) -> tuple[Any, ...]:
