@@ -270,7 +270,7 @@ def throughput(arguments):
                     if arguments.pin:
                         pin(server.pid)
                     load = Load(arguments.method, k, batch, port, server.pid, arguments.streams)
-                    load.run(2, 1, 1.0 if not arguments.soak else 20.0)  # warms up
+                    load.run(4, 1, 4.0 if not arguments.soak else 20.0)  # warms up, and starts processes
                     if arguments.soak:
                         load.soak(arguments.soak, arguments.pace)
                         continue
@@ -332,10 +332,19 @@ class Load:
             return int(dict(line.split(": ") for line in lines)["write_bytes"])
         return 0
 
+    def family(self):
+        """Return the fields of /proc/*/stat from the third on, of the server and of its processes."""
+        found = []
+        for path in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                fields = (path / "stat").read_text().rpartition(")")[2].split()
+                if self.process in (int(path.name), int(fields[1])):
+                    found.append(fields)
+        return found
+
     def cpu_seconds(self):
-        """Return the CPU time that the server has taken."""
-        fields = Path(f"/proc/{self.process}/stat").read_text().rpartition(")")[2].split()
-        return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
+        """Return the CPU time that the server and its processes have taken."""
+        return sum(int(x) for fields in self.family() for x in fields[11:13]) / os.sysconf("SC_CLK_TCK")
 
     def soak(self, seconds, pace, parts=6):
         """Print memory and latency of the parts of a long run, with the latency of a request that does nothing."""
@@ -348,7 +357,7 @@ class Load:
             cells = self.run(4, 1.0, seconds / parts, pace)
             stop.set()
             thread.join()
-            pages = int(Path(f"/proc/{self.process}/statm").read_text().split()[1])
+            pages = sum(int(fields[21]) for fields in self.family())
             p50, p99 = 1000 * np.quantile(idle, (0.5, 0.99))
             told = [f"{(part + 1) * seconds / parts:.0f}", f"{pages * os.sysconf('SC_PAGE_SIZE') / 2**20:.0f}"]
             told += [cells[0], cells[1], f"{p50:.1f}", f"{p99:.1f}", f"{float(cells[0]) / p50:.1f}", cells[2], cells[6]]

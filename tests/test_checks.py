@@ -264,7 +264,13 @@ class Undeclared(Adaptive):
         return replace(super().start(task), log=np.zeros(task.k))
 
 
+class Hasty(Adaptive):
+    def _follow(self, state: Any, x: Any, known: Any) -> Any:
+        return replace(state, total=state.total + 2 * x.sum(0))
+
+
 ONLINE_FAULTS = {
+    "check_the_state_that_follows": Hasty,
     "check_cold_start": Biased,
     "check_seen_is_counted": Miscounting,
     "check_step_leaves_the_state": Overwriting,

@@ -224,6 +224,18 @@ class OnlineMethod(Method):
         after, result = self._step(state, x) if known is None else self._step(state, x, known)
         return dataclasses.replace(after, seen=state.seen + len(x)), result
 
+    def follow(self, state: S, x: Array, known: Array | None = None) -> S | None:
+        """Return the state that `step` would return, without its predictions; None where it depends on them.
+
+        It takes next to no time, so that the next samples can be predicted at the same time.
+        """
+        x = self.check(state, x)
+        after = self._follow(state, x, None if known is None else self.check_known(state, x, known))
+        return None if after is None else dataclasses.replace(after, seen=state.seen + len(x))
+
+    def _follow(self, state: S, x: Array, known: Array | None) -> S | None:
+        return None
+
     def correct(self, state: S, x: Array, known: Array, before: Array | None = None) -> S:
         """Return the state after the true labels `known` (n,) of earlier samples `x` (n, d) were given.
 
@@ -336,6 +348,9 @@ class PerBatch(OnlineMethod):
             task = task.trusted(class_prior=given_shares(state.class_prior), negatives=negatives)
         self.method.require(task)
         return state, self.method._fit(task)
+
+    def _follow(self, state: S, x: Array, known: Array | None) -> S:
+        return state
 
 
 def as_online(method: Method) -> OnlineMethod:

@@ -21,7 +21,7 @@ from moontide.serve.state import GoneError
 class Recorder:
     """What a line needs of a stream; writes down the batches it gets, and waits while it is held."""
 
-    name, moment, due, timing = "a", None, False, {}
+    name, moment, due, timing, steppers = "a", None, False, {}, None
 
     def __init__(self, max_batch=4, max_wait_ms=0.0):
         self.config = Config("moon", {}, ("a",), 1, 1.0, max_batch=max_batch, max_wait_ms=max_wait_ms)

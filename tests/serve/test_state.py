@@ -19,6 +19,7 @@ from moontide.serve.metrics import Metrics
 from moontide.serve.records import Config, Item, digest_of, key_of
 from moontide.serve.service import usable_methods
 from moontide.serve.state import GoneError, ServedStream
+from moontide.serve.steppers import Steppers
 from moontide.serve.stream_store import StoreError
 from moontide.types import Task
 
@@ -307,12 +308,12 @@ def test_a_step_is_made_while_the_one_before_is_written_and_forgotten_where_that
     x, y, z = samples(3), samples(2), samples(4)
     steps = []
     step = stream.step
-    stream.step = lambda moment, *given: [steps.append(moment.total), step(moment, *given)][1]
+    stream.step = lambda state, *given: [steps.append(state.seen), step(state, *given)][1]
 
     async def main():
         queue = PushQueue(stream, Metrics(), 100)
         pushed = [queue.push(item(x, "x"))]
-        await until(lambda: queue._write is not None)
+        await until(lambda: len(steps) == 1)
         pushed.append(queue.push(item(y, "y")))
         await until(lambda: len(steps) == 2)  # the second step, while nothing is written
         pushed += [queue.push(item(x, "x")), queue.push(item(z))]  # the first again, whose answer is not there yet
@@ -340,3 +341,112 @@ def test_a_step_is_made_while_the_one_before_is_written_and_forgotten_where_that
     kept = [answer for answer in answers if not isinstance(answer, Exception) and not answer.repeated]
     assert stream.moment.total == sum(len(answer.rows) for answer in kept)
     assert same(again(stream).moment, stream.moment)
+
+
+@pytest.fixture
+def held(store, text, monkeypatch):
+    """Streams that are behind a queue with the processes of a server, and steps that wait until they are let go."""
+    free, steppers = threading.Event(), Steppers()
+    step = module.ServedStream.step
+
+    def wait(self, *given):
+        assert free.wait(10)
+        return step(self, *given)
+
+    monkeypatch.setattr(module.ServedStream, "step", wait)
+    monkeypatch.setattr(steppers, "cores", 3)
+    steppers.count = 0  # no process is started
+
+    def begin(method, name="a"):
+        stream = make(store, text, name, method)
+        stream.steppers = steppers
+        return stream
+
+    yield begin, free
+    steppers.close()
+
+
+async def push_in_turn(queue, pushes):
+    """Push, each as soon as the one before is under way."""
+    done = []
+    for i, each in enumerate(pushes):
+        done.append(queue.push(each))
+        await until(lambda i=i: len(queue._under_way) == min(i + 1, 3))
+    return done
+
+
+@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize("method", ["moon", "tide"])
+def test_steps_are_taken_at_the_same_time_and_written_in_order(held, samples, method, fails, monkeypatch):
+    begin, free = held
+    stream = begin(method)
+    pushes = [item(samples(64), "a"), item(samples(70)), item(samples(64), "b"), item(samples(3))]
+    if fails:  # the second, whatever it is pushed with
+        answers_of = module.answers_of
+
+        def refuse(result, known=None):
+            if len(result.labels) == 70:
+                raise InputError("The method has no finite answer.")
+            return answers_of(result, known)
+
+        monkeypatch.setattr(module, "answers_of", refuse)
+
+    async def main():
+        queue = PushQueue(stream, Metrics(), 1000)
+        done = await push_in_turn(queue, pushes[:3])
+        done.append(queue.push(pushes[3]))
+        await asyncio.sleep(0.05)
+        assert len(queue._under_way) == 3  # which is the most
+        free.set()
+        answers = await asyncio.gather(*done, return_exceptions=True)
+        await queue.end(lambda: None)
+        assert (queue.samples, queue.queued, stream.steppers.streams, stream.steppers.under_way) == (0, 0, 0, 0)
+        return answers
+
+    answers = asyncio.run(main())
+    if fails:
+        assert isinstance(answers[1], InputError)
+        assert [answer.first for answer in (answers[0], *answers[2:])] == [0, 64, 128]
+    else:
+        assert [answer.first for answer in answers] == [0, 64, 134, 198]
+    alone = make(stream.store, stream.moment.state.text, "alone", method)
+    for each in pushes if not fails else (pushes[0], *pushes[2:]):
+        alone.process([each])
+    assert same(alone.moment, stream.moment)
+    assert same(again(stream).moment, stream.moment)
+
+
+def test_a_stream_whose_state_depends_on_its_answers_takes_one_step_at_a_time(held, samples):
+    begin, free = held
+    stream = begin("tda")
+
+    async def main():
+        queue = PushQueue(stream, Metrics(), 1000)
+        done = [queue.push(item(samples(64))) for _ in range(2)]
+        await until(lambda: len(queue._under_way) == 1)
+        await asyncio.sleep(0.05)
+        assert len(queue._under_way) == 1
+        free.set()
+        await asyncio.gather(*done)
+        await queue.end(lambda: None)
+
+    asyncio.run(main())
+    assert same(again(stream).moment, stream.moment)
+
+
+def test_streams_share_the_cores(held, samples):
+    begin, free = held
+    one, two = begin("moon"), begin("moon", "b")
+
+    async def main():
+        queues = [PushQueue(stream, Metrics(), 1000) for stream in (one, two)]
+        done = [queue.push(item(samples(64))) for queue in queues]
+        await until(lambda: one.steppers.streams == 2)
+        assert [queue.steps for queue in queues] == [1, 1]  # of 3 cores
+        free.set()
+        await asyncio.gather(*done)
+        assert queues[0].steps == 3
+        for queue in queues:
+            await queue.end(lambda: None)
+
+    asyncio.run(main())

@@ -132,6 +132,24 @@ def check_state_round_trips(m: OnlineMethod, tasks: Tasks) -> None:
     expect_same(loaded_method.step(loaded, x)[1], m.step(state, x)[1], 0.0, "a loaded state")
 
 
+def check_the_state_that_follows(m: OnlineMethod, tasks: Tasks) -> None:
+    """Where a method says what state follows without predicting, it is the one that a step returns, bit for bit.
+
+    >>> from moontide import method, protocols
+    >>> check_the_state_that_follows(protocols.as_online(method("zero_shot")), Tasks())
+    """
+    task = tasks()
+    state, x = _warm(m, tasks), samples(m, task)
+    labels = np.where(np.arange(task.n) % 3 == 0, np.arange(task.n) % task.k, -1)
+    for known in (None, labels) if "known" in m.accepts else (None,):
+        for n in (1, task.n):
+            part = None if known is None else known[:n]
+            found, (after, _) = m.follow(state, x[:n], part), m.step(state, x[:n], part)
+            for name, value in {} if found is None else _fields(after).items():
+                same = np.array_equal(to_numpy(value), to_numpy(getattr(found, name)))
+                expect(same, f"'{name}' of the state that follows is not the one of the state after a step")
+
+
 def check_memory_is_bounded(m: OnlineMethod, tasks: Tasks) -> None:
     """After a warm-up of 400 samples in two classes, 400 more do not make the state larger.
 

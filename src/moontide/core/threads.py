@@ -15,6 +15,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 LEAST = 2**16  # entries that are worth a thread
+_here = False  # whether blocks are computed by the thread that has them
 
 
 def workers() -> int:
@@ -42,7 +43,7 @@ def in_threads(function: Callable[[T], R], blocks: Sequence[T]) -> list[R]:
     Where the caller only waited, the system often put two of them on its core. No block is at work any more when this
     ends, be it by an error or by Ctrl-C: blocks write into arrays of the caller.
     """
-    if len(blocks) < 2 or workers() < 2:
+    if len(blocks) < 2 or workers() < 2 or _here:
         return [function(block) for block in blocks]
     jobs: list[Future[R]] = []
     try:
@@ -51,3 +52,12 @@ def in_threads(function: Callable[[T], R], blocks: Sequence[T]) -> list[R]:
         return [function(blocks[0]), *(job.result() for job in jobs)]
     finally:
         wait([job for job in jobs if not job.cancel()])
+
+
+def blocks_stay_here() -> None:
+    """Compute blocks one after the other from now on, for a process that is one of several at work.
+
+    They are cut as before, so that sums over them are the same to the last bit.
+    """
+    global _here
+    _here = True

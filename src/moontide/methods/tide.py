@@ -107,20 +107,22 @@ class TIDE(OnlineMethod):
 
     def advance(self, state: TIDEState, x: Array, known: Array | None = None) -> tuple[TIDEState, Result]:  # type: ignore[override]
         """Label the samples together with the recent ones, so many of those that they are `memory` samples in all."""
-        xp, n = namespace(x), x.shape[0]
-        known = xp.full((n,), -1, dtype=xp.int64, device=device(x)) if known is None else known
+        n = x.shape[0]
         old = min(state.seen, max(self.memory - n, 0))
         first = self.memory - old  # of the recent samples, those from here on are labelled again
-        every, numbers = xp.concat([state.recent, x]), xp.concat([state.recent_known, known])
-        leaving, after = (remember(state, every[:end, :], numbers[:end]) for end in (first, n))
+        every, numbers = with_recent(state, x, known)
+        leaving = remember(state, every[:first, :], numbers[:first])
         cosine = recent_cosines(state, x, old)
         found = self.solve(state, every[first:, :], given_by(leaving, numbers[first:]), None, cosine)
-        recent, recent_known = copy_array(every[n:, :]), copy_array(numbers[n:])
-        after = replace(after, seen=state.seen + n, recent=recent, recent_known=recent_known)
+        after = replace(moved_on(state, every, numbers, n), seen=state.seen + n)
         object.__setattr__(after, "cosine", cosine)
         columns = ((name, getattr(found, name)) for name in ("probs", "zero_shot", "unknown", "decided"))
         new: dict[str, Any] = {name: x if x is None else x[old:, ...] for name, x in columns}
         return after, replace(found, **new)
+
+    def _follow(self, state: TIDEState, x: Array, known: Array | None) -> TIDEState:  # type: ignore[override]
+        """Return the state after some samples, which does not depend on their predictions."""
+        return moved_on(state, *with_recent(state, x, known), x.shape[0])
 
     def _correct(self, state: TIDEState, x: Array, known: Array, before: Array) -> TIDEState:  # type: ignore[override]
         """Label recent samples where they are; add others to the labelled samples of the past, where they were not."""
@@ -272,6 +274,19 @@ def given_by(state: TIDEState, known: Array) -> dict[str, Any]:
     """Return what `TIDEMixture` takes of a state besides the classes, for samples of which some labels are `known`."""
     shares = given_shares(state.class_prior)
     return {"class_prior": shares, "negatives": state.negatives, "known": Labels.of(known, state)}
+
+
+def with_recent(state: TIDEState, x: Array, known: Array | None) -> tuple[Array, Array]:
+    """Return the recent samples and then some more, (M + n, d), and their known labels, -1 where there are none."""
+    xp, n = namespace(x), x.shape[0]
+    known = xp.full((n,), -1, dtype=xp.int64, device=device(x)) if known is None else known
+    return xp.concat([state.recent, x]), xp.concat([state.recent_known, known])
+
+
+def moved_on(state: TIDEState, every: Array, known: Array, n: int) -> TIDEState:
+    """Return the state after n samples, from the recent ones and these, (M + n, d), and their known labels."""
+    after = remember(state, every[:n, :], known[:n])
+    return replace(after, recent=copy_array(every[n:, :]), recent_known=copy_array(known[n:]))
 
 
 def remember(state: TIDEState, f: Array, known: Array, count: int = 1) -> TIDEState:

@@ -15,6 +15,7 @@ import contextlib
 import logging
 import math
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -26,10 +27,12 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from moontide.errors import InputError, MoontideError, ResourceError
+from moontide.protocols import State
 from moontide.serve.encoding import encode_in_pieces
 from moontide.serve.metrics import Metrics
 from moontide.serve.records import Answer, Corrected, Correction, Item, columns, numbers
-from moontide.serve.state import Ahead, GoneError, Moment, ServedStream
+from moontide.serve.state import GoneError, Moment, ServedStream, Taken
+from moontide.serve.steppers import MOST
 from moontide.serve.stream_store import DamagedError, StoreError
 
 MAX_LISTENERS = 64  # of a stream
@@ -77,6 +80,33 @@ class _Waiting(NamedTuple):
             self.done.set_result(value)
 
 
+class _UnderWay:
+    """A micro-batch from the start of its step until its pushes are answered."""
+
+    task: asyncio.Task[None]  # ends when they are answered, or refused
+    after: Moment | None = None  # where the stream is when this step is written; None: it is not, or another one was
+
+    def __init__(
+        self,
+        batch: list[_Waiting],
+        before: Moment | _UnderWay,
+        follow: Callable[[], State | None],
+        step: asyncio.Future[Taken | None],
+    ) -> None:
+        """Note it; `follow` returns the state after it before its step is done, where that is known."""
+        self.batch, self.items, self.follow, self.step = batch, pushes_of(batch), follow, step
+        self.before: Moment | _UnderWay | None = before  # the moment or micro-batch that it goes on from
+        self.since = asyncio.get_running_loop().time()
+
+    def state(self) -> State | None:
+        """Return the state after the step, also before it is done; None where it fails."""
+        if self.step.done():
+            failed = self.step.cancelled() or self.step.exception() is not None
+            taken = None if failed else self.step.result()
+            return None if taken is None else taken.state
+        return self.follow()
+
+
 class PushQueue:
     """Takes pushes and calls for a stream, and runs them in order on threads of its own."""
 
@@ -90,19 +120,30 @@ class PushQueue:
     ) -> None:
         """Start the queue. `max_waiting`: the most waiting samples; `failed` is called with store failures."""
         self.stream, self.metrics, self.max_waiting, self.failed = stream, metrics, max_waiting, failed
-        self.thread = thread or ThreadPoolExecutor(2, f"stream {stream.name}")
+        self.thread = thread or threads(stream.name)
         self.waiting: deque[_Waiting] = deque()
-        self.samples = 0  # that wait
+        self.samples = 0  # that wait or are under way
         self.rate = 1000.0  # samples a second, as measured
         self.before = 1  # pushes in the micro-batch before
-        self.busy: float | None = None  # since when work takes too long
+        self.late: list[float] = []  # since when work takes too long
         self.listeners: set[Listener] = set()
-        self._written: Ahead | None = None  # the step that is being written to the journal,
-        self._writing: list[Item] = []  # its pushes,
-        self._write: asyncio.Task[None] | None = None  # and the task that does it
-        self._arrived = asyncio.Event()
+        self.queued, self.calls = 0, 0  # samples and calls that wait
+        self._under_way: list[_UnderWay] = []  # in order
+        self._held: list[_Waiting] = []  # a micro-batch that waits for those under way
+        self._changed = asyncio.Event()  # something came, or a step is done
         self._ending = False
         self._task = asyncio.create_task(self._work())
+
+    @property
+    def steps(self) -> int:
+        """How many steps of this stream may be under way at the same time: its share of the cores."""
+        steppers = self.stream.steppers
+        return steppers.share if steppers is not None and self.stream.independent else 1
+
+    @property
+    def busy(self) -> float | None:
+        """Since when work takes too long; None: it does not."""
+        return min(self.late, default=None)
 
     def push(self, item: Item) -> asyncio.Future[Answer]:
         """Put a push in the queue."""
@@ -157,8 +198,20 @@ class PushQueue:
             self.waiting.append(waiting)
         if isinstance(work, Item):
             self.samples += len(work.x)
-        self._arrived.set()
+            self.queued += len(work.x)
+        else:
+            self.calls += 1
+        self._changed.set()
         return waiting.done
+
+    def _first(self) -> _Waiting:
+        """Take the first out of the queue."""
+        waiting = self.waiting.popleft()
+        if isinstance(waiting.work, Item):
+            self.queued -= len(waiting.work.x)
+        else:
+            self.calls -= 1
+        return waiting
 
     def _gone(self) -> GoneError:
         return GoneError(f"The stream {self.stream.name!r} no longer exists.")
@@ -171,25 +224,34 @@ class PushQueue:
         )
 
     async def _run(self, function: Callable[[], T], batch: list[_Waiting]) -> T:
-        work = asyncio.get_running_loop().run_in_executor(self.thread, within_memory, function)
+        return await self._in_time(self._start(function), batch)
+
+    def _start(self, function: Callable[[], T]) -> asyncio.Future[T]:
+        return asyncio.get_running_loop().run_in_executor(self.thread, within_memory, function)
+
+    async def _in_time(self, work: asyncio.Future[T], batch: list[_Waiting]) -> T:
+        """Wait for work; where it takes too long, the stream is busy until it is done."""
         if not await in_time(work):
+            since = time.monotonic()
             self._too_long(batch)
+            self.late.append(since)
             try:
                 return await work
             finally:
-                self.busy = None
+                self.late.remove(since)
         return work.result()
 
     def _too_long(self, batch: list[_Waiting]) -> None:
         """Refuse waiting requests: the stream is busy, but the server is not."""
-        self.busy = time.monotonic()
         log.warning("stream %s: work takes longer than %g s", self.stream.name, STEP_SECONDS)
-        staying = [waiting for waiting in self.waiting if waiting.last]
-        for waiting in [*batch, *self.waiting]:
+        under_way = [waiting for each in self._under_way for waiting in each.batch]
+        last = [waiting for waiting in self.waiting if waiting.last]
+        gone = [*self._held, *(waiting for waiting in self.waiting if not waiting.last)]
+        for waiting in [*batch, *under_way, *gone]:
             if not waiting.last:
                 waiting.answer(self._busy())
-        self.samples -= sum(len(item.x) for item in pushes_of(self.waiting))
-        self.waiting = deque(staying)
+        self.samples -= samples_of(pushes_of(gone))
+        self.waiting, self._held, self.queued, self.calls = deque(last), [], 0, len(last)
 
     async def _work(self) -> None:
         while True:
@@ -198,7 +260,6 @@ class PushQueue:
                 if isinstance(batch[0].work, Item):
                     await self._process(batch)
                 else:
-                    await self._settle()
                     batch[0].answer(await self._run(batch[0].work, batch))
                 if batch[0].last:
                     break
@@ -214,70 +275,104 @@ class PushQueue:
             self.failed(error)
         elif not isinstance(error, MoontideError):
             log.error("stream %s", self.stream.name, exc_info=error)
-        self.samples -= sum(len(item.x) for item in pushes_of(batch))
+        self.samples -= samples_of(pushes_of(batch))
         for waiting in batch:
             waiting.answer(error)
 
     async def _next(self) -> list[_Waiting]:
-        """Wait for the next call, or for the pushes of a micro-batch."""
-        while not self.waiting:
-            await self._more(None)
-        first = self.waiting[0]
-        if not isinstance(first.work, Item):
-            return [self.waiting.popleft()]
-        config, loop = self.stream.config, asyncio.get_running_loop()
-        deadline = first.since + config.max_wait_ms / 1000
-        while len(self.waiting) < self.before and self.samples < config.max_batch and deadline > loop.time():
-            under_way = self._write is not None and not self._write.done()
-            if under_way or self.waiting[0] is not first or len(pushes_of(self.waiting)) < len(self.waiting):
-                break  # or a call waits
-            await self._more(deadline - loop.time())
-        batch: list[_Waiting] = []
-        size, most = 0, min(MAX_BATCH, GROWTH * config.max_batch)
+        """Wait for the next call, or for the pushes of a micro-batch and a thread to take its step."""
+        while True:
+            if self.waiting and not isinstance(self.waiting[0].work, Item):
+                if not self._under_way:
+                    return [self._first()]
+                left = None
+            else:
+                left = self._wait()
+            if left == 0:
+                return self._gather()
+            await self._more(left)
+
+    def _wait(self) -> float | None:
+        """Return for how long to wait for more pushes, in seconds; None: until something changes."""
+        config, pushes = self.stream.config, len(self.waiting) - self.calls
+        enough, steps = self.queued >= config.max_batch, self.steps
+        if not pushes or len(self._under_way) >= max(2, steps):
+            return None
+        if (steps == 1 or not enough) and not all(each.step.done() for each in self._under_way):
+            return None
+        if enough or self._under_way or self.calls or pushes >= self.before:
+            return 0
+        return max(0, self.waiting[0].since + config.max_wait_ms / 1000 - asyncio.get_running_loop().time())
+
+    def _gather(self) -> list[_Waiting]:
+        """Take the pushes of a micro-batch out of the queue."""
+        config, batch, size = self.stream.config, list[_Waiting](), 0
+        most, under_way = min(MAX_BATCH, GROWTH * config.max_batch), sum(len(each.items) for each in self._under_way)
+        share = math.ceil((len(self.waiting) + under_way) / self.steps)
         while self.waiting and isinstance(item := self.waiting[0].work, Item):
             size += len(item.x)
-            if batch and size > most:
+            if batch and (size > most or (size > config.max_batch and len(batch) >= share)):
                 break
-            batch.append(self.waiting.popleft())
-        self.before = max(1, len(batch))
-        return batch or [self.waiting.popleft()]  # a call that came in `now`
+            batch.append(self._first())
+        self.before = len(batch)
+        return batch
 
     async def _more(self, seconds: float | None) -> None:
-        self._arrived.clear()
+        self._changed.clear()
         with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(self._arrived.wait(), seconds)
+            await asyncio.wait_for(self._changed.wait(), seconds)
 
     async def _process(self, batch: list[_Waiting]) -> None:
-        """Take a step while the one before is written, then have it written; or both at once, where that cannot be."""
-        items, now = pushes_of(batch), asyncio.get_running_loop().time()
-        moment, ahead = self.stream.moment if self._written is None else self._written.after, None
-        if moment is not None and self.stream.fresh(items, self._writing):
-            with contextlib.suppress(InputError, ResourceError):  # of one push or more: `process` finds out
-                ahead = await self._run(partial(self.stream.advance, items, moment), batch)
-        await self._settle()
-        if ahead is not None and ahead.before is self.stream.moment:
-            self._written, self._writing = ahead, items
-            self._write = asyncio.create_task(self._write_down(ahead, batch, now))
-        else:  # or what came before could not be written
-            await self._finish(batch, await self._run(partial(self.stream.process, items), batch), now)
+        """Begin with the step of a micro-batch, to be written after those before it; or wait for these, and do both."""
+        items = pushes_of(batch)
+        before: Any = self._under_way[-1] if self._under_way else self.stream.moment
+        state: Callable[[], State | None] | None = None
+        if before is not None and self.stream.fresh(items, [item for each in self._under_way for item in each.items]):
+            state = before.state if isinstance(before, _UnderWay) else lambda: before.state
+        if state is None:
+            self._held = batch
+            if self._under_way:
+                await asyncio.wait((self._under_way[-1].task,))
+            if self._held:  # and not refused
+                self._held, now = [], asyncio.get_running_loop().time()
+                await self._finish(batch, await self._run(partial(self.stream.process, items), batch), now)
+            return
+        alone, follow = not self._under_way and len(items) == 1, once(partial(followed, self.stream, items, state))
+        step = self._start(partial(advanced, self.stream, items, state, follow, alone))
+        each = _UnderWay(batch, before, follow, step)
+        each.step.add_done_callback(lambda _: self._changed.set())
+        if not self._under_way and self.stream.steppers is not None:
+            self.stream.steppers.streams += 1
+        self._under_way.append(each)
+        each.task = asyncio.create_task(self._complete(each))
 
-    async def _write_down(self, ahead: Ahead, batch: list[_Waiting], since: float) -> None:
+    async def _complete(self, each: _UnderWay) -> None:
+        """Write down a step, once it is made and those before it are written, and answer its pushes."""
+        items, taken, before = each.items, None, each.before
         try:
-            answers = await self._run(partial(self.stream.write, ahead), batch)
+            with contextlib.suppress(InputError, ResourceError):  # of one push or more: `process` finds out
+                taken = await self._in_time(each.step, each.batch)
+            if isinstance(before, _UnderWay):
+                await asyncio.wait((before.task,))
+                before = before.after
+            if taken is not None and before is not None and before is self.stream.moment:
+                answers: Any = await self._run(partial(self.stream.write, taken), each.batch)
+                each.after = self.stream.moment
+            else:  # or what came before could not be written
+                answers = await self._run(partial(self.stream.process, items), each.batch)
+            await self._finish(each.batch, answers, each.since)
         except Exception as error:
-            self._fail(batch, error)
-        else:
-            await self._finish(batch, answers, since)
-
-    async def _settle(self) -> None:
-        """Wait until nothing is being written."""
-        if self._write is not None:
-            await self._write
-            self._write, self._written, self._writing = None, None, []
+            self._fail(each.batch, error)
+        finally:
+            each.before = None
+            self._under_way.remove(each)
+            if not self._under_way and self.stream.steppers is not None:
+                self.stream.steppers.streams -= 1
+            self._changed.set()
 
     async def _finish(self, batch: list[_Waiting], answers: Sequence[Answer | Exception], since: float) -> None:
         """Answer pushes, count them, tell listeners, and make a checkpoint when it is due."""
-        size = sum(len(item.x) for item in pushes_of(batch))
+        size = samples_of(pushes_of(batch))
         self.samples -= size
         for waiting, answer in zip(batch, answers, strict=True):
             waiting.answer(answer)
@@ -331,9 +426,57 @@ class PushQueue:
         self.listeners.clear()
 
 
+def once(function: Callable[[], T]) -> Callable[[], T]:
+    """Return a function that calls another until it has a result, and then forgets it; for several threads.
+
+    >>> numbers = iter(range(9))
+    >>> first = once(lambda: next(numbers))
+    >>> first(), first()
+    (0, 0)
+    """
+    lock, left, found = threading.Lock(), [function], list[T]()
+
+    def call() -> T:
+        with lock:
+            if left:
+                found.append(left[0]())
+                left.clear()
+            return found[0]
+
+    return call
+
+
+def followed(stream: ServedStream, items: Sequence[Item], state: Callable[[], State | None]) -> State | None:
+    """Return the state after a step over pushes, from what `state` returns; None where it is not known."""
+    before = state()
+    return None if before is None else stream.follow(items, before)
+
+
+def advanced(
+    stream: ServedStream,
+    items: Sequence[Item],
+    state: Callable[[], State | None],
+    follow: Callable[[], State | None],
+    alone: bool,
+) -> Taken | None:
+    """Take a step over pushes, from what `state` returns; None where it is not known."""
+    before = state()
+    return None if before is None else stream.advance(items, before, follow, alone)
+
+
+def threads(name: str) -> ThreadPoolExecutor:
+    """Return the threads of a stream: for its steps, and for the journal."""
+    return ThreadPoolExecutor(MOST + 1, f"stream {name}")
+
+
 def pushes_of(waiting: Iterable[_Waiting]) -> list[Item]:
     """Return the pushes among those who wait."""
     return [each.work for each in waiting if isinstance(each.work, Item)]
+
+
+def samples_of(items: Iterable[Item]) -> int:
+    """Return the number of samples of pushes."""
+    return sum(len(item.x) for item in items)
 
 
 def within_memory(function: Callable[[], T]) -> T:

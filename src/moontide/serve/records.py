@@ -131,8 +131,8 @@ class Tally(NamedTuple):
         return cls(arrays["counts"], int(arrays["changed"]), arrays.get("beta"))
 
 
-def answers_of(result: Result) -> Answers:
-    """Return the predictions of a result as one record per sample.
+def answers_of(result: Result, known: Labels | None = None) -> Answers:
+    """Return the predictions of a result as one record per sample, with labels that were known before (n,).
 
     >>> answers_of(Result(probs=np.asarray([[0.25, 0.75]]), zero_shot=np.asarray([[0.5, 0.5]]))).tolist()
     [(1, 0.75, 0, 0.5, -1)]
@@ -145,7 +145,7 @@ def answers_of(result: Result) -> Answers:
     before = to_numpy(result.zero_shot)
     rows["label"], rows["confidence"] = to_numpy(result.labels), to_numpy(result.confidence)
     rows["zero_shot_label"], rows["zero_shot_confidence"] = to_numpy(result.zero_shot_labels), before.max(axis=1)
-    rows["known"] = -1
+    rows["known"] = -1 if known is None else known
     finite = math.isfinite(float(rows["confidence"].sum()) + float(rows["zero_shot_confidence"].sum()))
     if not finite or not (result.beta is None or np.isfinite(to_numpy(result.beta)).all()):
         raise InputError("The method has no finite answer for these samples; create a stream with other options.")

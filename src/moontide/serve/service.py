@@ -27,7 +27,7 @@ from moontide.protocols import as_online
 from moontide.registry import method, method_names, method_type
 from moontide.serve import batching
 from moontide.serve.auth import Gate, Token
-from moontide.serve.batching import BusyError, PushQueue
+from moontide.serve.batching import BusyError, PushQueue, threads
 from moontide.serve.blas import products_stay_here
 from moontide.serve.images import TooLargeError, embed
 from moontide.serve.metrics import Metrics
@@ -35,6 +35,7 @@ from moontide.serve.models import DEFAULT_METHOD, MAX_PUSH
 from moontide.serve.parsing import MAX_CLASSES, check_rows
 from moontide.serve.records import Answer, Config, Corrected, Correction, Floats, Item, Labels, digest_of
 from moontide.serve.state import GoneError, ServedStream, TakenError, try_out
+from moontide.serve.steppers import Steppers
 from moontide.serve.stream_store import KEEP, DamagedError, Snapshot, StoreError, StreamStore
 from moontide.simulate import Simulated, simulate
 from moontide.store.classes import ClassList
@@ -112,6 +113,7 @@ class Service:
         self.making: dict[str, ThreadPoolExecutor] = {}  # names of streams that are being made
         self.loading, self.closing = 0, False
         self.warming = True  # whether the default method is still being compiled
+        self.steppers = Steppers()
         self.side = ThreadPoolExecutor((os.cpu_count() or 1) + 2, "side")  # for what takes no turn
 
     # Life
@@ -228,6 +230,7 @@ class Service:
                     log.error("%s", error)
             for end in late:
                 end.cancel()
+        self.steppers.close()
         self.side.shutdown(wait=False)
         self.store.close()
 
@@ -251,6 +254,7 @@ class Service:
         raise GoneError(f"There is no stream {name!r}.")
 
     def _queue(self, stream: ServedStream, thread: ThreadPoolExecutor | None = None) -> PushQueue:
+        stream.steppers = self.steppers
         return PushQueue(stream, self.metrics, self.limits.max_waiting, thread, self.note_trouble)
 
     async def create(
@@ -282,7 +286,7 @@ class Service:
         stream = name or secrets.token_hex(6)
         if stream in self.queues or stream in self.failed or stream in self.making:
             raise TakenError(f"The stream {stream!r} exists already; choose another name, or delete it first.")
-        self.making[stream] = thread = ThreadPoolExecutor(2, f"stream {stream}")
+        self.making[stream] = thread = threads(stream)
         made = False
         try:
             if synonyms is not None and (classes is None or prototypes is not None):

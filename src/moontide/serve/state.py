@@ -7,18 +7,21 @@ a state with its own window and counts. `process` creates the next moment:
     write    the journal gets x, the answers get the answers, in one transaction;
              the stream is at the new moment, and the pushes are answered
 
-While one micro-batch is written, the next may advance from the moment after it; where the write fails, that is
-forgotten. A correction does the same with `state = method.correct(state, x, labels)`. Where a step fails or its answers
-are not finite, and where the write fails, the stream stays where it was. Loading takes the checkpoint and goes through
-the records after it, so on the same machine every array is the same to the last bit.
+While one micro-batch is written, the next may take its step from the state after it. Where that state does not
+depend on the answers (`follow`), it may do so while the step before is under way. Steps are written in order, and where
+one fails, those after it are forgotten. A correction does the same with `state = method.correct(state, x, labels)`.
+Where a step fails or its answers are not finite, and where the write fails, the stream stays where it was. Loading
+takes the checkpoint and goes through the records after it, so on the same machine every array is the same to the last
+bit.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -30,6 +33,7 @@ from moontide.errors import InputError, MissingInputError, MoontideError, Resour
 from moontide.memory import require_memory
 from moontide.projection import principal_plane
 from moontide.protocols import Method, OnlineMethod, State, as_online
+from moontide.serve.models import MAX_PUSH
 from moontide.serve.records import (
     ANSWER,
     PUSH,
@@ -47,13 +51,15 @@ from moontide.serve.records import (
     key_of,
     pushes_in,
 )
+from moontide.serve.steppers import Job, Steppers
 from moontide.serve.stream_store import Answered, Record, Saved, Snapshot, StoreError, StreamStore
 from moontide.store.states import read_state, state_bytes, unpack_state
 from moontide.types import Task
 
 # a checkpoint is due after so many records, bytes of them, or seconds of steps, which reading them again takes too
-CHECKPOINT_RECORDS, CHECKPOINT_BYTES, CHECKPOINT_SECONDS = 4096, 2**24, 5.0
+CHECKPOINT_RECORDS, CHECKPOINT_BYTES, CHECKPOINT_SECONDS = 4096, 2**25, 5.0
 
+MAX_BESIDE = 2**29  # bytes that a step over the largest push may need where others are under way
 MAX_STATE = 2**28  # bytes of a state beside the embeddings of its classes
 
 
@@ -84,15 +90,16 @@ class Moment(NamedTuple):
         return sum(map(len, self.window))
 
 
-class Ahead(NamedTuple):
-    """A step that is made and not yet written down."""
+class Taken(NamedTuple):
+    """A step that is not yet written down."""
 
-    before: Moment
-    after: Moment
-    record: Record
-    answered: Answered
-    answers: list[Answer]
-    seconds: float  # of the step
+    items: Sequence[Item]
+    x: Floats  # (n, d) the samples of the pushes
+    known: Labels | None  # (n,)
+    state: State  # after the step
+    rows: Answers  # (n,)
+    beta: Array | None
+    seconds: float
 
 
 def require_size(state: State, method: str) -> None:
@@ -135,6 +142,7 @@ class ServedStream:
         self.since = [0, 0]  # records and bytes after the checkpoint
         self.spent = 0.0  # seconds of the steps after it
         self.keys: Known = {}
+        self.steppers: Steppers | None = None
         self.timing: dict[str, float] = {}  # seconds of the parts of the last micro-batch
 
     @classmethod
@@ -199,7 +207,7 @@ class ServedStream:
     def replay(self, moment: Moment, record: Record) -> Moment:
         """Return the moment after a record of the journal."""
         if record.size:
-            return self.step(moment, *self.samples_of(record))[0]
+            return self.after(moment, self.step(moment.state, (), *self.samples_of(record)))
         m = len(record.data) // (24 + 4 * self.config.dim)
         _, labels, before = np.frombuffer(record.data, "<i8", 3 * m).reshape(3, m)
         x = np.frombuffer(record.data, "<f4", offset=24 * m).reshape(m, self.config.dim).copy()
@@ -211,19 +219,22 @@ class ServedStream:
         x = np.frombuffer(record.data, "<f4", n * self.config.dim).reshape(n, self.config.dim).copy()
         return x, np.frombuffer(record.data, "<i8", offset=end).copy() if len(record.data) > end else None
 
-    def step(self, moment: Moment, x: Floats, known: Labels | None = None) -> tuple[Moment, Answers]:
-        """Return the moment after the samples x (n, d), and their predictions."""
-        state, result = self.online.step(moment.state, x, known)
-        rows = answers_of(result)
-        if known is not None:
-            rows["known"] = known
-        window = (*moment.window, x)
+    def step(self, state: State, items: Sequence[Item], x: Floats, known: Labels | None) -> Taken:
+        """Take one step over the samples x (n, d) of pushes."""
+        start = time.perf_counter()
+        after, result = self.online.step(state, x, known)
+        rows = answers_of(result, known)
+        return Taken(items, x, known, after, rows, result.beta, time.perf_counter() - start)
+
+    def after(self, moment: Moment, taken: Taken) -> Moment:
+        """Return the moment after a step."""
+        window = (*moment.window, taken.x)
         extra = sum(map(len, window)) - self.config.window
         while extra >= len(window[0]):  # the oldest batch is wholly outside
             extra -= len(window[0])
             window = window[1:]
-        tally = moment.tally.add(rows, result.beta)
-        return Moment(state, tally, moment.seq + 1, moment.total + len(x), window), rows
+        tally = moment.tally.add(taken.rows, taken.beta)
+        return Moment(taken.state, tally, moment.seq + 1, moment.total + len(taken.x), window)
 
     def process(self, items: Sequence[Item]) -> list[Answer | Exception]:
         """Answer pushes with one step over those that were not answered before.
@@ -238,8 +249,8 @@ class ServedStream:
         groups = [list(unique.values())] if unique else []
         for group in groups:
             try:
-                ahead = self.advance([items[i] for i in group], self.load())
-                for i, answer in zip(group, self.write(ahead), strict=True):
+                taken = self.advance([items[i] for i in group], self.load().state)
+                for i, answer in zip(group, self.write(taken), strict=True):
                     answers[i] = answer
             except (InputError, ResourceError) as error:
                 if len(group) == 1:
@@ -257,37 +268,60 @@ class ServedStream:
         keys = [item.key for item in (*items, *others) if item.key is not None]
         return len(set(keys)) == len(keys) and not any(key_of(key) in self.keys for key in keys)
 
-    def advance(self, items: Sequence[Item], moment: Moment) -> Ahead:
-        """Take one step over the samples of pushes, from a moment on."""
-        start = time.perf_counter()
-        x = np.concatenate([item.x for item in items]) if len(items) > 1 else items[0].x  # (n, d)
+    @cached_property
+    def number(self) -> int:
+        """The number of the stream for the processes of the server."""
+        return 0 if self.steppers is None else self.steppers.number()
+
+    @cached_property
+    def independent(self) -> bool:
+        """Whether several steps may be taken at the same time, from states that are known without their answers."""
+        need = self.method.peak_bytes(MAX_PUSH, len(self.config.class_names), self.config.dim, 4)
+        known = type(self.online)._follow is not OnlineMethod._follow
+        return known and self.ref is None and need <= MAX_BESIDE
+
+    def follow(self, items: Sequence[Item], state: State) -> State | None:
+        """Return the state after a step over the samples of pushes, without its answers, or None."""
+        return self.online.follow(state, *joined(items))
+
+    def advance(
+        self, items: Sequence[Item], state: State, follow: Callable[[], State | None] | None = None, alone: bool = True
+    ) -> Taken:
+        """Take one step over the samples of pushes: here, or, where it is not `alone`, in a process of the server.
+
+        `follow` returns the state after the step, where that does not depend on the answers.
+        """
+        x, known = joined(items)
         need = self.method.peak_bytes(len(x), len(self.config.class_names), self.config.dim, 4)
-        require_memory(need, f"{self.method.name} on {len(x)} samples", moment.state.text)
-        known = None
-        if any(item.known is not None for item in items):
-            unknown = np.full(len(x), -1)
-            known = np.concatenate([unknown[: len(i.x)] if i.known is None else i.known for i in items])
+        require_memory(need, f"{self.method.name} on {len(x)} samples", state.text)
         try:
-            after, rows = self.step(moment, x, known)
+            if self.steppers is None or follow is None or not self.independent:
+                return self.step(state, items, x, known)
+            with self.steppers.counted() as under_way:
+                start = time.perf_counter()
+                wanted = not alone or under_way > 1
+                found = self.steppers.step(Job(self.number, self.method, state, x, known)) if wanted else None
+                after = None if found is None else follow()
+                if found is None or after is None:
+                    return self.step(state, items, x, known)
+                return Taken(items, x, known, after, *found, time.perf_counter() - start)
         except MemoryError as error:
             raise ResourceError(f"{len(x)} samples at once need more memory than is available; push fewer.") from error
+
+    def write(self, taken: Taken) -> list[Answer]:
+        """Write down a step from the current moment, and only then be there."""
+        start, moment = time.perf_counter(), self.load()
+        after, (items, x, known, _, rows, *_) = self.after(moment, taken), taken
         firsts = moment.total + np.cumsum([0, *(len(item.x) for item in items)])
         placed = list(zip(items, firsts[:-1].tolist(), strict=True))
         pushes = [(key_of(item.key), first, len(item.x), item.digest) for item, first in placed if item.key is not None]
         data = rows.tobytes() + np.array(pushes, PUSH).tobytes()
         journalled = x.tobytes() + (b"" if known is None else known.astype("<i8").tobytes())
         record = Record(after.seq, moment.total, len(x), journalled)
-        answers = [Answer(first, rows[first - moment.total :][: len(item.x)]) for item, first in placed]
-        seconds = time.perf_counter() - start
-        return Ahead(moment, after, record, Answered(moment.total, len(x), data), answers, seconds)
-
-    def write(self, ahead: Ahead) -> list[Answer]:
-        """Write a step down, and only then be there."""
-        start = time.perf_counter()
-        self.append(ahead.after, ahead.record, [ahead.answered])
-        self.timing = {"step": ahead.seconds, "journal": time.perf_counter() - start}
-        self.spent += ahead.seconds
-        return ahead.answers
+        self.append(after, record, [Answered(moment.total, len(x), data)])
+        self.timing = {"step": taken.seconds, "journal": time.perf_counter() - start}
+        self.spent += taken.seconds
+        return [Answer(first, rows[first - moment.total :][: len(item.x)]) for item, first in placed]
 
     def append(self, after: Moment, record: Record, answered: Sequence[Answered]) -> None:
         """Write a record to the journal, and move to the moment after it."""
@@ -443,3 +477,17 @@ class ServedStream:
         if saved is None:
             raise GoneError(f"The stream {self.name!r} has no snapshot {number}.")
         return saved
+
+
+def joined(items: Sequence[Item]) -> tuple[Floats, Labels | None]:
+    """Return the samples of pushes, (n, d), and their known labels (n,), -1 where not known; None: none of them is.
+
+    >>> one, two = Item(np.zeros((1, 2), np.float32)), Item(np.ones((1, 2), np.float32), known=np.asarray([3]))
+    >>> joined([one, two])[1], joined([one])[1]
+    (array([-1,  3]), None)
+    """
+    x = np.concatenate([item.x for item in items]) if len(items) > 1 else items[0].x
+    if all(item.known is None for item in items):
+        return x, None
+    none = np.full(len(x), -1)
+    return x, np.concatenate([none[: len(item.x)] if item.known is None else item.known for item in items])
