@@ -64,3 +64,12 @@ def test_every_layer_is_there() -> None:
 )
 def test_every_way_to_import_is_seen(code: str, name: str) -> None:
     assert name in list(imports(ast.parse(code)))
+
+
+def test_no_two_rooms_import_each_other() -> None:
+    used: dict[str, set[str]] = {room: set() for room in RANK}
+    for own, path in FILES.items():
+        room = own.partition(".")[0]
+        if room in RANK:
+            used[room] |= {name.partition(".")[0] for name in imports(ast.parse(path.read_text(encoding="utf-8")))}
+    assert [(a, b) for a in used for b in used if a < b and b in used[a] and a in used[b]] == []

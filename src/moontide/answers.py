@@ -20,10 +20,10 @@ import numpy.typing as npt
 from moontide.core.arrays import to_numpy
 from moontide.errors import InputError, OptionError
 from moontide.metrics import IntArray
-from moontide.store.classes import SEPARATOR
 from moontide.types import Result
 
 NONE_OF_THESE = "none of these"
+SEPARATOR = "/"  # between the levels of a class name in a tree
 UNSURE = "unsure"  # where not even the highest level of a tree is sure enough
 ROUNDING = 1e-6  # of sums of probabilities
 TOP = 5  # classes that are named with their probabilities

@@ -8,7 +8,7 @@ Symbols:  p_ij -> p[i, j]   q_ij -> q[i, j]   y_i -> y[i]   Perp -> perplexity  
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -175,6 +175,3 @@ def typical_gap(y: Floats) -> float:
     squared = ((y[:, None, :] - y[None, :, :]) ** 2).sum(axis=2)  # (L, L)
     np.fill_diagonal(squared, np.inf)
     return float(np.sqrt(np.median(squared.min(axis=1))))
-
-
-principal_plane: Any = flat_map

@@ -450,3 +450,18 @@ def test_streams_share_the_cores(held, samples):
             await queue.end(lambda: None)
 
     asyncio.run(main())
+
+
+def test_new_samples_are_placed_on_the_map_there_is_until_half_of_the_window_is_new(store, text, samples):
+    stream = make(store, text, window=20)
+    stream.process([item(samples(20))])
+    first, before, _ = stream.flat_map(stream.moment)
+    assert (first, before.shape) == (0, (20, 2))
+    stream.process([item(samples(4))])
+    first, after, rows = stream.flat_map(stream.moment)
+    assert (first, len(after), len(rows)) == (4, 20, 20)
+    np.testing.assert_allclose(after[:16], before[4:], atol=1e-4 * np.ptp(before))  # 16 samples are where they were
+    made = stream.map
+    stream.process([item(samples(8))])
+    stream.flat_map(stream.moment)
+    assert stream.map[0] == 32 and stream.map[2] is not made[2]

@@ -1,4 +1,4 @@
-"""The checks that every method has to pass, one function each: what an answer is, and what must not change it."""
+"""The checks that every method has to pass, one function each: valid results, and changes that must not affect them."""
 
 from __future__ import annotations
 
@@ -203,7 +203,7 @@ def check_empty_class(m: Method, tasks: Tasks) -> None:
 
 
 def check_duplicate_rows(m: Method, tasks: Tasks) -> None:
-    """Samples that are there twice, or all equal, work.
+    """Duplicate samples, or samples that are all equal, work.
 
     >>> check_duplicate_rows(method("zero_shot"), Tasks())
     """
@@ -213,7 +213,7 @@ def check_duplicate_rows(m: Method, tasks: Tasks) -> None:
 
 
 def check_duplicate_prototypes(m: Method, tasks: Tasks) -> None:
-    """Classes with one embedding, two of them or all, work.
+    """Two classes, or all classes, with the same embedding work.
 
     >>> check_duplicate_prototypes(method("zero_shot"), Tasks())
     """
@@ -245,7 +245,7 @@ def check_other_logit_scales(m: Method, tasks: Tasks) -> None:
 
 
 def check_wide_space(m: Method, tasks: Tasks) -> None:
-    """An embedding space of another kind works: 1280 dimensions of very unlike size, temperature 0.033.
+    """A different embedding space works: 1280 dimensions of very different scales, temperature 0.033.
 
     >>> check_wide_space(method("zero_shot"), Tasks())
     """
@@ -293,7 +293,7 @@ def check_options_round_trip(m: Method, tasks: Tasks) -> None:
 
 
 def check_documented(m: Method, tasks: Tasks) -> None:
-    """The method has a citation and a docstring, and every option words and a default that it allows.
+    """The method has a citation and a docstring, and every option has a description and a valid default.
 
     >>> check_documented(method("moon"), Tasks())
     """

@@ -12,7 +12,7 @@ from moontide.types import Task
 
 
 class RowEncoder:
-    """What a TorchEncoder offers a method, on rows of features; its layer norm is what adaptation can move.
+    """The interface of a TorchEncoder on rows of features, with a layer norm that methods can adapt.
 
     >>> encoder = RowEncoder(4)
     >>> encoder.image_features(encoder.tensors([encoder.prepare(np.arange(4.0))])).shape
@@ -32,7 +32,7 @@ class RowEncoder:
         return {"row": np.asarray(image, dtype=np.float32)}
 
     def tensors(self, batch: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """Put rows together."""
+        """Stack rows."""
         import torch
 
         return {"row": torch.from_numpy(np.stack([one["row"] for one in batch]))}

@@ -29,7 +29,7 @@ DTYPES = ("float16", "float32", "float64")
 
 
 def draw(tasks: Tasks, seed: int) -> tuple[Task, str]:
-    """Draw a task, and say what it is.
+    """Draw a task, and return it with a description.
 
     >>> task, what = draw(Tasks(), 3)
     >>> task.n <= 24, what.startswith("draw 3: ")

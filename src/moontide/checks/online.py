@@ -1,4 +1,4 @@
-"""The checks of online methods, one function each: the state is all that is remembered, and it stays small."""
+"""The checks of online methods, one function each: the state is complete and stays small."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _run(m: OnlineMethod, state: State, batches: Iterator[Any]) -> tuple[State, 
 
 
 def _warm(m: OnlineMethod, tasks: Tasks) -> State:
-    """Return a state that has seen something."""
+    """Return a state after some samples."""
     task = tasks(seed=1)
     return _run(m, m.start(task), _batches(m, task))[0]
 

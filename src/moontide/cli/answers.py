@@ -141,11 +141,7 @@ class AnswerChoice:
 @Parameter(name="*", group=ANSWERS)
 @dataclass(frozen=True)
 class SortChoice:
-    """Options that sort images into folders.
-
-    >>> SortChoice(sort_into=Path("sorted")).copy
-    False
-    """
+    """Options that sort images into folders."""
 
     sort_into: Annotated[
         Path | None,

@@ -48,11 +48,7 @@ BatchSize = Annotated[int | None, Parameter(help="Samples per batch; the last ba
 @Parameter(name="*", group=INPUT)
 @dataclass(frozen=True)
 class Source:
-    """Options for the input that goes with the image embeddings.
-
-    >>> Source(classes="cat,dog").device
-    'cpu'
-    """
+    """Options for the input that goes with the image embeddings."""
 
     text: Annotated[
         Path | None,

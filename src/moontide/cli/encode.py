@@ -42,11 +42,7 @@ STORE = Group("An existing store")
 @Parameter(name="*", group=STORE)
 @dataclass(frozen=True)
 class StoreChoice:
-    """Options for an existing store.
-
-    >>> StoreChoice().verify
-    False
-    """
+    """Options for an existing store."""
 
     into: Annotated[
         Path | None, Parameter(help="Add the images to this store, with its encoder, precision and classes.")
@@ -66,11 +62,7 @@ class StoreChoice:
 @Parameter(name="*")
 @dataclass(frozen=True)
 class PassChoice:
-    """Options for writing the store.
-
-    >>> PassChoice().engine
-    'local'
-    """
+    """Options for writing the store."""
 
     views: Annotated[
         int | None,

@@ -40,11 +40,7 @@ Strict = Annotated[
 @Parameter(name="*", group=ENCODER)
 @dataclass(frozen=True)
 class EncoderChoice:
-    """Options for the encoder.
-
-    >>> EncoderChoice(encoder="tiny").device
-    'cpu'
-    """
+    """Options for the encoder."""
 
     encoder: Annotated[
         str,
@@ -116,11 +112,7 @@ class EncoderChoice:
 @Parameter(name="*", group=PROMPTS)
 @dataclass(frozen=True)
 class PromptChoice:
-    """Options that turn class names into prompts.
-
-    >>> PromptChoice(template=("a drawing of a {}",)).descriptions is None
-    True
-    """
+    """Options that turn class names into prompts."""
 
     template: Annotated[
         tuple[str, ...],
@@ -151,11 +143,7 @@ class PromptChoice:
 @Parameter(name="*")
 @dataclass(frozen=True)
 class SourceChoice:
-    """Options for the source of the images.
-
-    >>> SourceChoice().frame_step
-    1.0
-    """
+    """Options for the source of the images."""
 
     root: Annotated[
         Path | None,

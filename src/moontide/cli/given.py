@@ -29,11 +29,7 @@ GroupBy = Annotated[
 @Parameter(name="*", group=GIVEN)
 @dataclass(frozen=True)
 class Given:
-    """Files with prior knowledge.
-
-    >>> Given(known=Path("labels.csv")).class_prior is None
-    True
-    """
+    """Files with prior knowledge."""
 
     known: Annotated[
         Path | None,

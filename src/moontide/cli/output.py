@@ -41,11 +41,7 @@ WHOLE = ""  # the name of a value that is the whole output
 @Parameter(name="*", group=EVERYWHERE)
 @dataclass(frozen=True)
 class Output:
-    """Options of every command.
-
-    >>> Output(quiet=True).as_json
-    False
-    """
+    """Options of every command."""
 
     as_json: Annotated[
         bool,

@@ -121,11 +121,7 @@ class Upkeep:
 @Parameter(name="*")
 @dataclass(frozen=True)
 class ImageChoice:
-    """The options for streams that take images and class names.
-
-    >>> ImageChoice().device
-    'cpu'
-    """
+    """The options for streams that take images and class names."""
 
     encoder: Annotated[
         str | None, Parameter(help="Encoder for images and class names; without it, only embeddings are accepted.")

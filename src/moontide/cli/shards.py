@@ -25,11 +25,7 @@ Address = Annotated[
 @Parameter(name="*", group=SHARDS)
 @dataclass(frozen=True)
 class Cluster:
-    """Options for processing shards.
-
-    >>> Cluster(engine="ray").graph
-    'local'
-    """
+    """Options for processing shards."""
 
     engine: Annotated[
         Literal["local", "ray"] | None, Parameter(help="Process shards in this process (default) or on Ray.")

@@ -1,8 +1,8 @@
 """Encode many images: decoded in other processes, encoded in batches, written to a resumable store.
 
-A store is written shard by shard; whoever runs the same command again goes on after the last whole shard. A shard is a
-whole number of batches, and a batch is made of images that could be decoded, so that the vectors of a store do not
-depend, to the bit, on where a run was stopped.
+A store is written shard by shard; running the same command again continues after the last complete shard. A shard is a
+whole number of batches, and a batch consists of decoded images only, so that the vectors of a store are identical
+wherever a run was interrupted.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@
     onnxruntime    an export of the image tower
 
 Each is timed on photographs, in float32 and, by torch, in bfloat16 where the CPU multiplies in it. Those whose vectors
-have a smaller cosine than `CLOSE` to float32 in torch are out. The verdict is kept in the user's cache folder, with the
-export where that won, under a name made of the weights, the machine and the versions of the libraries.
+have a smaller cosine than `CLOSE` to float32 in torch are rejected. The result is kept in the user's cache folder, with
+the export if that is the fastest, under a name that depends on the weights, the machine and the library versions.
 
     ~/.cache/moontide/runtimes/NAME/measured-auto.json  every way with its images/s and cosine, the fastest first; the
                                                         same for users who ask for float32 or another precision

@@ -1,7 +1,8 @@
 """Sources of images: folders, patterns, files, lists, archives, tables, videos, and images in memory.
 
-    folder          all images in it and below, sorted. Hidden files and folders, and files that are not named like an
-                    image, are left out. A link to a file is followed if it stays in the folder, one to a folder never
+    folder          all images in it and in its sub-folders, sorted. Hidden files and folders, and files without the
+                    extension of an image, are left out. Links to files are followed if they stay in the folder, links
+                    to folders never
     pattern         "photos/**/*.jpg": every match, a folder as above
     .txt            one path per line; empty lines and lines that start with # are left out
     .csv, .parquet  the column `path`
@@ -10,10 +11,10 @@
     .tar            (webdataset) its members that are named like an image, read where they lie, never unpacked;
                     links are not followed
 
-A line of a list may be an http or https address where `allow_urls` is set. Paths in a list are relative to the folder
-of the list, or to `root`, and must stay in it; so must the members of an archive. What is an image by its name and
-cannot be used is named as skipped, with the reason. An image is known by its path, that of the folder as it was given
-with the rest after it; one that is named twice is taken once.
+A line of a list may be an http or https address if `allow_urls` is set. Paths in a list are relative to the folder of
+the list, or to `root`, and must stay in it; so must the members of an archive. Files that have the extension of an
+image but cannot be used are listed as skipped, with the reason. The id of an image is its path, beginning with the
+folder as given. An image that is named twice is used once.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ many whole pushes as fit into `GROWTH` times `max_batch` samples, or one push th
 written to the journal, and its pushes answered, the next one takes its step. Where nothing is under way after a
 micro-batch of several pushes, the next waits for as many, at most `max_wait_ms`. What else must happen in order, such
 as a correction, a snapshot or a reset, waits in the same queue. Work that takes longer than `STEP_SECONDS` makes the
-stream busy: who waits is sent away, and so is who comes, until it is done.
+stream busy: waiting and new requests are refused until it is done.
 """
 
 from __future__ import annotations

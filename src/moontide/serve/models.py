@@ -139,7 +139,7 @@ class Revision(Predictions):
 
 
 class FlatMap(Predictions):
-    """The window's samples in the plane in which they differ most."""
+    """A map of the window's samples: those with similar embeddings lie close together."""
 
     x: list[float]
     y: list[float]

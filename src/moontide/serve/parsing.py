@@ -1,9 +1,9 @@
 """JSON request bodies: small ones are parsed here, large ones in a separate process.
 
-The JSON reader holds the interpreter until it is done, so that no thread helps: 30 MiB would keep every other client
+Python's JSON reader does not release the interpreter, so threads do not help: 30 MiB would keep all other clients
 waiting for seconds. A body above `INLINE` bytes with more rows or words than any request may have is refused unread.
-Another goes to `python -m moontide.serve.parsing`, which has a bound on its memory and its time and yields to the
-server, and comes back as raw float32 with what else was in it.
+Other large bodies are parsed by `python -m moontide.serve.parsing`, which has limits on memory and time and a lower
+priority, and returns raw float32 and the other fields.
 """
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ async def revise(service: TheService, queue: TheQueue) -> Response:
 
 @router.get("/streams/{stream}/map", response_model=FlatMap, responses=status_words(404, 409))
 async def flat_map(service: TheService, queue: TheQueue) -> Response:
-    """Return the window's samples in the plane in which they differ most, their first two principal components."""
+    """Return a map of the window's samples, by t-SNE: those with similar embeddings lie close together."""
     first, points, rows = await service.flat_map(queue)
     x, y = points.T.round(5).tolist()
     return reply({**columns(first, rows, queue.stream.config.class_names), "x": x, "y": y})

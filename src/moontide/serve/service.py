@@ -135,7 +135,7 @@ class Service:
     async def _warm(self) -> None:
         """Have the default method compiled, once on a machine, so that no client waits for it."""
         self.loading += 1
-        with contextlib.suppress(MoontideError):  # whoever creates a stream of it is told
+        with contextlib.suppress(MoontideError):  # creating a stream with this method reports the error
             await self.aside(lambda: warm_up(self.device))
         self.warming = False
         self.loading -= 1

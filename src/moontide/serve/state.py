@@ -25,13 +25,12 @@ from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from moontide.core.arrays import Array, to_numpy
 from moontide.core.devices import to_device
 from moontide.errors import InputError, MissingInputError, MoontideError, ResourceError
 from moontide.memory import require_memory
-from moontide.projection import principal_plane
+from moontide.projection import Map
 from moontide.protocols import Method, OnlineMethod, State, as_online
 from moontide.serve.models import MAX_PUSH
 from moontide.serve.records import (
@@ -57,6 +56,7 @@ from moontide.store.states import read_state, state_bytes, unpack_state
 from moontide.types import Task
 
 # a checkpoint is due after so many records, bytes of them, or seconds of steps, which reading them again takes too
+LANDMARKS = 192  # samples of a window whose positions on the map are computed; others are placed near them
 CHECKPOINT_RECORDS, CHECKPOINT_BYTES, CHECKPOINT_SECONDS = 4096, 2**25, 5.0
 
 MAX_BESIDE = 2**29  # bytes that a step over the largest push may need where others are under way
@@ -143,6 +143,7 @@ class ServedStream:
         self.spent = 0.0  # seconds of the steps after it
         self.keys: Known = {}
         self.steppers: Steppers | None = None
+        self.map: tuple[int, int, Map] | None = None  # with the number of samples and the size of the window it is of
         self.timing: dict[str, float] = {}  # seconds of the parts of the last micro-batch
 
     @classmethod
@@ -411,14 +412,26 @@ class ServedStream:
         _, result = self.online.step(moment.state, x, known)
         return moment.total - len(x), answers_of(result), None if result.beta is None else to_numpy(result.beta)
 
-    def flat_map(self, moment: Moment) -> tuple[int, npt.NDArray[np.float64], Answers]:
-        """Return the number of the window's first sample, a position in the plane (n, 2) and the answer for each."""
-        flat = principal_plane(self.window_of(moment))
+    def flat_map(self, moment: Moment) -> tuple[int, Floats, Answers]:
+        """Return the number of the window's first sample, and a position on the map, (n, 2), and the answer of each."""
+        x = self.window_of(moment)
+        flat = self._map_at(moment.total, x).positions(x)
         first, rows = self.predictions(moment.total - len(flat), len(flat))
         return first, flat[len(flat) - len(rows) :], rows
 
+    def _map_at(self, total: int, x: Floats) -> Map:
+        """Return the map that a window belongs on: new samples are placed on it until half of the window is new."""
+        if self.map is not None:
+            made, size, found = self.map
+            if 0 <= total - made < len(x) / 2 and len(x) < 2 * size:
+                return found
+        landmarks = np.linspace(0, len(x) - 1, min(len(x), LANDMARKS)).round().astype(np.int64)
+        found = Map.of(x[landmarks])
+        self.map = total, len(x), found
+        return found
+
     def window_of(self, moment: Moment) -> Floats:
-        """Return the last samples of a moment, (n, d)."""
+        """Return the samples in the window of a moment, (n, d)."""
         if not moment.window:
             raise EmptyError("The window is empty; push samples first.")
         return np.concatenate(moment.window)[-self.config.window :]

@@ -235,7 +235,7 @@ class StreamStore:
             raise self._problem(error, "used", StoreError) from error
 
     def _problem(self, error: Exception, verb: str, kind: type[MoontideError]) -> MoontideError:
-        """Return an exception of the driver as a sentence; damage is told from what may pass."""
+        """Describe an exception of the driver in a sentence, as damage or as a temporary failure."""
         sentence = f"The data in {self.location} cannot be {verb}: {one_line(error)}"
         if self._is_damage(error):
             return DamagedError(f"{sentence}; restore a backup, {HELP}.")
@@ -285,7 +285,7 @@ class StreamStore:
             insert(self._run, stream, record, answered)
 
     def checkpoint(self, stream: str, saved: Saved, *, x_from: int, answers_from: int) -> None:
-        """Make a state the one to go on from; drop records and answers whose samples all come before a number."""
+        """Make a state the current checkpoint; drop records and answers whose samples all come before a number."""
         with (
             self._pieces_of(stream, saved.state) as created,
             self._transaction(pushes=stream, drop=Drop(stream, x_from)),
@@ -412,7 +412,7 @@ class StreamStore:
     # Tokens
 
     def tokens(self) -> dict[str, bytes]:
-        """Return what is kept of all tokens by name; a damaged one opens nothing, and is still one."""
+        """Return the stored form of all tokens by name; a damaged token opens nothing but still counts."""
         found = {}
         for name, token in self._select("SELECT name, token FROM tokens ORDER BY name"):
             try:

@@ -1,4 +1,4 @@
-"""Class names as people have them: a list on the command line, or a .txt, .json, .csv or .tsv file.
+"""Class names from a list on the command line, or from a .txt, .json, .csv or .tsv file.
 
     .txt        one name per line; blank lines are left out, and so is # at the start of a line or after a space, with
                 what follows it
@@ -6,8 +6,8 @@
     .csv, .tsv  a header with a column of names (`NAMES`) and, where there are any, of synonyms (separated by ; or |),
                 of a description and of a parent; several rows of one name are one class with several descriptions
 
-A class with more than its name is embedded as the mean of all its prompts. A synonym takes the place of the name in the
-templates, a description is a prompt of its own; in a plain list, what has `SENTENCE` words or more is a description.
+A class with more than its name is embedded as the mean of all its prompts. A synonym replaces the name in the
+templates; a description is a complete prompt. In a plain list, entries of `SENTENCE` words or more are descriptions.
 Embeddings that were made elsewhere have one row per class, or one row per prompt (`ClassList.means`).
 
 Classes are a tree where names are paths, such as animal/dog/beagle, or where there is a column of parents.
@@ -29,6 +29,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from moontide.answers import SEPARATOR
 from moontide.core.arrays import unit_rows
 from moontide.errors import FileError, InputError, listed, shorten
 from moontide.store.disk import reading, text_of
@@ -39,7 +40,6 @@ PARENT = "parent"
 TEXTS, KINDS = (".txt", ".names", ".lst", ".list", ""), (".txt", ".json", ".csv", ".tsv")
 SENTENCE = 5  # words of a description
 LARGEST = 64 * 2**20  # bytes of a file of names
-SEPARATOR = "/"
 MOST_LEVELS = 100  # of a tree
 
 AnyArray = npt.NDArray[Any]
@@ -95,7 +95,7 @@ class ClassList:
         return replace(self, **_some(*({name: two[i] for name, two in kinds.items()} for i in (0, 1))))
 
     def phrases(self, name: str) -> list[str]:
-        """Return what takes the place of the name of a class in templates: the name, then its synonyms."""
+        """Return the words that are put into templates for a class: its name, then its synonyms."""
         last = name if self.paths is None else self.paths[self.numbers[name]][-1]
         return [last, *self.synonyms.get(name, ())]
 

@@ -51,11 +51,7 @@ class Dataset:
 
 @dataclass(frozen=True)
 class ImageSet:
-    """Images with their classes: what an encoder turns into features.
-
-    >>> ImageSet([Path("cat/1.jpg")], np.asarray([0]), ("cat",), TEMPLATE).class_names
-    ('cat',)
-    """
+    """Images with their classes: what an encoder turns into features."""
 
     paths: list[Path]
     labels: IntArray  # (N,)

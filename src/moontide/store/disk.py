@@ -1,6 +1,6 @@
-"""Files here and elsewhere: read with an error in a sentence, written under a temporary name and renamed when whole.
+"""Local and remote files: read with errors of one sentence, written under a temporary name and renamed when complete.
 
-A path with :// goes through fsspec (`store.remote`); object stores promise that a file is whole when it has its name.
+A path with :// goes through fsspec (`store.remote`); in object stores a file appears under its name when complete.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ def temporary_name(path: Path) -> str:
 
 @contextmanager
 def replacing(path: str | Path) -> Iterator[BinaryIO]:
-    """Open a temporary file beside `path` that takes its place when it is whole, and vanishes when anything fails.
+    """Open a temporary file beside `path` that replaces it when complete, and is removed if anything fails.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:

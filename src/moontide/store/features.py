@@ -1,4 +1,4 @@
-"""The feature store: a folder that an encoder writes once, shard by shard, and that is memory-mapped ever after.
+"""The feature store: a folder that an encoder writes shard by shard, and that is memory-mapped when it is read.
 
     store/
       manifest.json        who made it (encoder, preprocessing, prompts), class names, and every shard with its SHA-256
@@ -7,8 +7,9 @@
       00000.safetensors    image_features (n, d), labels (n,) if there are any; the ids in its metadata
       00001.safetensors    ...
 
-A shard is whole before it is named, and counts once the manifest names it, which is replaced in one step: whoever stops
-in the middle, by kill -9 too, finds a valid store without the shard in flight, and goes on after the ids it holds.
+A shard is complete before it gets its name, and counts once the manifest names it. The manifest is replaced in one
+step, so a run that is stopped, even by kill -9, leaves a valid store without the current shard, and the next run
+continues after the stored ids.
 """
 
 from __future__ import annotations
@@ -47,11 +48,7 @@ AnyArray = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class Origin:
-    """How the features of a store were made; a store never mixes two origins.
-
-    >>> Origin("openai/clip-vit-base-patch16", "resize 224, centre crop", ("a photo of a {}.",)).logit_scale
-    100.0
-    """
+    """How the features of a store were made; a store never mixes two origins."""
 
     encoder: str  # the id of the model
     preprocessing: str  # what was done to an image before it

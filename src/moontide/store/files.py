@@ -70,7 +70,7 @@ def read_task(
     device: str = "cpu",
     questions: bool = False,
 ) -> FileTask:
-    """Read a task; what is passed here goes before what the files hold. `questions`: warn about what is implausible.
+    """Read a task; arguments override the contents of the files. `questions`: warn about implausible input.
 
     With `text`, class embeddings and class names come from that file. `classes` is a comma-separated list or a file as
     in `store.classes`; class embeddings may then have one row per prompt instead of one per class. `labels` is a .npy
@@ -114,7 +114,7 @@ def read_task(
 
 @dataclass(frozen=True)
 class Arrays:
-    """The arrays of a file by name; None stands for one that is there and of no interest."""
+    """The arrays of a file by name; None stands for an array that exists but is not needed."""
 
     path: Path
     arrays: Mapping[str, AnyArray | None]
@@ -186,7 +186,7 @@ def is_store(path: str | Path) -> bool:
 
 
 def check_spaces(images: Arrays, anchors: Arrays) -> None:
-    """Refuse text features that were made otherwise than the image features, where both record how they were made.
+    """Refuse text features that were made differently from the image features, if both record how they were made.
 
     >>> check_spaces(Arrays(Path("a.npy"), {}), Arrays(Path("b.npy"), {}))
     """
@@ -377,7 +377,7 @@ def check_output(path: str | Path, kinds: Sequence[str] = PREDICTIONS) -> None:
 
 
 def _why_not(path: Path) -> str | None:
-    """Return what keeps a file from being written, or None where nothing does."""
+    """Return why a file cannot be written, or None if it can."""
     if os.path.realpath(path.parent) == "/dev":
         return "its folder is for devices"
     if os.path.isdir(path):

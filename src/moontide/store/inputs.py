@@ -1,4 +1,4 @@
-"""What a method may get besides features, from files: known labels, a class balance, negative names, and groups.
+"""Further inputs of methods, from files: known labels, a class balance, negative names, and groups.
 
     known labels   .csv with a column `id`, `path` or `row` and a column `label`; .npz with `known` (N,), -1 where the
                    label is not known, or with `ids` and `labels`

@@ -1,7 +1,7 @@
-"""Embeddings in the files that other programs leave: tables of numbers (.csv, .tsv) and torch's .pt, weights only.
+"""Embeddings in files of other programs: tables of numbers (.csv, .tsv) and torch's .pt, with weights only.
 
 .csv, .tsv  one row per sample, numbers only, with or without a header; a first column of names becomes the ids
-.pt, .pth   one tensor, or a dictionary of tensors; what would need to be unpickled otherwise is refused
+.pt, .pth   one tensor, or a dictionary of tensors; anything else, which would have to be unpickled, is refused
 """
 
 from __future__ import annotations

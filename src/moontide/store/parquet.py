@@ -1,7 +1,7 @@
 """Embeddings from Parquet and predictions to it; the only module that imports pyarrow (the extra `parquet`).
 
-A few bytes of Parquet can stand for gigabytes, of repeated values or of a page that is compressed: how much a column
-takes is worked out from the row groups, and for text from the dictionary, before it is expanded.
+A few bytes of Parquet can stand for gigabytes, by repeated values or compression. The size of a column is therefore
+computed from the row groups, and for text from the dictionary, before it is expanded.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Files elsewhere, by fsspec: which protocols may be used, how long to wait, when to try again, and the errors.
 
-A path without :// is local. s3://, gs:// and az:// are object storage, which the path itself asks for; any other
-protocol reaches out only where the user has named it. Every request has a time limit, and what fails on the way is
-tried again after a growing wait; what is missing, refused or damaged is not.
+A path without :// is local. s3://, gs:// and az:// are object storage and always allowed; any other protocol is used
+only if the user has named it. Every request has a time limit. Requests that fail on the network are retried after
+increasing waits; a file that is missing, refused or damaged is not retried.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 class UnreachableError(FileError):
-    """A file elsewhere that a request has failed for on its way; another may not."""
+    """A request for a remote file that failed on the network; a retry may succeed."""
 
 
 def protocols(path: str) -> list[str]:

@@ -1,8 +1,8 @@
-"""State files: what a stream remembers, with its method, in a .safetensors file.
+"""State files: the state of a stream with its method, in a .safetensors file.
 
-The arrays of the state, its numbers as 0-d arrays, and as metadata the method, its options and the version of moontide.
-A file holds no code, and loading it runs none. Everything is restored to the last bit: a stream that is cut after any
-whole number of batches and continued from the file gives the same answers as one that was not.
+A file has the arrays of the state, its numbers as 0-d arrays, and as metadata the method, its options and the version
+of moontide. It contains no code, and loading it runs none. Everything is restored exactly: a stream that is interrupted
+after a whole number of batches and continued from the file gives the same answers as an uninterrupted one.
 """
 
 from __future__ import annotations

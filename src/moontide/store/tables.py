@@ -1,4 +1,4 @@
-"""Tables of named columns as .csv that no spreadsheet computes, .jsonl, .json, .xlsx and .parquet.
+"""Tables of named columns as .csv (without formulas for a spreadsheet), .jsonl, .json, .xlsx and .parquet.
 
 Values that are lists, such as the most likely classes, stay lists where the format has them, and are JSON in one cell
 of a .csv or .xlsx.
@@ -52,7 +52,7 @@ def write_table(handle: BinaryIO, columns: Mapping[str, Sequence[Any]], kind: st
 
 
 def csv_row(values: Iterable[Any]) -> str:
-    """Return a line of a .csv; quoted is also the text with a return in it, which Python's writer leaves as it is.
+    """Return a line of a .csv; text with a carriage return is quoted too, which Python's writer does not do.
 
     >>> csv_row(["a,b", 0.5, None, "=1"])
     '"a,b",0.5,,\\'=1\\n'

@@ -1,4 +1,4 @@
-"""The one reader of .safetensors: 8 bytes of length, a JSON header, the data. It runs nothing and trusts no header.
+"""The only reader of .safetensors: 8 bytes of length, a JSON header, the data. It runs no code and checks every header.
 
 Feature stores map their arrays, states and checkpoints are read array by array, so that no second copy is in memory.
 """

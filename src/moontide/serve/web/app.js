@@ -63,7 +63,7 @@ const postJson = async (path, value) =>
     headers: value === undefined ? {} : { "Content-Type": "application/json" },
     body: value === undefined ? undefined : JSON.stringify(value),
   })).json();
-const at = (rest) => `streams/${page.stream.name}${rest}`;
+const at = (path) => `streams/${page.stream.name}${path}`;
 const sleep = (milliseconds) => new Promise((done) => setTimeout(done, milliseconds));
 
 // Elements
@@ -98,7 +98,7 @@ async function open(name) {
   if (page.pending) feedPart(page.pending.start, page.pending.size, page.pending.key).catch((error) => say(error.message, true));
 }
 
-// Take a description; where the stream was reset, forget what was before.
+// Take over a description; if the stream was reset, forget everything from before.
 function begin(stream) {
   if (stream.seen < page.stream.seen) forget();
   page.stream = stream;
@@ -156,7 +156,7 @@ async function listen() {
         text += part.value;
         const events = text.split("\n\n");
         text = events.pop();
-        for (const event of events) hear(event);
+        for (const event of events) take(event);
       }
     } catch (error) {
       if (ending.signal.aborted) return;
@@ -166,14 +166,14 @@ async function listen() {
   }
 }
 
-function hear(event) {
+function take(event) {
   const data = event.split("\n").find((line) => line.startsWith("data: "));
   if (!data) return;
-  const told = JSON.parse(data.slice(6));
-  if (event.includes("event: known")) return takeKnown(told);
-  if (told.first < page.from) return; // from before a reset
-  begin({ ...page.stream, seen: told.seen, total: told.total, beta: told.beta });
-  add(told);
+  const sent = JSON.parse(data.slice(6));
+  if (event.includes("event: known")) return takeKnown(sent);
+  if (sent.first < page.from) return; // from before a reset
+  begin({ ...page.stream, seen: sent.seen, total: sent.total, beta: sent.beta });
+  add(sent);
   draw();
 }
 

@@ -7,7 +7,7 @@ function element(name, ...children) {
   return made;
 }
 
-// What a schema means in a line or a few.
+// A schema in one or more lines.
 function typed(schema, all, depth = 0) {
   if (!schema) return "";
   if (schema.$ref) {
@@ -28,18 +28,18 @@ function typed(schema, all, depth = 0) {
   return schema.format === "binary" ? "bytes" : schema.type || "anything";
 }
 
-function operation(verb, path, told, all) {
-  const made = element("details", element("summary", element("code", `${verb.toUpperCase()} ${path}`), ` ${told.summary}`));
-  made.append(element("p", told.description || ""));
-  for (const each of told.parameters || []) {
+function operation(verb, path, described, all) {
+  const made = element("details", element("summary", element("code", `${verb.toUpperCase()} ${path}`), ` ${described.summary}`));
+  made.append(element("p", described.description || ""));
+  for (const each of described.parameters || []) {
     const about = each.description || each.schema.description || "";
     made.append(element("p", element("code", each.name), ` (${each.in}${each.required ? "" : ", optional"}) ${about}`));
   }
-  for (const [kind, { schema }] of Object.entries(told.requestBody?.content || {})) {
+  for (const [kind, { schema }] of Object.entries(described.requestBody?.content || {})) {
     made.append(element("p", "Body, ", element("code", kind)), element("pre", typed(schema, all)));
   }
   const errors = [];
-  for (const [status, { description, content }] of Object.entries(told.responses)) {
+  for (const [status, { description, content }] of Object.entries(described.responses)) {
     if (status >= "300") errors.push(`${status} ${description}`);
     else {
       made.append(element("p", element("code", status), ` ${description}`));
@@ -53,8 +53,8 @@ function operation(verb, path, told, all) {
 
 fetch("openapi.json").then((response) => response.json()).then((all) => {
   for (const [path, verbs] of Object.entries(all.paths)) {
-    for (const [verb, told] of Object.entries(verbs)) {
-      document.getElementById("operations").append(operation(verb, path, told, all));
+    for (const [verb, described] of Object.entries(verbs)) {
+      document.getElementById("operations").append(operation(verb, path, described, all));
     }
   }
 });

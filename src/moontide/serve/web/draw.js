@@ -34,8 +34,8 @@ function drawFacts(numbers) {
     fact("Changed by adaptation", numbers.length ? `${changed} (${percent(changed / numbers.length)})` : "none yet"),
   ];
   if (beta) facts.push(fact("Classes believed present", `${beta.filter((b) => b > 0).length} of ${beta.length}`));
-  const told = numbers.filter((n) => page.rows.get(n).known !== null).length;
-  if (told) facts.push(fact("True classes given", String(told)));
+  const given = numbers.filter((n) => page.rows.get(n).known !== null).length;
+  if (given) facts.push(fact("True classes given", String(given)));
   const known = [...page.truth.keys()].filter((n) => page.rows.has(n));
   if (known.length) {
     const right = (key) => known.filter((n) => page.rows.get(n)[key] === page.truth.get(n)).length / known.length;
@@ -131,13 +131,13 @@ function drawClasses(numbers) {
       element("td", {}, value === null ? "–" : value > 0 ? "● present" : "○ absent"));
   }));
   $("beta-note").hidden = !beta;
-  const rest = classes.length - shown.length;
+  const others = classes.length - shown.length;
   const never = page.stream.class_names.length - classes.length;
-  $("others").textContent = `${rest ? `${count(rest, "more class was", "more classes were")} predicted; ` : ""}${never} of `
+  $("others").textContent = `${others ? `${count(others, "more class was", "more classes were")} predicted; ` : ""}${never} of `
     + `${count(page.stream.class_names.length, "class", "classes")} never.`;
 }
 
-// Fetch and draw the map, one at a time however fast events come; `stale` asks for another when this one is drawn.
+// Fetch and draw the map, one at a time however fast events arrive; `stale` asks for another one afterwards.
 async function drawMap() {
   page.stale = true;
   if (page.mapping) return;

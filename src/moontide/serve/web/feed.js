@@ -62,12 +62,12 @@ async function pushPictures(start, size, key) {
   return { first: await pushFiles(files, key), labels };
 }
 
-// Push, and come again when the server says so. The key makes a push that is sent twice count once.
-async function push(rest, options, key = newKey()) {
+// Push, and retry when the server is busy. The key ensures that a push that is sent twice counts once.
+async function push(path, options, key = newKey()) {
   const headers = { ...options.headers, "Idempotency-Key": key };
   for (let tries = 0; ; tries++) {
     try {
-      const answer = await (await ask(at(rest), { ...options, method: "POST", headers })).json();
+      const answer = await (await ask(at(path), { ...options, method: "POST", headers })).json();
       if (answer.labels && answer.first >= page.from) add(answer); // else from before a reset
       return answer;
     } catch (error) {

@@ -1,5 +1,5 @@
 "use strict";
-// What only this page knows of a stream, kept by the browser: thumbnails and true classes of the samples that it pushed.
+// Data of a stream that only this page has, kept by the browser: thumbnails and true classes of the samples that it pushed.
 
 const SIDE = 96; // pixels of a thumbnail
 const KEYS = "moontide-stream "; // what the names of all that is kept begin with
@@ -16,7 +16,7 @@ async function thumbnail(file) {
   return canvas.toDataURL("image/jpeg", 0.8);
 }
 
-// Write it down soon; many samples at once are one writing.
+// Save it soon; many samples at once are saved together.
 function remember() {
   clearTimeout(remembering);
   remembering = setTimeout(write, 200);
@@ -26,24 +26,24 @@ function write() {
   clearTimeout(remembering);
   if (!page.stream) return;
   const recent = [...page.truth].filter(([number]) => number >= page.stream.total - KEPT);
-  const told = JSON.stringify({
+  const entry = JSON.stringify({
     truth: recent, orders: [...page.orders], pictures: [...page.pictures], pending: page.pending,
   });
   const key = keptAs();
   try {
-    if (recent.length || page.pictures.size || page.pending) localStorage.setItem(key, told);
+    if (recent.length || page.pictures.size || page.pending) localStorage.setItem(key, entry);
     else localStorage.removeItem(key);
-  } catch { // the room is full: what other streams had makes room
+  } catch { // the storage is full: drop the entries of other streams
     for (const other of Object.keys(localStorage)) if (other.startsWith(KEYS) && other !== key) localStorage.removeItem(other);
     try {
-      localStorage.setItem(key, told);
+      localStorage.setItem(key, entry);
     } catch {
       say("This browser stores nothing; thumbnails and scores are lost with the page.");
     }
   }
 }
 
-// Take in what was written down when the page was open before.
+// Restore what was saved when the page was last open.
 function recall() {
   let kept;
   try {

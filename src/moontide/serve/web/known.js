@@ -72,7 +72,7 @@ async function setKnown(number, label) {
   }
 }
 
-// Take in what is known now, from an event or from our own doing.
+// Take over known labels, from an event or from this page.
 function takeKnown({ samples, known }) {
   samples.forEach((number, i) => {
     const row = page.rows.get(number);
