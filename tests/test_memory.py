@@ -2,11 +2,15 @@
 
 import subprocess
 import sys
+import tracemalloc
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+import moontide
 from moontide.memory import _cgroup_limits, available_bytes
+from moontide.protocols import as_online
 
 CODE = """
 import resource
@@ -45,3 +49,19 @@ def test_the_limits_of_every_group_are_respected(tmp_path: Path) -> None:
 def test_there_is_some() -> None:
     found = available_bytes()
     assert found is None or found > 0
+
+
+@pytest.mark.parametrize("name", ["tide", "moon"])
+def test_the_estimate_for_a_task_in_blocks_covers_what_it_takes(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Tasks are worked on in blocks above 2^27 entries, whose arrays count beside those of all rows."""
+    monkeypatch.setattr(f"moontide.methods.{name}.LARGE", 2**20)
+    n, k, d = 500, 12_000, 64
+    features, text = (np.random.default_rng(0).normal(size=(m, d)).astype("float32") for m in (n, k))
+    online = as_online(moontide.method(name))
+    state, _ = online.step(online.start(moontide.Task(text[:1], text)), features[:1])
+    tracemalloc.start()
+    online.step(state, features)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    need = moontide.method(name).peak_bytes(n, k, d, 4)
+    assert peak <= need < 2 * peak

@@ -27,6 +27,9 @@ VALUES = [0, 1, -1, 2, 1e-320, 1e-30, 1e-6, 1e6, 1e9, 1e30, 1e308, "inf", math.i
           2**64, 10**30, 10**400, True, "", "x", 0.5, 1000, 1001]  # fmt: skip
 
 
+ODD = np.asarray([[-1.0] + [0.0] * 7], np.float32)  # a sample at which the method of plugin/odd.py has a bad day
+
+
 def make(client, text, name="a", **body):
     answer = client.post("/streams", json={"name": name, "prototypes": text.tolist(), "max_wait_ms": 0, **body})
     assert answer.status_code == 201, answer.text
@@ -73,23 +76,14 @@ def test_options_with_the_names_of_other_things_are_unknown(shared_app, text, op
     assert shared_app.get("/streams/o").status_code == 404
 
 
-def test_a_push_without_a_finite_answer_fails_alone_and_is_not_counted(app, sqlite, text, samples, push, monkeypatch):
+def test_a_push_without_a_finite_answer_fails_alone_and_is_not_counted(
+    app, sqlite, learner, text, samples, push, monkeypatch
+):
     client = app(sqlite)
-    make(client, text, method="tda")
+    make(client, text, method="odd")
     push(client, "a", samples(3))
     before = whole(client)
-    online = client.service.queues["a"].stream.online
-    step = type(online).step
-
-    def sick(self, state, x, known=None):
-        after, result = step(self, state, x, known)
-        if (np.asarray(x)[:, 0] == 99).any():
-            result.probs[0, 0] = np.nan
-        return after, result
-
-    monkeypatch.setattr(type(online), "step", sick)
-    bad = samples(2)
-    bad[1, 0] = 99
+    bad = np.concatenate([samples(1), ODD])
     answer = push(client, "a", bad, "key")
     assert (answer.status_code, "no finite answer" in answer.json()["detail"]) == (422, True)
     assert whole(client) == before
@@ -136,6 +130,54 @@ def test_a_step_that_takes_too_long_makes_only_its_stream_busy(app, sqlite, text
         time.sleep(0.01)
     assert client.get("/streams/a").json()["total"] == 1  # what was begun is counted, under its key
     assert step is not None
+
+
+def test_a_stop_does_not_wait_for_a_step_that_takes_too_long(serve, learner, sqlite, text, samples, push):
+    server, answers = serve(sqlite), []
+
+    def ask():
+        with httpx.Client(base_url=server.url, timeout=60) as own:
+            answers.append(push(own, "a", ODD))
+
+    with httpx.Client(base_url=server.url, timeout=60) as client:
+        make(client, text, method="odd", options={"does": "wait", "seconds": 90})
+        make(client, text, "b", method="tda")
+        thread = threading.Thread(target=ask)
+        thread.start()
+        while not client.get("/streams/a").json()["waiting"]:
+            time.sleep(0.01)
+        assert push(client, "b", samples(2)).status_code == 200
+    status, errors = server.stop()  # which does not wait for 90 s
+    thread.join()
+    assert (status, answers[0].status_code, "Traceback" in errors) == (0, 429, False)
+    with httpx.Client(base_url=serve(sqlite).url) as client:
+        assert [client.get(f"/streams/{name}").json()["total"] for name in "ab"] == [0, 2]
+
+
+def test_a_revision_that_takes_too_long_keeps_only_others_of_its_stream_waiting(
+    app, sqlite, learner, text, samples, push, monkeypatch
+):
+    client = app(sqlite)
+    make(client, text, method="odd", options={"does": "wait", "seconds": 2})
+    make(client, text, "b", method="tda")
+    assert push(client, "a", ODD).status_code == 200
+    assert push(client, "b", samples(2)).status_code == 200
+    monkeypatch.setattr(batching, "STEP_SECONDS", 0.3)
+    late = client.post("/streams/a/revise")
+    assert (late.status_code, "longer than 0.3 s" in late.json()["detail"]) == (429, True)
+    for _ in range(2 * (os.cpu_count() or 1) + 4):  # more than there are threads for all
+        again = client.post("/streams/a/revise")
+        assert (again.status_code, "is under way" in again.json()["detail"]) == (429, True)
+    start = time.monotonic()
+    assert client.post("/streams/b/revise").status_code == 200
+    assert client.get("/streams/a/predictions").status_code == 200
+    assert time.monotonic() - start < 1.5
+    monkeypatch.undo()
+    deadline = time.monotonic() + 20
+    while client.post("/streams/a/revise").status_code != 200:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert push(client, "a", samples(1)).json()["first"] == 1
 
 
 def test_a_creation_that_takes_too_long_is_refused_and_leaves_nothing(app, sqlite, text, monkeypatch):
@@ -328,6 +370,9 @@ def test_a_push_that_does_not_fit_into_memory_is_refused_beforehand(app, sqlite,
     answer = push(client, "a", samples(4000))
     assert (answer.status_code, "of memory" in answer.json()["detail"]) == (413, True)
     assert push(client, "a", samples(4)).status_code == 200
+    monkeypatch.setattr(memory, "available_bytes", lambda: 100)
+    answer = client.post("/streams/a/revise")
+    assert (answer.status_code, "of memory" in answer.json()["detail"]) == (413, True)
     monkeypatch.undo()
     assert client.get("/streams/a").json()["total"] == before[0]["total"] + 4
 

@@ -30,7 +30,7 @@ from moontide.core.driver import Run, solve
 from moontide.core.graph import Graph
 from moontide.core.mixture import VMF, Anchors, Step, VMFClasses
 from moontide.core.ple import anchor_weights, class_confidence, concentration, initial_resultant, objective
-from moontide.core.rows import LARGE, NEIGHBOURS, Rows, check_graph
+from moontide.core.rows import BLOCK_ENTRIES, LARGE, NEIGHBOURS, Rows, check_graph
 from moontide.errors import OptionError
 from moontide.options import option
 from moontide.protocols import Method, Plan
@@ -134,9 +134,9 @@ class MOON(Method):
         return Result(z, y, None, energy, len(energy) - 1, of.converged, of.kappa, of.beta, details, decided=labels)
 
     def peak_bytes(self, n: int, k: int, d: int, itemsize: int) -> int:
-        """Estimate the memory beyond the inputs: six N x K arrays, or three of 2-byte numbers for large N."""
-        assignments = 6 * n * k if n * k > LARGE else 6 * n * k * itemsize
-        return assignments + itemsize * (2 * n * d + 8 * k * d)
+        """Estimate the memory beyond the inputs: six N x K arrays, or three of 2-byte numbers and blocks of rows."""
+        assignments = 6 * n * k + 5 * 4 * BLOCK_ENTRIES if n * k > LARGE else 6 * n * k * itemsize
+        return assignments + itemsize * (2 * n * d + 12 * k * d)
 
     rows_type: ClassVar[type[Rows]] = plain.Rows
 

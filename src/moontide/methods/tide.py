@@ -34,7 +34,7 @@ from moontide.core.backends import choose, compiled, fused, tide_plain
 from moontide.core.driver import Mixture, Run, solve
 from moontide.core.graph import Graph
 from moontide.core.ple import EPS
-from moontide.core.rows import LARGE, NEIGHBOURS, check_graph
+from moontide.core.rows import BLOCK_ENTRIES, LARGE, NEIGHBOURS, check_graph
 from moontide.core.simplex import one_hot
 from moontide.core.tide import NEWTON, Assigned, Labels
 from moontide.memory import require_memory
@@ -81,10 +81,10 @@ class TIDE(OnlineMethod):
     iterations: int = option(8, "T, rounds of M-step and E-step after the first E-step", low=1)
 
     def peak_bytes(self, n: int, k: int, d: int, itemsize: int) -> int:
-        """Estimate the memory beyond the inputs: twelve N x K arrays, or three of 2-byte numbers for large N."""
+        """Estimate the memory beyond the inputs: twelve N x K arrays, or three of 2-byte numbers and blocks of rows."""
         n += self.memory
-        assignments = 6 * n * k if n * k > LARGE else 12 * n * k * itemsize
-        return assignments + itemsize * (4 * n * d + 8 * k * d)
+        assignments = 6 * n * k + 7 * 4 * BLOCK_ENTRIES if n * k > LARGE else 12 * n * k * itemsize
+        return assignments + itemsize * (4 * n * d + 12 * k * d)
 
     def start(self, task: Task) -> TIDEState:
         """Remember nothing but the class balance and the negatives."""

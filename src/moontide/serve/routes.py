@@ -65,8 +65,7 @@ async def predictions(
 @router.post("/streams/{stream}/revise", response_model=Revision, responses=status_words(404, 409))
 async def revise(service: TheService, queue: TheQueue) -> Response:
     """Predict the samples of the window again with the current state; nothing is counted again and nothing changes."""
-    moment = await queue.moment()
-    first, rows, beta = await service.aside(lambda: queue.stream.revise(moment))
+    moment, (first, rows, beta) = await service.revise(queue)
     fields = columns(first, rows, queue.stream.config.class_names)
     return reply({**fields, "seen": moment.state.seen, "beta": numbers(beta)})
 

@@ -221,9 +221,8 @@ def run(service: Service, host: str = "127.0.0.1", port: int = 8000, log_format:
         safe = "bearer tokens" if service.gate.tokens else "no tokens, this machine only"
         print(f"Moontide at {url} ({safe}; data in {service.store.location})", flush=True)
         server.run(sockets=[listening])
-    if service.stuck:  # a thread that is at work would keep the process
-        logging.shutdown()
-        os._exit(0)
+    logging.shutdown()
+    os._exit(0)  # at once: the interpreter would wait for threads that are at work on what was not answered
 
 
 def check_port(port: int) -> None:

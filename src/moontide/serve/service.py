@@ -13,7 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -34,7 +34,7 @@ from moontide.serve.metrics import Metrics
 from moontide.serve.models import DEFAULT_METHOD, MAX_PUSH
 from moontide.serve.parsing import MAX_CLASSES, check_rows
 from moontide.serve.records import Answer, Config, Corrected, Correction, Floats, Item, Labels, digest_of
-from moontide.serve.state import GoneError, ServedStream, TakenError, try_out
+from moontide.serve.state import GoneError, Moment, ServedStream, TakenError, try_out
 from moontide.serve.steppers import Steppers
 from moontide.serve.stream_store import KEEP, DamagedError, Snapshot, StoreError, StreamStore
 from moontide.simulate import Simulated, simulate
@@ -115,6 +115,8 @@ class Service:
         self.warming = True  # whether the default method is still being compiled
         self.steppers = Steppers()
         self.side = ThreadPoolExecutor((os.cpu_count() or 1) + 2, "side")  # for what takes no turn
+        self.revising: dict[str, asyncio.Future[Any]] = {}  # by stream
+        self.revisions = ThreadPoolExecutor(self.limits.max_streams, "revision")
 
     # Life
 
@@ -232,12 +234,8 @@ class Service:
                 end.cancel()
         self.steppers.close()
         self.side.shutdown(wait=False)
+        self.revisions.shutdown(wait=False)
         self.store.close()
-
-    @property
-    def stuck(self) -> bool:
-        """Whether some thread does not finish, so that the process must be killed."""
-        return bool(self.making) or self.warming or any(queue.busy is not None for queue in self.queues.values())
 
     async def aside(self, function: Callable[[], T]) -> T:
         """Run a function in a thread, independently of the queues."""
@@ -401,6 +399,22 @@ class Service:
         numbers = np.asarray(samples, np.int64)
         known = class_numbers(labels, queue.stream.config.class_names, "labels")
         return await queue.correct(Correction(numbers, known, key, digest_of(numbers, known)))
+
+    async def revise(self, queue: PushQueue) -> tuple[Moment, tuple[int, Any, Any]]:
+        """Label the window of a stream again, one at a time, no longer than a step may take; return also its moment."""
+        moment, name = await queue.moment(), queue.stream.name
+        if name in self.revising:
+            raise BusyError(f"A revision of the stream {name!r} is under way already; try again.", 5)
+        loop, function = asyncio.get_running_loop(), partial(queue.stream.revise, moment)
+        work = self.revising[name] = loop.run_in_executor(self.revisions, batching.within_memory, function)
+        work.add_done_callback(lambda late: (self.revising.pop(name, None), late.cancelled() or late.exception()))
+        if not await batching.in_time(work):
+            raise BusyError(
+                f"Labelling the window of the stream {name!r} takes longer than {batching.STEP_SECONDS:g} s; "
+                "create it with a smaller 'window'.",
+                60,
+            )
+        return moment, work.result()
 
     async def flat_map(self, queue: PushQueue) -> tuple[int, Any, Any]:
         """Return the map of a stream's window; one at a time, since maps are large."""

@@ -293,8 +293,7 @@ class ServedStream:
         `follow` returns the state after the step, where that does not depend on the answers.
         """
         x, known = joined(items)
-        need = self.method.peak_bytes(len(x), len(self.config.class_names), self.config.dim, 4)
-        require_memory(need, f"{self.method.name} on {len(x)} samples", state.text)
+        self.require_room(len(x), state)
         try:
             if self.steppers is None or follow is None or not self.independent:
                 return self.step(state, items, x, known)
@@ -308,6 +307,11 @@ class ServedStream:
                 return Taken(items, x, known, after, *found, time.perf_counter() - start)
         except MemoryError as error:
             raise ResourceError(f"{len(x)} samples at once need more memory than is available; push fewer.") from error
+
+    def require_room(self, n: int, state: State) -> None:
+        """Refuse a step over n samples that does not fit into memory."""
+        need = self.method.peak_bytes(n, len(self.config.class_names), self.config.dim, 4)
+        require_memory(need, f"{self.method.name} on {n} samples", state.text)
 
     def write(self, taken: Taken) -> list[Answer]:
         """Write down a step from the current moment, and only then be there."""
@@ -405,6 +409,7 @@ class ServedStream:
         It is one step over the window's samples from that state; the state after the step is thrown away.
         """
         x = self.window_of(moment)
+        self.require_room(len(x), moment.state)
         known = None
         if "known" in self.method.accepts:
             known = self.predictions(moment.total - len(x), len(x))[1]["known"].astype(np.int64)
