@@ -138,6 +138,14 @@ def gather(i, edges, z, votes):
 
 
 @loops
+def votes(edges, z, out):
+    """Write the votes for all rows to `out`, and return it."""
+    for i in range(out.shape[0]):
+        gather(i, edges, z, out[i])
+    return out
+
+
+@loops
 def largest(a):
     """Return the largest number, by integers that sort like the bits of floats: their maximum is vectorised."""
     top = np.int32(-(2**31))
@@ -311,16 +319,11 @@ def e_step(start, stop, cosine, slope, offset, present, values, edges, z, rest, 
 
 @loops
 def split(cosine, slope, offset, shift, present, edges, z, p, sums, top, negligible):
-    """Split z: return its present columns, which become 0 in z, and the positions and row starts of shared entries.
+    """Return the positions and row starts of shared entries of z, in which the present columns are 0.
 
     `p` becomes exp(logits - shift) of the other entries; `sums` its row sums and those of p log p, `top` row maxima.
     """
-    (n, k), width = z.shape, present.shape[0]
-    kept = np.empty((n, width), np.float32)
-    for i in range(n):
-        for l in range(width):
-            kept[i, l] = z[i, present[l]]
-            z[i, present[l]] = ZERO
+    n, k = z.shape
     votes, found, starts, count = np.empty(k, np.float32), np.empty(n + k, np.int64), np.empty(n + 1, np.int64), 0
     for i in range(n):
         row, old, out, by = cosine[i], z[i], p[i], shift[i]
@@ -328,7 +331,7 @@ def split(cosine, slope, offset, shift, present, edges, z, p, sums, top, negligi
         for c in range(k):
             votes[c] *= old[c]
             out[c] = exp(row[c] * slope[c] + offset[c] - by)
-        for l in range(width):
+        for l in range(present.shape[0]):
             out[present[l]] = ZERO
         starts[i] = count
         if count + k > found.shape[0]:
@@ -344,7 +347,7 @@ def split(cosine, slope, offset, shift, present, edges, z, p, sums, top, negligi
             product += out[c] * (row[c] * slope[c] + offset[c] - by)
         sums[0, i], sums[1, i], top[i] = add, product, largest(out)
     starts[n] = count
-    return kept, found[:count].copy(), starts
+    return found[:count].copy(), starts
 
 
 @loops
@@ -393,31 +396,6 @@ def shared_sums(shared, by, logits, starts, first, voter, weight, sums, top):
             rest[3, i] += shared[s] * votes[s]
             most[i] = max(most[i], q[s])
     return q, rest, most
-
-
-@loops
-def laplacian(edges, z):
-    """z_i . (M z)_i, (N,)."""
-    n, k = z.shape
-    votes, found = np.empty(k, np.float32), np.empty(n, np.float32)
-    for i in range(n):
-        gather(i, edges, z, votes)
-        own, add = z[i], ZERO
-        for c in range(k):
-            add += own[c] * votes[c]
-        found[i] = add
-    return found
-
-
-@loops
-def group_sums(x, group, weight, count):
-    """Return sum_i weight_i x_i over the rows of each group, (count, d)."""
-    sums = np.zeros((count, x.shape[1]), np.float32)
-    for i in range(x.shape[0]):
-        row, out, by = x[i], sums[group[i]], weight[i]
-        for c in range(x.shape[1]):
-            out[c] += by * row[c]
-    return sums
 
 
 @loops
@@ -552,32 +530,14 @@ def add_nearer(beta, left_out, own, dots, cosine, squares, along, soft, more, am
 
 
 @loops
-def tide_split(base, gone, top, shares, logs):
-    """Write the largest entry of each row of the columns that are `gone`, exp(base - top) and that times base - top."""
-    a = padded(gone.shape[0], LOWEST - BIAS)
-    for i in range(base.shape[0]):
-        row = base[i]
-        for r in range(gone.shape[0]):
-            a[r] = row[gone[r]]
-        most = largest(a)
-        top[i, 0] = most
-        for r in range(gone.shape[0]):
-            shares[i, r] = exp(a[r] - most)
-            logs[i, r] = shares[i, r] * (a[r] - most)
-
-
-@loops
 def tide_logs(start, stop, z, labels, present, idle, shares, pull, by, out):
     """`log_ratios` of TIDE, of rows from `start` to `stop`; `idle` classes have z_ik = shares pull by."""
     for i in range(start, stop):
         row = out[i]
-        if idle.shape[0]:
-            for l in range(present.shape[0]):
-                row[present[l]] = z[i, l]
-            for r in range(idle.shape[0]):
-                row[idle[r]] = shares[i, r] * pull[r] * by[i]
-        else:
-            row[:] = z[i]
+        for l in range(present.shape[0]):
+            row[present[l]] = z[i, l]
+        for r in range(idle.shape[0]):
+            row[idle[r]] = shares[i, r] * pull[r] * by[i]
         shift = log(row[labels[i]] + LEAST)
         for c in range(row.shape[0]):
             row[c] = log(row[c] + LEAST) - shift
