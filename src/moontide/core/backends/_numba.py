@@ -253,17 +253,6 @@ def class_weights(z, columns, gamma, cosine, some):
 
 
 @loops
-def column_dots(x, y):
-    """Return sum_i x_ik y_ik, (L,)."""
-    found = np.zeros(x.shape[1], np.float32)
-    for i in range(x.shape[0]):
-        a, b = x[i], y[i]
-        for l in range(x.shape[1]):
-            found[l] += a[l] * b[l]
-    return found
-
-
-@loops
 def m_step(near, soft, along, dots, squares, counts, kappa0, r0, alpha, exact, d, epsilon, r_cap, kappa_cap, temper,
            scale):  # fmt: skip
     """Eqs. update-m and update-m-real: R_k = a_k S_k + b_k t_k, of which the products of `loops.products` are known.
@@ -402,15 +391,13 @@ def shared_sums(shared, by, logits, starts, first, voter, weight, sums, top):
 def tide_compare(start, stop, y, total, edges, agree):
     """Eqs. 1 and 2 of TIDE for rows from `start` to `stop`: y_i . (sum_j y_j - y_i), and sums over the rows.
 
-    Returns sum_ij W_ij y_ik y_jk, sum_ij W_ij y_ik^2 and sum_i e_ik, (K,) each, and sum_i |e_i|^2, e as in `evened`.
+    Returns sum_ij W_ij y_ik y_jk, sum_ij W_ij y_ik^2 and (n_k + 1) sum_i e_ik, (K,) each, and sum_i |e_i|^2, with n_k
+    and e of `evened`.
     """
     pointer, _, weight = edges
     k, even_own = y.shape[1], 0.0
-    votes, inverse, square = np.empty(k, np.float32), np.empty(k, np.float32), np.empty(k, np.float32)
+    votes, inverse = np.empty(k, np.float32), ONE / (total + ONE)
     near, most, even = np.zeros(k, np.float32), np.zeros(k, np.float32), np.zeros(k, np.float32)
-    for c in range(k):
-        inverse[c] = ONE / (total[c] + ONE)
-        square[c] = inverse[c] * inverse[c]
     for i in range(start, stop):
         p, degree, product, sum_e, squares = y[i], ZERO, ZERO, ZERO, ZERO
         gather(i, edges, y, votes)
@@ -420,15 +407,14 @@ def tide_compare(start, stop, y, total, edges, agree):
             near[c] += p[c] * votes[c]
             most[c] += degree * p[c] * p[c]
             product += p[c] * (total[c] - p[c])
-            sum_e += p[c] * inverse[c]
-            squares += p[c] * p[c] * square[c]
+            e = p[c] * inverse[c]
+            sum_e += e
+            squares += e * e
         scale = ONE / sum_e
         for c in range(k):
             even[c] += scale * p[c]
         agree[i] = product
         even_own += scale * scale * squares
-    for c in range(k):
-        even[c] *= inverse[c]
     return near, most, even, even_own
 
 

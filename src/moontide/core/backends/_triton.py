@@ -7,7 +7,7 @@ CPU, which is how they are tested where there is no GPU.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -356,6 +356,12 @@ def floats(ref: Array, *shape: int) -> Array:
     return torch.empty(shape, dtype=torch.float32, device=ref.device)
 
 
+def numbers(values: Iterable[Any], ref: Array) -> Array:
+    """Return numbers in float32 beside an array, without a copy from the host, for which a captured run would wait."""
+    kind = {"dtype": torch.float32, "device": ref.device}
+    return torch.stack([x.to(**kind) if isinstance(x, torch.Tensor) else torch.full((), x, **kind) for x in values])
+
+
 def scaled_pair(x: Array, text: Array) -> tuple[Array, Array, Array]:
     """Return unit rows of two matrices, and how many rows have no length to divide by, which become zeros.
 
@@ -433,8 +439,7 @@ def column_sums(y: Array, x: Array, by: Array, square_by: Array) -> tuple[Array,
 def calibration(target: Array, sums_at: Callable[[Array], tuple[Array, Array]], n: int, low: float, high: float,
                 rounds: int) -> Array:  # fmt: skip
     """Return the T of `core.tide.calibration`; `sums_at(T)` may be arrays, which one kernel per round adds up."""
-    target = target.float()
-    state = torch.cat([torch.full((1,), x, dtype=torch.float32, device=target.device) for x in (low, high, 1.0)])
+    target, state = target.float(), numbers((low, high, 1.0), target)
     for _ in range(rounds):
         (confidence, rise), new = (x.float() for x in sums_at(state[2])), torch.empty_like(state)
         _newton[(1,)](target, confidence, rise, state, new, confidence.numel(), n, 1024, num_warps=8)

@@ -19,14 +19,13 @@ import torch
 from moontide.core.arrays import Array, class_counts
 from moontide.core.backends import _triton, plain
 from moontide.core.graph import Affinity
-from moontide.core.mixture import VMF, First, Laplacian, Scores, Step, VMFClasses
+from moontide.core.mixture import ALL, VMF, First, Laplacian, Scores, Step, VMFClasses
 
 HALF = 2**23  # N x K above which precision "half" stores assignments in 16 bits: below, nothing is gained
 LARGEST = 2**25  # N x K above which launches no longer matter
 MANY, HUB = 2**13, 40  # above so many samples, those with more votes go first
 KEPT = 4  # captured shapes
 PLAIN = "plain"  # a shape whose run cannot be captured
-ALL = slice(None)
 BELOW_1 = 1 - torch.finfo(torch.float32).eps
 PAD = 16  # columns beyond the features, so that rows begin at multiples of 32 bytes
 
@@ -170,8 +169,7 @@ def replayed(solve: Callable[[Array, Array], tuple[Any, ...]], given: Any, f: Ar
         return solve(f, text)
     key = (given, tuple(f.shape), tuple(text.shape), f.dtype, f.device)
     seen, plan = key in _plans, _plans.pop(key, None)
-    if seen and plan is None:
-        plan = _captured(solve, f, text)
+    plan = _captured(solve, f, text) if seen and plan is None else plan
     out = plan.run(f, text) if isinstance(plan, _Captured) else solve(f, text)
     _plans[key] = plan
     if len(_plans) > KEPT:

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from moontide.core.arrays import affine, put, row_dots
+from moontide.core.arrays import affine, column_dots, put, row_dots
 from moontide.core.backends import _numba, plain
 from moontide.core.graph import Graph
 from moontide.core.mixture import VMF, First, Laplacian, Scores, Step, VMFClasses
@@ -61,7 +61,7 @@ def products(
     weight, near, soft, along = _numba.class_weights(z, columns, gamma, cosine, some)
     if gram is not None:
         dots = gram @ weight
-        return (weight, near, soft, along, dots, _numba.column_dots(weight, dots)), lambda: weight.T @ f
+        return (weight, near, soft, along, dots, column_dots(weight, dots)), lambda: weight.T @ f
     sums = weight.T @ f  # (L, d)
     dots = np.matmul(f, sums.T, out=None if keep else weight)
     return (weight, near, soft, along, dots, row_dots(sums, sums)), lambda: sums

@@ -68,7 +68,7 @@ class TIDERows(tide_plain.TIDERows):
             self.weighted[:, f.shape[1] + 1].fill_(1)  # whose product with z counts
         if self.fixed is not fixed:
             names = "left_out", "vote_weight", "smoothing", "sharpness", "alpha", "bias_weight", "expected"
-            self.fixed, self.numbers = fixed, torch.stack([self._number(getattr(fixed, name)) for name in names])
+            self.fixed, self.numbers = fixed, _triton.numbers((getattr(fixed, name) for name in names), f)
         if first:
             dots, gamma, of = self.cosine, self.log_sum, (*(classes.counts,) * 3, fixed.presence, classes.counts)
             self.cosine = None
@@ -85,12 +85,6 @@ class TIDERows(tide_plain.TIDERows):
         (changed, hard), d, both = (hard[-1], hard[:-1]), f.shape[1], self.z.T @ self.weighted  # (K, d + PAD)
         found = both[:, :d], both[:, d], hard, both[:, d + 1], hard
         return Assigned(*found, right.sum(), len(f), changed, math.inf, ALL)
-
-    def _number(self, x: Any) -> Array:
-        """Return a number on the GPU, without a copy from the host, for which a captured run would wait."""
-        if isinstance(x, torch.Tensor):
-            return x.to(self.f.dtype)
-        return torch.full((), x, dtype=self.f.dtype, device=self.f.device)
 
     def confidence(self, power: Any, write: bool = False) -> Confident:
         """Return the confidences under a power of z and their slopes (Eq. 14), (n,) each, which `_triton` adds up.

@@ -80,7 +80,8 @@ class TIDERows(tide_plain.TIDERows):
         some = np.nonzero(np.bincount(self.labels))[0]  # (H,)
         self.group = np.searchsorted(some, self.labels)  # (n,) position of the label in `some`
         weights = self.gamma, self.sure, self.sure**2
-        self.order = np.argsort(self.group, kind="stable")
+        order = np.argsort(self.group, kind="stable")
+        self.members = np.searchsorted(self.group[order], np.arange(len(some) + 1)), order
         self.counts, sure, squares = (np.bincount(self.group, by).astype(one) for by in weights)  # (H,) each
         sums, sure_sums = (self._group_sums(f, by) for by in (self.gamma, self.sure))
         centre, square = self.gamma @ f, self.gamma @ (f * f)
@@ -88,9 +89,8 @@ class TIDERows(tide_plain.TIDERows):
 
     def _group_sums(self, x: Floats, weight: Floats) -> Floats:
         """Return sum_i weight_i x_i over the samples with each zero-shot label, (H, d)."""
-        ends = np.searchsorted(self.group[self.order], np.arange(len(self.counts) + 1))
         out = np.empty((len(self.counts), x.shape[1]), one)
-        return _numba.votes((ends, self.order, weight[self.order]), x, out)  # type: ignore[no-any-return]
+        return _numba.votes((*self.members, weight[self.members[1]]), x, out)  # type: ignore[no-any-return]
 
     def compare(self, total: Any, n: int, scale: Any) -> Compared:
         """Compare the zero-shot predictions with those of all n samples and of the neighbours (Eqs. 1, 2)."""
@@ -101,7 +101,7 @@ class TIDERows(tide_plain.TIDERows):
         sums = self._group_sums(self.in_metric, self.gamma)
         numbers = (agree, agree.astype(float) ** 2, self.sure, lengths)
         agreed, squares, sure, length = (float(x.sum(dtype=float)) for x in numbers)
-        return Compared(agreed, squares, self.own, sure, even_own, near, most, even, length, sums)
+        return Compared(agreed, squares, self.own, sure, even_own, near, most, even / (total + 1), length, sums)
 
     def _keep(self, fixed: eq.Fixed) -> None:
         """Keep what all E-steps need: the cosines to the anchors, and logits there without votes and prior."""
@@ -184,9 +184,6 @@ class TIDERows(tide_plain.TIDERows):
     def finish(self, power: float | None) -> Counted:
         """Calibrate the assignments by a temperature, and average scores for the unknown with those of neighbours."""
         self._in_blocks(_numba.tide_confidence, self.log_z, one(power), self.z)
-        self.unknown = eq.with_neighbours(self.unknown, self._votes_on)
+        edges = self.votes_of.edges
+        self.unknown = eq.with_neighbours(self.unknown, lambda x: _numba.votes(edges, x, np.empty_like(x)))
         return Counted(len(self.f))
-
-    def _votes_on(self, x: Floats) -> Floats:
-        """Return the votes of the neighbours, (n, c)."""
-        return _numba.votes(self.votes_of.edges, x, np.empty_like(x))  # type: ignore[no-any-return]
