@@ -19,10 +19,11 @@ PROGRAM = """
 import runpy, sys
 import numpy as np, torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from triton.runtime.interpreter import InterpretedFunction
 from moontide import MOON, TIDE
 from moontide.core import backends
 from moontide.core.arrays import unit_rows
-from moontide.core.backends import kernels, plain, tide_kernels
+from moontide.core.backends import _triton, kernels, plain, tide_kernels
 from moontide.core.graph import Graph, nearest_neighbours, neighbour_votes
 from moontide.errors import InputError
 from moontide.methods.moon import VMFMixture
@@ -90,14 +91,26 @@ class Waits(TorchDispatchMode):  # refuses what waits for a GPU, or copies to it
         return function(*args, **(kwargs or {}))
 
 
-def watched(solve, f, text):
-    from moontide.core.backends import _triton
+class Outside:  # a kernel that is not watched, since the interpreter itself copies
+    def __init__(self, kernel):
+        self.kernel = kernel
 
-    names = ("zero_shot", "column_sums", "e_step", "m_step", "top_m", "votes", "tide_compare", "tide_step",
-             "tide_confidence", "tide_calibrated", "class_numbers", "newton", "scaled_pair")
-    given = {name: getattr(_triton, name) for name in names}
-    for name, kernel in given.items():  # the interpreter itself copies
-        setattr(_triton, name, lambda *a, kernel=kernel, **b: outside(kernel, a, b))
+    def __call__(self, *a, **b):
+        return self.kernel(*a, **b)
+
+    def __getitem__(self, grid):
+        def launch(*a, **b):
+            with _disable_current_modes():
+                return self.kernel[grid](*a, **b)
+
+        return launch
+
+
+def watched(solve, f, text):
+    given = {name: x for name, x in vars(_triton).items() if isinstance(x, InterpretedFunction)}
+    assert len(given) > 10
+    for name, kernel in given.items():
+        setattr(_triton, name, Outside(kernel))
     reads = {name: getattr(torch.Tensor, name) for name in ("tolist", "item", "numpy", "cpu", "__bool__", "__float__")}
     for name in reads:
         setattr(torch.Tensor, name, refused)
@@ -113,11 +126,6 @@ def watched(solve, f, text):
 
 def refused(*given):
     raise AssertionError("this waits for the GPU")
-
-
-def outside(kernel, a, b):
-    with _disable_current_modes():
-        return kernel(*a, **b)
 
 
 runs = kernels.run, tide_kernels.run

@@ -138,6 +138,14 @@ def gather(i, edges, z, votes):
 
 
 @loops
+def votes(edges, z, out):
+    """Write the votes for all rows to `out`, and return it."""
+    for i in range(out.shape[0]):
+        gather(i, edges, z, out[i])
+    return out
+
+
+@loops
 def largest(a):
     """Return the largest number, by integers that sort like the bits of floats: their maximum is vectorised."""
     top = np.int32(-(2**31))
@@ -245,17 +253,6 @@ def class_weights(z, columns, gamma, cosine, some):
 
 
 @loops
-def column_dots(x, y):
-    """Return sum_i x_ik y_ik, (L,)."""
-    found = np.zeros(x.shape[1], np.float32)
-    for i in range(x.shape[0]):
-        a, b = x[i], y[i]
-        for l in range(x.shape[1]):
-            found[l] += a[l] * b[l]
-    return found
-
-
-@loops
 def m_step(near, soft, along, dots, squares, counts, kappa0, r0, alpha, exact, d, epsilon, r_cap, kappa_cap, temper,
            scale):  # fmt: skip
     """Eqs. update-m and update-m-real: R_k = a_k S_k + b_k t_k, of which the products of `loops.products` are known.
@@ -311,16 +308,11 @@ def e_step(start, stop, cosine, slope, offset, present, values, edges, z, rest, 
 
 @loops
 def split(cosine, slope, offset, shift, present, edges, z, p, sums, top, negligible):
-    """Split z: return its present columns, which become 0 in z, and the positions and row starts of shared entries.
+    """Return the positions and row starts of shared entries of z, in which the present columns are 0.
 
     `p` becomes exp(logits - shift) of the other entries; `sums` its row sums and those of p log p, `top` row maxima.
     """
-    (n, k), width = z.shape, present.shape[0]
-    kept = np.empty((n, width), np.float32)
-    for i in range(n):
-        for l in range(width):
-            kept[i, l] = z[i, present[l]]
-            z[i, present[l]] = ZERO
+    n, k = z.shape
     votes, found, starts, count = np.empty(k, np.float32), np.empty(n + k, np.int64), np.empty(n + 1, np.int64), 0
     for i in range(n):
         row, old, out, by = cosine[i], z[i], p[i], shift[i]
@@ -328,7 +320,7 @@ def split(cosine, slope, offset, shift, present, edges, z, p, sums, top, negligi
         for c in range(k):
             votes[c] *= old[c]
             out[c] = exp(row[c] * slope[c] + offset[c] - by)
-        for l in range(width):
+        for l in range(present.shape[0]):
             out[present[l]] = ZERO
         starts[i] = count
         if count + k > found.shape[0]:
@@ -344,7 +336,7 @@ def split(cosine, slope, offset, shift, present, edges, z, p, sums, top, negligi
             product += out[c] * (row[c] * slope[c] + offset[c] - by)
         sums[0, i], sums[1, i], top[i] = add, product, largest(out)
     starts[n] = count
-    return kept, found[:count].copy(), starts
+    return found[:count].copy(), starts
 
 
 @loops
@@ -396,43 +388,16 @@ def shared_sums(shared, by, logits, starts, first, voter, weight, sums, top):
 
 
 @loops
-def laplacian(edges, z):
-    """z_i . (M z)_i, (N,)."""
-    n, k = z.shape
-    votes, found = np.empty(k, np.float32), np.empty(n, np.float32)
-    for i in range(n):
-        gather(i, edges, z, votes)
-        own, add = z[i], ZERO
-        for c in range(k):
-            add += own[c] * votes[c]
-        found[i] = add
-    return found
-
-
-@loops
-def group_sums(x, group, weight, count):
-    """Return sum_i weight_i x_i over the rows of each group, (count, d)."""
-    sums = np.zeros((count, x.shape[1]), np.float32)
-    for i in range(x.shape[0]):
-        row, out, by = x[i], sums[group[i]], weight[i]
-        for c in range(x.shape[1]):
-            out[c] += by * row[c]
-    return sums
-
-
-@loops
 def tide_compare(start, stop, y, total, edges, agree):
     """Eqs. 1 and 2 of TIDE for rows from `start` to `stop`: y_i . (sum_j y_j - y_i), and sums over the rows.
 
-    Returns sum_ij W_ij y_ik y_jk, sum_ij W_ij y_ik^2 and sum_i e_ik, (K,) each, and sum_i |e_i|^2, e as in `evened`.
+    Returns sum_ij W_ij y_ik y_jk, sum_ij W_ij y_ik^2 and (n_k + 1) sum_i e_ik, (K,) each, and sum_i |e_i|^2, with n_k
+    and e of `evened`.
     """
     pointer, _, weight = edges
     k, even_own = y.shape[1], 0.0
-    votes, inverse, square = np.empty(k, np.float32), np.empty(k, np.float32), np.empty(k, np.float32)
+    votes, inverse = np.empty(k, np.float32), ONE / (total + ONE)
     near, most, even = np.zeros(k, np.float32), np.zeros(k, np.float32), np.zeros(k, np.float32)
-    for c in range(k):
-        inverse[c] = ONE / (total[c] + ONE)
-        square[c] = inverse[c] * inverse[c]
     for i in range(start, stop):
         p, degree, product, sum_e, squares = y[i], ZERO, ZERO, ZERO, ZERO
         gather(i, edges, y, votes)
@@ -442,15 +407,14 @@ def tide_compare(start, stop, y, total, edges, agree):
             near[c] += p[c] * votes[c]
             most[c] += degree * p[c] * p[c]
             product += p[c] * (total[c] - p[c])
-            sum_e += p[c] * inverse[c]
-            squares += p[c] * p[c] * square[c]
+            e = p[c] * inverse[c]
+            sum_e += e
+            squares += e * e
         scale = ONE / sum_e
         for c in range(k):
             even[c] += scale * p[c]
         agree[i] = product
         even_own += scale * scale * squares
-    for c in range(k):
-        even[c] *= inverse[c]
     return near, most, even, even_own
 
 
@@ -552,32 +516,14 @@ def add_nearer(beta, left_out, own, dots, cosine, squares, along, soft, more, am
 
 
 @loops
-def tide_split(base, gone, top, shares, logs):
-    """Write the largest entry of each row of the columns that are `gone`, exp(base - top) and that times base - top."""
-    a = padded(gone.shape[0], LOWEST - BIAS)
-    for i in range(base.shape[0]):
-        row = base[i]
-        for r in range(gone.shape[0]):
-            a[r] = row[gone[r]]
-        most = largest(a)
-        top[i, 0] = most
-        for r in range(gone.shape[0]):
-            shares[i, r] = exp(a[r] - most)
-            logs[i, r] = shares[i, r] * (a[r] - most)
-
-
-@loops
 def tide_logs(start, stop, z, labels, present, idle, shares, pull, by, out):
     """`log_ratios` of TIDE, of rows from `start` to `stop`; `idle` classes have z_ik = shares pull by."""
     for i in range(start, stop):
         row = out[i]
-        if idle.shape[0]:
-            for l in range(present.shape[0]):
-                row[present[l]] = z[i, l]
-            for r in range(idle.shape[0]):
-                row[idle[r]] = shares[i, r] * pull[r] * by[i]
-        else:
-            row[:] = z[i]
+        for l in range(present.shape[0]):
+            row[present[l]] = z[i, l]
+        for r in range(idle.shape[0]):
+            row[idle[r]] = shares[i, r] * pull[r] * by[i]
         shift = log(row[labels[i]] + LEAST)
         for c in range(row.shape[0]):
             row[c] = log(row[c] + LEAST) - shift

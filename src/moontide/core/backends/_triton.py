@@ -1,19 +1,13 @@
-"""The Triton source of `backends.kernels`, imported only where Triton is installed.
+"""The Triton source of `backends.kernels` and `tide_kernels`, imported only where Triton is installed.
 
-`scaled_pair`  unit rows, and whether any has no direction, in one launch.
-`top_m`   similarity and top-m search in one pass over tiles: the N x N similarities never leave the chip.
-`e_step`  one program per sample: gathers the neighbours' votes, adds the logits, softmax, entropy, label and the terms
-          of L_PLE, reading every row once.
-`m_step`  one program per class: shrinkage, mean direction, concentration, prototype and KL from the sums.
-`tide_step`  the E-step of TIDE, one program per sample.
-
-With TRITON_INTERPRET=1 they run on the CPU, which is how they are tested where there is no GPU.
+A kernel runs one program per row, which reads it once: `launch` starts them. With TRITON_INTERPRET=1 they run on the
+CPU, which is how they are tested where there is no GPU.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -128,7 +122,7 @@ def _top_m(x, values, found, n, m, d: tl.constexpr, precision: tl.constexpr, ROW
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _zero_shot(cosine, y, labels, log_sum, sure, unlike, scale, k, BLOCK: tl.constexpr):
-    """One program per row: the softmax of scaled cosines, and what is one number per sample."""
+    """The softmax of scaled cosines, and what is one number per sample."""
     i = tl.program_id(0).to(tl.int64)
     cols = tl.arange(0, BLOCK)
     near = tl.load(cosine + i * k + cols, mask=cols < k, other=0.0)
@@ -142,10 +136,14 @@ def _zero_shot(cosine, y, labels, log_sum, sure, unlike, scale, k, BLOCK: tl.con
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _e_step(values, slope, offset, z, pointer, neighbour, weight, order, log_sum, gamma, before, f, new, labels,
+def e_step(values, slope, offset, z, pointer, neighbour, weight, order, log_sum, gamma, before, f, new, labels,
             new_gamma, free, laplacian, counts, weighted, k, d, wide, log_k, AT_ANCHOR: tl.constexpr,
             FIXED: tl.constexpr, BLOCK: tl.constexpr, DEPTH: tl.constexpr):  # fmt: skip
-    """One program per row: votes of the neighbours, softmax, and what else is read off it while it is on the chip."""
+    """Votes of the neighbours, softmax, and what else is read off it while it is on the chip.
+
+    The logits are values_ik + offset_k plus votes; AT_ANCHOR, slope_k values_ik + offset_k plus votes. `gamma` is that
+    of the z before, and of the new one where it is FIXED.
+    """
     i = tl.load(order + tl.program_id(0))
     cols = tl.arange(0, BLOCK)
     inside = cols < k
@@ -165,9 +163,9 @@ def _e_step(values, slope, offset, z, pointer, neighbour, weight, order, log_sum
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _m_step(sums, soft, counts, text, anchor_kappa, anchor_r, alpha, beta, mu, kappa, prototypes, offset, kl,
+def m_step(sums, soft, counts, text, anchor_kappa, anchor_r, alpha, beta, mu, kappa, prototypes, offset, kl,
             d, wide, EXACT: tl.constexpr, epsilon, r_cap, kappa_cap, scale, temper, BLOCK: tl.constexpr):  # fmt: skip
-    """One program per class; `wide` is the stride of both sums. Comments name the function of `core.ple` of a line."""
+    """One program per class, as `plain.m_step`; `wide` is the stride of both sums. Comments name functions of `ple`."""
     k = tl.program_id(0)
     cols = tl.arange(0, BLOCK)
     inside = cols < d
@@ -194,7 +192,7 @@ def _m_step(sums, soft, counts, text, anchor_kappa, anchor_r, alpha, beta, mu, k
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _votes(z, pointer, neighbour, weight, order, found, k, AGREEMENT: tl.constexpr, BLOCK: tl.constexpr):
-    """One program per row: the votes of its neighbours, or its agreement z_i . votes_i with them."""
+    """The votes of the neighbours of a row, or its agreement z_i . votes_i with them."""
     i = tl.load(order + tl.program_id(0))
     cols = tl.arange(0, BLOCK)
     inside = cols < k
@@ -207,8 +205,11 @@ def _votes(z, pointer, neighbour, weight, order, found, k, AGREEMENT: tl.constex
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _class_numbers(sums, soft, counts, anchor, new_soft, new_counts, squares, along, d, wide, BLOCK: tl.constexpr):
-    """One program per class: what `cosine_to_means` and `class_pull` need, in arrays that are read side by side."""
+def class_numbers(sums, soft, counts, anchor, new_soft, new_counts, squares, along, d, wide, BLOCK: tl.constexpr):
+    """One program per class: what `cosine_to_means` and `class_pull` need, in arrays that are read side by side.
+
+    These are soft counts, counts, |S_k|^2 and S_k . anchor_k; `sums`, `soft` and `counts` are columns of one matrix.
+    """
     k = tl.program_id(0).to(tl.int64)
     cols = tl.arange(0, BLOCK)
     tl.store(new_soft + k, tl.load(soft + k * wide))
@@ -219,12 +220,14 @@ def _class_numbers(sums, soft, counts, anchor, new_soft, new_counts, squares, al
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _tide_step(base, cosine, dots, z, pointer, neighbour, weight, order, hard, soft, counts, squares, along, gamma,
+def tide_step(base, cosine, dots, z, pointer, neighbour, weight, order, hard, soft, counts, squares, along, gamma,
                before, y, numbers, f, new, labels, new_gamma, right, new_hard, weighted, k, d, wide, log_k, scale,
                FIRST: tl.constexpr, BLOCK: tl.constexpr, DEPTH: tl.constexpr):  # fmt: skip
-    """Eq. 11 of TIDE, one program per row; the comments name the function of `core.tide` that a line is.
+    """Eq. 11 of TIDE; the comments name the function of `core.tide` that a line is.
 
-    The FIRST step makes `base`: `dots` are the cosines to the text there, `gamma` the log sums, `squares` the presence.
+    `base` are the logits at the anchors, without votes and prior; `numbers` are u, the weight of votes, a*, s, alpha, g
+    and (N - 1) / K. The FIRST step, with all classes at their anchors, makes `base`: `dots` are the cosines to the text
+    there, `gamma` the logs of what y was divided by, `squares` the presence, and of the classes `counts` alone is read.
     """
     i = tl.load(order + tl.program_id(0))
     cols = tl.arange(0, BLOCK)
@@ -265,8 +268,8 @@ def _tide_step(base, cosine, dots, z, pointer, neighbour, weight, order, hard, s
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _tide_rows(y, total, agree, own, scale, even_own, others, k, BLOCK: tl.constexpr):
-    """Eqs. 1 and 2 of TIDE, one program per row: its agreement, |y_i|^2, and the scale and |e_i|^2 of `evened`."""
+def tide_rows(y, total, agree, own, scale, even_own, others, k, BLOCK: tl.constexpr):
+    """Eqs. 1 and 2 of TIDE: the agreement of a row, |y_i|^2, and the scale and |e_i|^2 of `evened`."""
     i = tl.program_id(0).to(tl.int64)
     cols = tl.arange(0, BLOCK)
     p = tl.load(y + i * k + cols, mask=cols < k, other=0.0)
@@ -321,8 +324,8 @@ def _newton(target, confidence, rise, state, new, parts, n, BLOCK: tl.constexpr)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _tide_confidence(z, label, power, confidence, slope, new, k, WRITE: tl.constexpr, BLOCK: tl.constexpr):
-    """Eq. 14 of TIDE, one program per row: `confidences` under the power that z is raised to, or the `new` z itself."""
+def tide_confidence(z, label, power, confidence, slope, k, WRITE: tl.constexpr, BLOCK: tl.constexpr):
+    """Eq. 14 of TIDE: `confidences` under the power that z is raised to; with WRITE, z^T takes the place of z."""
     i = tl.program_id(0).to(tl.int64)
     cols = tl.arange(0, BLOCK)
     inside = cols < k
@@ -331,11 +334,32 @@ def _tide_confidence(z, label, power, confidence, slope, new, k, WRITE: tl.const
     x -= tl.log(tl.load(z + i * k + tl.load(label + i)) + 1e-30)
     e = tl.where(inside, tl.exp(by * x), 0.0)
     c = 1 / tl.sum(e, axis=0)
+    tl.store(confidence + i, c)
+    tl.store(slope + i, -by * tl.sum(e * x, axis=0) * c * c)
     if WRITE:
-        tl.store(new + i * k + cols, e * c, mask=inside)
-    else:
-        tl.store(confidence + i, c)
-        tl.store(slope + i, -by * tl.sum(e * x, axis=0) * c * c)
+        tl.store(z + i * k + cols, e * c, mask=inside)
+
+
+def launch(kernel: Any, rows: int, columns: int, *given: Any, few: int = 2048, **more: Any) -> None:
+    """Run one program for each of so many rows, which holds so many columns: by 4 warps where they are a `few`."""
+    block = padded(columns)
+    kernel[(rows,)](*given, BLOCK=block, num_warps=4 if block <= few else 8 if block <= 8192 else 16, **more)
+
+
+def padded(columns: int) -> int:
+    """Return how many columns a program holds for so many."""
+    return int(max(16, triton.next_power_of_2(columns)))
+
+
+def floats(ref: Array, *shape: int) -> Array:
+    """Return an uninitialised array in float32 beside another."""
+    return torch.empty(shape, dtype=torch.float32, device=ref.device)
+
+
+def numbers(values: Iterable[Any], ref: Array) -> Array:
+    """Return numbers in float32 beside an array, without a copy from the host, for which a captured run would wait."""
+    kind = {"dtype": torch.float32, "device": ref.device}
+    return torch.stack([x.to(**kind) if isinstance(x, torch.Tensor) else torch.full((), x, **kind) for x in values])
 
 
 def scaled_pair(x: Array, text: Array) -> tuple[Array, Array, Array]:
@@ -346,8 +370,7 @@ def scaled_pair(x: Array, text: Array) -> tuple[Array, Array, Array]:
     x, text = x.contiguous(), text.contiguous()
     (n, d), found = x.shape, (torch.empty_like(x), torch.empty_like(text))
     flaws = torch.zeros(1, dtype=torch.int32, device=x.device)
-    block, warps = _block(d)
-    _scaled[(n + len(text),)](x, text, *found, flaws, n, d, block, num_warps=warps)
+    launch(_scaled, n + len(text), d, x, text, *found, flaws, n, d)
     return *found, flaws
 
 
@@ -355,7 +378,7 @@ def top_m(features: Array, m: int, precision: str) -> tuple[Array, Array]:
     """Return (neighbours, weights), (N, m) each: the m largest cosines to other rows, sorted; ties: the lower index."""
     n, d = features.shape
     x = (features.half() if precision == "half" else features.float()).contiguous()
-    values, found = _floats(x, n, m), torch.empty((n, m), dtype=torch.int64, device=x.device)
+    values, found = floats(x, n, m), torch.empty((n, m), dtype=torch.int64, device=x.device)
     half = x.element_size() == 2  # tiles that fill the device: small ones for few rows
     rows, cols, warps = (128, 256 if half else 128, 8) if n > 16384 else (64, 128, 4)
     depth = 64 if half else 32
@@ -373,116 +396,10 @@ def zero_shot(cosine: Array, scale: float) -> tuple[Array, ...]:
 
     That is the label, the log of the sum, the probability of the label, and `core.tide.unlikeness`.
     """
-    n, k = cosine.shape
-    labels, rows = torch.empty(n, dtype=torch.int64, device=cosine.device), _floats(cosine, 3, n)
-    y, (block, warps) = torch.empty_like(cosine), _block(k)
-    _zero_shot[(n,)](cosine, y, labels, *rows, scale, k, block, num_warps=warps)
+    (n, k), y = cosine.shape, torch.empty_like(cosine)
+    labels, rows = torch.empty(n, dtype=torch.int64, device=cosine.device), floats(cosine, 3, n)
+    launch(_zero_shot, n, k, cosine, y, labels, *rows, scale, k)
     return y, labels, *rows
-
-
-def e_step(
-    values: Array, slope: Array | None, offset: Array, z: Array, edges: tuple[Array, ...], log_sum: Array,
-    gamma: Array, before: Array, f: Array, weighted: Array, fixed: bool,
-) -> tuple[Array, ...]:  # fmt: skip
-    """Return z, labels, gamma, free energy and Laplacian of the samples after an E-step, and K + 1 counts.
-
-    The logits are slope_k values_ik + offset_k plus votes, without `slope` values_ik + offset_k. `gamma` (N,) is that
-    of the z before; where it is `fixed`, also that of the new one. z keeps its dtype. The counts are those of the
-    labels, and of the labels that are not as `before`. gamma_i f_i and gamma_i are written to `weighted`, (N, > d).
-    """
-    given = values, offset if slope is None else slope, offset, z, *edges, log_sum, gamma, before, f
-    return _step(_e_step, 3, z, f, weighted, given, (slope is not None, fixed))
-
-
-def _step(kernel: Any, numbers: int, z: Array, f: Array, weighted: Array, given: Any, more: Any) -> tuple[Array, ...]:
-    """Return what the kernel of an E-step writes: z, labels, so many `numbers` per sample, and K + 1 counts."""
-    (n, k), d = z.shape, f.shape[1]
-    new, labels = torch.empty_like(z), torch.empty(n, dtype=torch.int64, device=z.device)
-    rows, counts = _floats(z, numbers, n), torch.zeros(k + 1, dtype=torch.float32, device=z.device)
-    block, warps = _block(k, GATHER)
-    sizes = k, d, weighted.shape[1], log_classes(k)
-    kernel[(n,)](*given, new, labels, *rows, counts, weighted, *sizes, *more, block, _padded(d), num_warps=warps)
-    return new, labels, *rows, counts
-
-
-def _floats(ref: Array, *shape: int) -> Array:
-    """Return an uninitialised array in float32 beside another."""
-    return torch.empty(shape, dtype=torch.float32, device=ref.device)
-
-
-def _padded(columns: int) -> int:
-    """Return how many columns a program holds for so many."""
-    return int(max(16, triton.next_power_of_2(columns)))
-
-
-def m_step(sums: Array, soft: Array, counts: Array, anchors: tuple[Array, ...], exact: bool, epsilon: float,
-           r_cap: float, kappa_cap: float, scale: float, temper: float) -> tuple[Array, ...]:  # fmt: skip
-    """Return beta, mu, kappa, prototypes, offset and KL of all classes after an M-step, as `plain.m_step` has them.
-
-    `sums` (K, d) and `soft` (K,) may be columns of one matrix.
-    """
-    k, d = sums.shape
-    (mu, prototypes), (beta, kappa, offset, kl) = _floats(sums, 2, k, d), _floats(sums, 4, k)
-    _m_step[(k,)](
-        sums, soft, counts, *anchors, beta, mu, kappa, prototypes, offset, kl, d, sums.stride(0), exact, epsilon,
-        min(r_cap, 1 - torch.finfo(torch.float32).eps), min(kappa_cap, 3e38), scale, temper, _padded(d), num_warps=4,
-    )  # fmt: skip
-    return beta, mu, kappa, prototypes, offset, kl
-
-
-def _block(k: int, few: int = 2048) -> tuple[int, int]:
-    """Return how many columns a program holds for k classes, and its number of warps: 4 for a `few` columns."""
-    block = _padded(k)
-    return block, 4 if block <= few else 8 if block <= 8192 else 16
-
-
-def tide_step(base: Array, cosine: Array, dots: Array, z: Array, edges: tuple[Array, ...],
-              classes: tuple[Array, ...], gamma: Array, before: Array, y: Array, numbers: Array, f: Array,
-              weighted: Array, scale: float | None = None) -> tuple[Array, ...]:  # fmt: skip
-    """Return z, labels, gamma, the zero-shot probability of the label, and K + 1 counts after an E-step of TIDE.
-
-    `base` (N, K) are the logits at the anchors, without votes and prior; `classes` are hard counts and
-    `class_numbers`, (K,) each; `numbers` are u, the weight of votes, a*, s, alpha, g and (N - 1) / K. gamma_i f_i and
-    gamma_i are written to `weighted` (N, > d). The counts returned are as those of `e_step`.
-
-    With the logit `scale`, this is the first E-step: all classes are at their anchors, of `classes` only the counts
-    and, in the place of squares, the presence are read, `dots` are the cosines to the text, `gamma` the logs of what y
-    was divided by, and `base` is written.
-    """
-    given = base, cosine, dots, z, *edges, *classes, gamma, before, y, numbers, f
-    return _step(_tide_step, 2, z, f, weighted, given, (scale or 0.0, scale is not None))
-
-
-def class_numbers(sums: Array, soft: Array, counts: Array, anchor: Array) -> tuple[Array, ...]:
-    """Return soft counts, counts, |S_k|^2 and S_k . anchor_k of the classes, (K,) each.
-
-    `sums` (K, d), `soft` and `counts` (K,) are columns of one matrix.
-    """
-    k, d = sums.shape
-    found: Any = _floats(sums, 4, k)
-    _class_numbers[(k,)](sums, soft, counts, anchor, *found, d, sums.stride(0), _padded(d), num_warps=4)
-    return tuple(found)
-
-
-def column_sums(y: Array, x: Array, by: Array, square_by: Array) -> tuple[Array, ...]:
-    """Return sum_i by_i y_ik, sum_i y_ik x_ik, sum_i square_by_i y_ik^2 and max_i y_ik >= 0, (K,) each, in one pass."""
-    n, k = y.shape
-    tiles = min(triton.cdiv(n, 32), 64)
-    parts = _floats(y, 4, tiles, k)
-    _column_sums[(tiles, triton.cdiv(k, 128))](y, x, by, square_by, parts, n, k, 32, 128, num_warps=4)
-    return *parts[:3].sum(1), parts[3].amax(0)
-
-
-def tide_compare(y: Array, total: Array, votes: Array, degree: Array) -> tuple[Array, ...]:
-    """Return agreements, |y_i|^2 and |e_i|^2 of the samples, (N,), and the sums near, most and even, (K,) each.
-
-    These are Eqs. 1 and 2 of TIDE: `agreements`, `agreement_by_class` and `evened` of `core.tide`, in one reading of y.
-    """
-    n, k = y.shape
-    (agree, own, scale, even_own), (block, warps) = _floats(y, 4, n), _block(k)
-    _tide_rows[(n,)](y, total, agree, own, scale, even_own, float(max(n - 1, 1)), k, block, num_warps=warps)
-    even, near, most, _ = column_sums(y, votes, scale, degree)
-    return agree, own, even_own, near, most, even / (total + 1)
 
 
 def votes(z: Array, edges: tuple[Array, ...], agreement: bool = False) -> Array:
@@ -491,39 +408,40 @@ def votes(z: Array, edges: tuple[Array, ...], agreement: bool = False) -> Array:
     A sparse product would sort the edges first, for which it waits.
     """
     n, k = z.shape
-    found = _floats(z, n) if agreement else _floats(z, n, k)
-    block, warps = _block(k, GATHER)
-    _votes[(n,)](z.contiguous(), *edges, found, k, agreement, block, num_warps=warps)
+    found = floats(z, n) if agreement else floats(z, n, k)
+    launch(_votes, n, k, z.contiguous(), *edges, found, k, agreement, few=GATHER)
     return found
 
 
-def tide_confidence(z: Array, labels: Array, power: Array) -> tuple[Array, Array]:
-    """Return the confidences under a power of z, and their derivatives by its logarithm, (N,) each."""
-    n, k = z.shape
-    (confidence, slope), (block, warps) = _floats(z, 2, n), _block(k)
-    _tide_confidence[(n,)](z, labels, power, confidence, slope, z, k, False, block, num_warps=warps)
-    return confidence, slope
+def step(kernel: Any, numbers: int, z: Array, f: Array, weighted: Array, given: Any, more: Any) -> tuple[Array, ...]:
+    """Return what `e_step` or `tide_step` writes: z, labels, so many `numbers` per sample, and K + 1 counts.
+
+    `given` and `more` are what it takes before and after that. z keeps its dtype. The counts are those of the labels,
+    and of the labels that are not as before. gamma_i f_i and gamma_i are written to `weighted`, (N, > d).
+    """
+    (n, k), d = z.shape, f.shape[1]
+    new, labels = torch.empty_like(z), torch.empty(n, dtype=torch.int64, device=z.device)
+    rows, counts = floats(z, numbers, n), torch.zeros(k + 1, dtype=torch.float32, device=z.device)
+    given = *given, f, new, labels, *rows, counts, weighted, k, d, weighted.shape[1], log_classes(k), *more
+    launch(kernel, n, k, *given, few=GATHER, DEPTH=padded(d))
+    return new, labels, *rows, counts
 
 
-def tide_calibrated(z: Array, labels: Array, power: Array) -> Array:
-    """Return the assignments raised to a power, rows that sum to 1, (N, K)."""
-    new, (block, warps) = torch.empty_like(z), _block(z.shape[1])
-    _tide_confidence[(len(z),)](z, labels, power, z, z, new, z.shape[1], True, block, num_warps=warps)
-    return new
-
-
-def newton(target: Array, confidence: Array, rise: Array, state: Array, n: int) -> Array:
-    """Return the interval of T, and T, after a round of `core.tide.calibration` of n samples, (3,)."""
-    new = torch.empty_like(state)
-    _newton[(1,)](target, confidence, rise, state, new, confidence.numel(), n, 1024, num_warps=8)
-    return new
+def column_sums(y: Array, x: Array, by: Array, square_by: Array) -> tuple[Array, ...]:
+    """Return sum_i by_i y_ik, sum_i y_ik x_ik, sum_i square_by_i y_ik^2 and max_i y_ik >= 0, (K,) each, in one pass."""
+    n, k = y.shape
+    tiles = min(triton.cdiv(n, 32), 64)
+    parts = floats(y, 4, tiles, k)
+    _column_sums[(tiles, triton.cdiv(k, 128))](y, x, by, square_by, parts, n, k, 32, 128, num_warps=4)
+    return *parts[:3].sum(1), parts[3].amax(0)
 
 
 def calibration(target: Array, sums_at: Callable[[Array], tuple[Array, Array]], n: int, low: float, high: float,
                 rounds: int) -> Array:  # fmt: skip
     """Return the T of `core.tide.calibration`; `sums_at(T)` may be arrays, which one kernel per round adds up."""
-    target = target.float()
-    state = torch.cat([torch.full((1,), x, dtype=torch.float32, device=target.device) for x in (low, high, 1.0)])
+    target, state = target.float(), numbers((low, high, 1.0), target)
     for _ in range(rounds):
-        state = newton(target, *(x.float() for x in sums_at(state[2])), state, n)
+        (confidence, rise), new = (x.float() for x in sums_at(state[2])), torch.empty_like(state)
+        _newton[(1,)](target, confidence, rise, state, new, confidence.numel(), n, 1024, num_warps=8)
+        state = new
     return state[2]

@@ -19,14 +19,14 @@ import torch
 from moontide.core.arrays import Array, class_counts
 from moontide.core.backends import _triton, plain
 from moontide.core.graph import Affinity
-from moontide.core.mixture import VMF, First, Laplacian, Scores, Step, VMFClasses
+from moontide.core.mixture import ALL, VMF, First, Laplacian, Scores, Step, VMFClasses
 
 HALF = 2**23  # N x K above which precision "half" stores assignments in 16 bits: below, nothing is gained
 LARGEST = 2**25  # N x K above which launches no longer matter
 MANY, HUB = 2**13, 40  # above so many samples, those with more votes go first
 KEPT = 4  # captured shapes
 PLAIN = "plain"  # a shape whose run cannot be captured
-ALL = slice(None)
+BELOW_1 = 1 - torch.finfo(torch.float32).eps
 PAD = 16  # columns beyond the features, so that rows begin at multiples of 32 bytes
 
 _plans: OrderedDict[Any, Any] = OrderedDict()
@@ -38,9 +38,11 @@ def m_step(vmf: VMF, step: Step) -> VMFClasses:
     o = vmf.options
     if not (o.inverse == "banerjee" and o.log_normaliser == "asymptotic" and o.update_mu and o.update_kappa):
         return plain.m_step(vmf, step)
-    numbers = (o.count_epsilon, o.r_cap, o.kappa_cap, vmf.scale, o.temper)
-    given = step.sums, step.soft, step.counts, tuple(vmf.anchors), o.update == "exact"
-    beta, mu, kappa, prototypes, offset, kl = _triton.m_step(*given, *numbers)
+    (k, d), sums, soft = step.sums.shape, step.sums, step.soft  # these two may be columns of one matrix
+    (mu, prototypes), (beta, kappa, offset, kl) = _triton.floats(sums, 2, k, d), _triton.floats(sums, 4, k)
+    given = sums, soft, step.counts, *vmf.anchors, beta, mu, kappa, prototypes, offset, kl, d, sums.stride(0)
+    limits = o.count_epsilon, min(o.r_cap, BELOW_1), min(o.kappa_cap, 3e38), vmf.scale, o.temper
+    _triton.launch(_triton.m_step, k, d, *given, o.update == "exact", *limits)
     return vmf.classes(ALL, beta, kappa, kl, mu, prototypes, offset)
 
 
@@ -99,9 +101,10 @@ class Rows(plain.Rows):
         if scores.prototypes is not None:
             values, slope, offset = product(self.low, scores.prototypes.T), None, scores.offset  # (N, K)
         edges = self.votes_of.weighted(self.vote_weight).edges
-        given = edges, self.log_sum_y, self.gamma, self.labels, self.low, self.weighted
-        self.z, self.labels, self.gamma, free, laplacian, counts = _triton.e_step(
-            values, slope, offset, self.z, *given, self.method.gamma != "assignments"
+        given = values, offset if slope is None else slope, offset, self.z, *edges, self.log_sum_y, self.gamma
+        more = slope is not None, self.method.gamma != "assignments"
+        self.z, self.labels, self.gamma, free, laplacian, counts = _triton.step(
+            _triton.e_step, 3, self.z, self.low, self.weighted, (*given, self.labels), more
         )
         sums, soft = sums_of(self.z, self.weighted, self.f)  # (K, d), (K,)
         changed, counts = counts[-1], counts[:-1]
@@ -165,16 +168,11 @@ def replayed(solve: Callable[[Array, Array], tuple[Any, ...]], given: Any, f: Ar
     if f.device.type != "cuda" or len(f) * len(text) > LARGEST:
         return solve(f, text)
     key = (given, tuple(f.shape), tuple(text.shape), f.dtype, f.device)
-    plan = _plans.pop(key, None)
-    if plan is None:
-        out = solve(f, text)
-        _plans[key] = "seen"
-    else:
-        if plan == "seen":
-            plan = _captured(solve, f, text)
-        out = solve(f, text) if plan is PLAIN else plan.run(f, text)
-        _plans[key] = plan
-    while len(_plans) > KEPT:
+    seen, plan = key in _plans, _plans.pop(key, None)
+    plan = _captured(solve, f, text) if seen and plan is None else plan
+    out = plan.run(f, text) if isinstance(plan, _Captured) else solve(f, text)
+    _plans[key] = plan
+    if len(_plans) > KEPT:
         _plans.popitem(last=False)
     return out
 

@@ -14,13 +14,14 @@ Three things are private to this backend, and none changes an answer by more tha
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from moontide.core.arrays import affine, put, row_dots
+from moontide.core.arrays import affine, column_dots, put, row_dots
 from moontide.core.backends import _numba, plain
 from moontide.core.graph import Graph
 from moontide.core.mixture import VMF, First, Laplacian, Scores, Step, VMFClasses
@@ -48,20 +49,22 @@ def nearest(f: Floats, m: int) -> tuple[Any, Graph | None]:
 
 
 def products(
-    f: Floats, gram: Floats | None, z: Floats, columns: Ints, gamma: Floats, cosine: Floats, some: Ints
-) -> tuple[Floats, ...]:
-    """Return what the loops need of the sums S_k = sum_i gamma_i z_ik f_i of L classes, in place of the vectors.
+    f: Floats, gram: Floats | None, z: Floats, columns: Ints, gamma: Floats, cosine: Floats, some: Ints,
+    keep: bool = False,
+) -> tuple[tuple[Floats, ...], Callable[[], Floats]]:  # fmt: skip
+    """Return what the loops need of the sums S_k = sum_i gamma_i z_ik f_i of L classes, and what makes the vectors.
 
-    That is gamma_i z_ik and f_i . t_k, (N, L) each, sum_i gamma_i z_ik and S_k . t_k, (L,) each, f_i . S_k, (N, L), and
-    |S_k|^2, (L,). The classes are `some` of the columns of `cosine`, f_i . t_k, and `columns` of z; `gram` (N, N) is
-    f_i . f_j where it is at hand.
+    That is gamma_i z_ik, written over unless told to `keep` it, and f_i . t_k, (N, L) each, sum_i gamma_i z_ik and
+    S_k . t_k, (L,) each, f_i . S_k, (N, L), and |S_k|^2, (L,); and a function that returns S, (L, d). The classes are
+    `some` of the columns of `cosine`, f_i . t_k, and `columns` of z; `gram` (N, N) is f_i . f_j where it is at hand.
     """
     weight, near, soft, along = _numba.class_weights(z, columns, gamma, cosine, some)
     if gram is not None:
         dots = gram @ weight
-        return weight, near, soft, along, dots, _numba.column_dots(weight, dots)
+        return (weight, near, soft, along, dots, column_dots(weight, dots)), lambda: weight.T @ f
     sums = weight.T @ f  # (L, d)
-    return weight, near, soft, along, f @ sums.T, row_dots(sums, sums)
+    dots = np.matmul(f, sums.T, out=None if keep else weight)
+    return (weight, near, soft, along, dots, row_dots(sums, sums)), lambda: sums
 
 
 def m_step(vmf: VMF, step: Any) -> VMFClasses:
@@ -71,14 +74,14 @@ def m_step(vmf: VMF, step: Any) -> VMFClasses:
     given = z, columns, rows.gamma, rows.cosine, step.present
     if o.inverse == "banerjee" and o.log_normaliser == "asymptotic" and o.update_mu and o.update_kappa:
         text, *anchors = vmf.anchors.of(step.present)
-        weight, *sums = products(rows.f, rows.gram, *given)
+        (_, *of_sums), sums = products(rows.f, rows.gram, *given)
         epsilon, scale = np.float32(o.count_epsilon), np.float32(vmf.scale)
         numbers = o.update == "exact", vmf.d, epsilon, min(o.r_cap, BELOW_1), o.kappa_cap, o.temper, scale
-        found, accurate = _numba.m_step(*sums, step.counts, *anchors, *numbers)
+        found, accurate = _numba.m_step(*of_sums, step.counts, *anchors, *numbers)
         if accurate:
             beta, kappa, kl, a, b = found  # (L,) each
-            mu = lambda: a[:, None] * (weight.T @ rows.f) + b[:, None] * text  # noqa: E731
-            return vmf.classes(step.present, beta, kappa, kl, mu, None, None, sums[3])
+            mu = lambda: a[:, None] * sums() + b[:, None] * text  # noqa: E731
+            return vmf.classes(step.present, beta, kappa, kl, mu, None, None, of_sums[3])
     weight, _, step.soft, _ = _numba.class_weights(*given)
     step.sums = weight.T @ rows.f
     return plain.m_step(vmf, step)
@@ -168,8 +171,8 @@ class Rows(plain.Rows):
 
     def finish(self) -> Laplacian:
         """Return gamma_i z_i . (M z)_i of the assignments as they are, (N,)."""
-        edges = self.votes_of.weighted(self.vote_weight).edges
-        return Laplacian(self.gamma * _numba.laplacian(edges, self._dense()))
+        edges, z = self.votes_of.weighted(self.vote_weight).edges, self._dense()
+        return Laplacian(self.gamma * row_dots(z, _numba.votes(edges, z, self._room())))
 
 
 def worthwhile(z: Floats, present: Ints) -> bool:
@@ -187,8 +190,10 @@ class Absent:
         self.p: Floats = rows._room()  # (N, K) exp(logits - shift), 0 if present or shared
         self.sums = np.zeros((4, len(z)), z.dtype)  # over each row of p, as `rest` of `_numba.e_step`
         self.top = np.empty(len(z), z.dtype)  # (N,) the largest of each row of p
+        self.z = z.take(self.present, axis=1)  # (N, L)
+        z[:, self.present] = 0
         given = rows.cosine, scores.slope, scores.at_anchor, log_sum, self.present, edges, z
-        self.z, self.entry, starts = _numba.split(*given, self.p, self.sums, self.top, np.float32(NEGLIGIBLE))
+        self.entry, starts = _numba.split(*given, self.p, self.sums, self.top, np.float32(NEGLIGIBLE))
         # shared entries (S,), (i, k) at i K + k: q = exp(logits - shift)
         self.shared = self.q = z.ravel().take(self.entry)
         self.row, k = np.divmod(self.entry, z.shape[1])  # (S,), (S,)

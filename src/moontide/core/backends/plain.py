@@ -8,18 +8,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 from moontide.core import formulas, ple
 from moontide.core.arrays import Array, affine, class_counts, clip, columns, device_type, like, namespace, row_dots
-from moontide.core.mixture import VMF, First, Laplacian, Scores, Step, VMFClasses
+from moontide.core.mixture import ALL, VMF, First, Laplacian, Scores, Step, VMFClasses
 from moontide.core.rows import Rows as Base
 
-T = TypeVar("T")
-ALL = slice(None)
 
-
-def run(solve: Callable[[Array, Array], T], method: Any, task: Any) -> T:
+def run(solve: Callable[[Array, Array], tuple[Any, ...]], method: Any, task: Any) -> tuple[Any, ...]:
     """Return solve(features, text) of a task."""
     return solve(task.features, task.text)
 

@@ -47,15 +47,16 @@ class TIDERows(tide_plain.TIDERows):
 
     def compare(self, total: Array, n: int, scale: Array) -> Compared:
         """Compare the zero-shot predictions with those of all samples and of the neighbours (Eqs. 1, 2)."""
-        degree = self.votes_of(torch.ones_like(self.f[:, :1]))  # (n, 1)
-        given: Any = _triton.tide_compare(self.y, total, self.votes_of(self.y), degree)
-        agree, own, even_own, near, most, even = given
+        degree, k, others = self.votes_of(torch.ones_like(self.f[:, :1])), len(self.text), float(max(n - 1, 1))
+        agree, own, by, even_own = _triton.floats(self.y, 4, n)
+        _triton.launch(_triton.tide_rows, n, k, self.y, total, agree, own, by, even_own, others, k)
+        even, near, most, _ = _triton.column_sums(self.y, self.votes_of(self.y), by, degree)
         self.in_metric, lengths = self._scaled(self.blocks[0], scale)
         rows = torch.stack([agree, agree, own, self.sure, even_own, lengths]).double()
         rows[1].square_()
         agreed, squared, same, sure, evened, length = rows.sum(1)
         sums = class_sums(self.labels, self.in_metric, len(self.text))
-        return Compared(agreed, squared, same, sure, evened, near, most, even, length, sums)
+        return Compared(agreed, squared, same, sure, evened, near, most, even / (total + 1), length, sums)
 
     def step(self, fixed: eq.Fixed, classes: Assigned) -> Assigned:
         """E-step with the classes given, Eq. 11, and the sums of Eq. 8 for the next M-step."""
@@ -67,33 +68,35 @@ class TIDERows(tide_plain.TIDERows):
             self.weighted[:, f.shape[1] + 1].fill_(1)  # whose product with z counts
         if self.fixed is not fixed:
             names = "left_out", "vote_weight", "smoothing", "sharpness", "alpha", "bias_weight", "expected"
-            self.fixed, self.numbers = fixed, torch.stack([self._number(getattr(fixed, name)) for name in names])
+            self.fixed, self.numbers = fixed, _triton.numbers((getattr(fixed, name) for name in names), f)
         if first:
             dots, gamma, of = self.cosine, self.log_sum, (*(classes.counts,) * 3, fixed.presence, classes.counts)
             self.cosine = None
         else:
-            dots, gamma = f @ classes.sums.T, self.gamma  # (N, K)
-            of = classes.hard, *_triton.class_numbers(classes.sums, classes.soft, classes.counts, self.anchor)
-        self.z, self.labels, self.gamma, right, hard = _triton.tide_step(
-            self.log_y, self.at_anchor, dots, self.z, self.votes_of.edges, of, gamma, self.labels, self.y,
-            self.numbers, f, self.weighted, self.logit_scale if first else None,
-        )  # fmt: skip
+            (k, d), sums, gamma = classes.sums.shape, classes.sums, self.gamma
+            dots, found = f @ sums.T, _triton.floats(sums, 4, k)  # (N, K), (4, K)
+            of, sizes = (classes.hard, *found), (d, sums.stride(0))
+            given: Any = sums, classes.soft, classes.counts, self.anchor, *found
+            _triton.launch(_triton.class_numbers, k, d, *given, *sizes)
+        given = self.log_y, self.at_anchor, dots, self.z, *self.votes_of.edges, *of, gamma, self.labels, self.y
+        self.z, self.labels, self.gamma, right, hard = _triton.step(
+            _triton.tide_step, 2, self.z, f, self.weighted, (*given, self.numbers), (self.logit_scale, first)
+        )
         (changed, hard), d, both = (hard[-1], hard[:-1]), f.shape[1], self.z.T @ self.weighted  # (K, d + PAD)
         found = both[:, :d], both[:, d], hard, both[:, d + 1], hard
         return Assigned(*found, right.sum(), len(f), changed, math.inf, ALL)
 
-    def _number(self, x: Any) -> Array:
-        """Return a number on the GPU, without a copy from the host, for which a captured run would wait."""
-        if isinstance(x, torch.Tensor):
-            return x.to(self.f.dtype)
-        return torch.full((), x, dtype=self.f.dtype, device=self.f.device)
+    def confidence(self, power: Any, write: bool = False) -> Confident:
+        """Return the confidences under a power of z and their slopes (Eq. 14), (n,) each, which `_triton` adds up.
 
-    def confidence(self, power: Any) -> Confident:
-        """Return the confidences under a power of z and their slopes (Eq. 14), (n,) each, which `_triton` adds up."""
-        return Confident(*_triton.tide_confidence(self.z, self.labels, power.to(self.f.dtype)))
+        With `write`, z is raised to that power.
+        """
+        (n, k), found = self.z.shape, _triton.floats(self.z, 2, len(self.z))
+        _triton.launch(_triton.tide_confidence, n, k, self.z, self.labels, power.to(self.f.dtype), *found, k, write)
+        return Confident(*found)
 
     def finish(self, power: Any) -> Counted:
         """Calibrate the assignments by a temperature, and average scores for the unknown with those of neighbours."""
-        self.z = _triton.tide_calibrated(self.z, self.labels, power.to(self.f.dtype))
+        self.confidence(power, write=True)
         self.unknown = eq.with_neighbours(self.unknown, self.votes_of)
         return Counted(len(self.f))

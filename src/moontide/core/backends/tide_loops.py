@@ -25,6 +25,7 @@ from moontide.core.tide import Assigned, Compared, Confident, Predicted
 
 Floats = NDArray[np.float32]
 IDLE = 0.03  # a class is left alone whose largest z_ik is below this share of n_k + a*, and of 0.1
+LOWEST = np.float32(-87)  # exp of less is near the end of float32
 FEW = 256  # classes of which none is left alone
 NARROW = 128  # rows up to which a product of the text with samples is faster than one of samples with the text
 one = np.float32
@@ -79,10 +80,17 @@ class TIDERows(tide_plain.TIDERows):
         some = np.nonzero(np.bincount(self.labels))[0]  # (H,)
         self.group = np.searchsorted(some, self.labels)  # (n,) position of the label in `some`
         weights = self.gamma, self.sure, self.sure**2
+        order = np.argsort(self.group, kind="stable")
+        self.members = np.searchsorted(self.group[order], np.arange(len(some) + 1)), order
         self.counts, sure, squares = (np.bincount(self.group, by).astype(one) for by in weights)  # (H,) each
-        sums, sure_sums = (_numba.group_sums(f, self.group, by, len(some)) for by in (self.gamma, self.sure))
+        sums, sure_sums = (self._group_sums(f, by) for by in (self.gamma, self.sure))
         centre, square = self.gamma @ f, self.gamma @ (f * f)
         return Predicted(n, total, centre, square, sums, self.counts, sure, squares, sure_sums, some)
+
+    def _group_sums(self, x: Floats, weight: Floats) -> Floats:
+        """Return sum_i weight_i x_i over the samples with each zero-shot label, (H, d)."""
+        out = np.empty((len(self.counts), x.shape[1]), one)
+        return _numba.votes((*self.members, weight[self.members[1]]), x, out)  # type: ignore[no-any-return]
 
     def compare(self, total: Any, n: int, scale: Any) -> Compared:
         """Compare the zero-shot predictions with those of all n samples and of the neighbours (Eqs. 1, 2)."""
@@ -90,10 +98,10 @@ class TIDERows(tide_plain.TIDERows):
         near, most, even, even_own = self._in_blocks(_numba.tide_compare, self.y, total, self.votes_of.edges, agree)
         self.in_metric, lengths = self._scaled(slice(0, n), scale)
         agree /= max(n - 1, 1)
-        sums = _numba.group_sums(self.in_metric, self.group, self.gamma, len(self.counts))
+        sums = self._group_sums(self.in_metric, self.gamma)
         numbers = (agree, agree.astype(float) ** 2, self.sure, lengths)
         agreed, squares, sure, length = (float(x.sum(dtype=float)) for x in numbers)
-        return Compared(agreed, squares, self.own, sure, even_own, near, most, even, length, sums)
+        return Compared(agreed, squares, self.own, sure, even_own, near, most, even / (total + 1), length, sums)
 
     def _keep(self, fixed: eq.Fixed) -> None:
         """Keep what all E-steps need: the cosines to the anchors, and logits there without votes and prior."""
@@ -122,7 +130,8 @@ class TIDERows(tide_plain.TIDERows):
         self.done += 1
         n, some, idle, counts = len(self.f), classes.some, self.idle, classes.counts
         columns = some if idle is None else np.searchsorted(self.present, some)  # (H,) of z
-        means = loops.products(self.in_metric, self.gram, self.z, columns, self.gamma, self.at_anchor, columns)
+        given = self.in_metric, self.gram, self.z, columns, self.gamma, self.at_anchor, columns
+        means, _ = loops.products(*given, keep=True)
         if idle is not None:
             self.pull = counts[idle.classes] + one(fixed.smoothing)  # (R,)
             self.rest[0] = idle.shares @ self.pull
@@ -152,8 +161,11 @@ class TIDERows(tide_plain.TIDERows):
         gone, arrays = np.nonzero(idle)[0], (self.z, self.log_y, self.at_anchor)  # (R,)
         if 4 * len(gone) <= len(idle):
             return
-        top, shares, logs = np.empty((len(self.f), 1), one), *np.empty((2, len(self.f), len(gone)), one)
-        _numba.tide_split(self.log_y, gone, top, shares, logs)
+        shares, logs = (self._room().ravel()[: len(self.f) * len(gone)].reshape(-1, len(gone)) for _ in range(2))
+        top = self.log_y.take(gone, axis=1, out=logs, mode="clip").max(axis=1, keepdims=True)  # (N, 1)
+        logs -= top
+        np.exp(np.maximum(logs, LOWEST, out=shares), out=shares)
+        logs *= shares
         self.present, self.idle, self.spare = np.nonzero(~idle)[0], Idle(gone, shares, logs), [*self.spare, *arrays]
         self.z, self.log_y, self.at_anchor = (x.take(self.present, axis=1) for x in arrays)
         self.log_y -= top
@@ -172,10 +184,6 @@ class TIDERows(tide_plain.TIDERows):
     def finish(self, power: float | None) -> Counted:
         """Calibrate the assignments by a temperature, and average scores for the unknown with those of neighbours."""
         self._in_blocks(_numba.tide_confidence, self.log_z, one(power), self.z)
-        self.unknown = eq.with_neighbours(self.unknown, self._votes_on)
+        edges = self.votes_of.edges
+        self.unknown = eq.with_neighbours(self.unknown, lambda x: _numba.votes(edges, x, np.empty_like(x)))
         return Counted(len(self.f))
-
-    def _votes_on(self, x: Floats) -> Floats:
-        """Return the votes of the neighbours on few columns, (n, c); every sample has a neighbour, or none has."""
-        pointer, neighbour, weight = self.votes_of.edges
-        return np.add.reduceat(weight[:, None] * x[neighbour], pointer[:-1], axis=0) if len(weight) else 0 * x
