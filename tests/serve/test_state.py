@@ -464,4 +464,5 @@ def test_new_samples_are_placed_on_the_map_there_is_until_half_of_the_window_is_
     made = stream.map
     stream.process([item(samples(8))])
     stream.flat_map(stream.moment)
-    assert stream.map[0] == 32 and stream.map[2] is not made[2]
+    assert stream.map[0] == 32
+    assert stream.map[2] is not made[2]
