@@ -17,7 +17,7 @@ import numpy as np
 from moontide.core.arrays import unit_rows
 from moontide.encoders.base import Encoder, FloatArray
 from moontide.errors import FileError, InputError, OptionError, unknown_name
-from moontide.store.classes import ClassList
+from moontide.store.classes import ClassList, as_text
 from moontide.store.disk import read_json
 
 ENSEMBLE = (
@@ -103,7 +103,7 @@ def find_templates(given: Sequence[str]) -> tuple[str, ...]:
     from moontide.store.datasets import dataset, dataset_names
 
     found: list[str] = []
-    for template in given:
+    for template in map(as_text, given):
         if "{}" in template:
             found.append(template)
         elif template == "ensemble":
