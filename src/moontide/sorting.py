@@ -86,6 +86,7 @@ def apply(moves: Sequence[Move], folder: Path) -> Path:
         raise FileError(f"{folder} was sorted before; reverse that first: moontide undo {folder}")
     sources = {move.source.absolute() for move in moves if move.how == "rename"}
     for move in moves:
+        _check_charset(move.target)
         taken = os.path.lexists(move.target) and move.target.absolute() not in sources
         if taken:
             raise FileError(f"{move.target} exists already and is not overwritten; choose another folder or pattern.")
@@ -112,6 +113,15 @@ def apply(moves: Sequence[Move], folder: Path) -> Path:
             f"{folder} cannot be sorted into: {error.strerror or error}. Everything was reversed; try '--copy'."
         ) from error
     return record
+
+
+def _check_charset(path: Path) -> None:
+    try:
+        os.fsencode(path)
+    except UnicodeEncodeError:
+        raise FileError(
+            f"{str(path)!a} cannot be named in the character set of this locale; set PYTHONUTF8=1."
+        ) from None
 
 
 def undo(folder: str | Path) -> int:

@@ -71,6 +71,7 @@ def test_data_of_which_none_can_be_used_are_bad_input(moontide, features, tmp_pa
         (("run", "batch-64", "--data", ".", "--methods", "mooon"), "There is no method 'mooon'. Did you mean 'moon'?"),
         (("run", "batch-64", "--data", ".", "--runs", "0"), "'runs' must be at least 1. Got 0 instead."),
         (("run", "batch-64", "--data", ".", "--jobs", "0"), "'jobs' must be at least 1. Got 0 instead."),
+        (("run", "batch-64", "--data", ".", "--methods", "moon", "--encoder", "no"), "'--encoder' has no effect"),
         (("report", "nowhere"), "There are no results in nowhere"),
     ],
 )

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from moontide.cli import main
 from moontide.core.threads import in_threads
 
 
@@ -114,3 +115,14 @@ def test_blocks_in_threads_are_done_when_an_error_comes_out(monkeypatch: pytest.
     with pytest.raises(ValueError, match="first"):
         in_threads(block, [0, 1])
     assert done == [1]
+
+
+def test_ctrl_c_that_compiled_code_wraps_is_an_interruption(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def wrapped(*arguments: object, **options: object) -> None:
+        raise SystemError("a dispatcher returned a result with an exception set") from KeyboardInterrupt()
+
+    monkeypatch.setattr("moontide.cli.app", wrapped)
+    assert main(["doctor"]) == 130
+    assert capsys.readouterr().err == "error: interrupted\n"

@@ -76,6 +76,30 @@ def test_names_that_the_character_set_lacks_are_written_all_the_same(tmp_path, a
     assert "\\" in out  # the largest classes, as escapes
 
 
+def test_class_names_on_the_command_line_are_utf_8_in_every_locale(tmp_path, arrays):
+    np.savez(tmp_path / "f.npz", **arrays)
+    names = [f"猫{k}" for k in range(len(arrays["text_features"]))]
+    line = f"moontide adapt f.npz --classes '{','.join(names)}' --out p.csv"
+    status, _, err = bash(line, tmp_path, LC_ALL="POSIX", PYTHONUTF8="0", PYTHONCOERCECLOCALE="0")
+    assert (status, "Traceback" in err) == (0, False)
+    assert "猫" in (tmp_path / "p.csv").read_text(encoding="utf-8")
+
+
+def test_a_folder_that_the_locale_cannot_name_is_refused_before_anything_is_made(tmp_path):
+    (tmp_path / "a.jpg").write_bytes(b"x")
+    code = (
+        "from pathlib import Path; from moontide.errors import FileError; from moontide.sorting import apply, plan\n"
+        "try:\n    apply(plan([Path('a.jpg')], ['\\u732b'], [0.5], Path('out')), Path('out'))\n"
+        "except FileError as error:\n    print(error)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True,
+        env={**os.environ, "LC_ALL": "POSIX", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
+    )  # fmt: skip
+    assert "set PYTHONUTF8=1" in done.stdout, done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["a.jpg"]
+
+
 def test_credentials_are_never_shown(moontide, features):
     url = "https://user:hunter2@127.0.0.1:9/a.npy?sig=hunter3"
     for options in ((), ("--allow-remote", "https")):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from moontide.core.arrays import unit_rows
+from moontide.encoders import prompts
 from moontide.encoders.base import Encoder
 from moontide.encoders.prompts import ENSEMBLE, embed_classes, find_templates, read_descriptions
 from moontide.errors import FileError, InputError, OptionError, UnknownNameError
@@ -85,3 +88,32 @@ def test_templates_by_name() -> None:
         find_templates(["eurosatt"])
     with pytest.raises(OptionError, match=r"must contain \{\} in place of the class name"):
         find_templates(["a photo of a cat"])
+
+
+@pytest.mark.parametrize("mean", [0.5, 20])
+def test_all_pairs_that_are_almost_the_same_are_found(mean: float) -> None:
+    rng = np.random.default_rng(0)
+    text = rng.normal(size=(3000, 96)) * np.geomspace(1, 0.1, 96) + mean
+    text[1500:1800] = text[:300] + rng.normal(size=(300, 96)) * np.geomspace(0.001, 0.8, 300)[:, None]
+    text = unit_rows(text)
+    expected = np.argwhere(np.triu(text @ text.T > prompts.ALIKE, 1))
+    found = sorted(prompts._alike(text))
+    assert len(found) > 50
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_doubts_about_many_names_take_no_product_of_all_pairs() -> None:
+    rng = np.random.default_rng(0)
+    text = unit_rows(rng.normal(size=(20_000, 1024)) * np.geomspace(1, 0.05, 1024)).astype(np.float32)
+    names = [f"name {k}" for k in range(len(text))]
+    start = time.process_time()
+    _ = text[:1000] @ text.T
+    full = len(text) / 1000 / 2 * (time.process_time() - start)  # for every pair once
+    start = time.process_time()
+    assert prompts._doubts(names, text) == []
+    assert time.process_time() - start < full / 2
+    text[:] = text[0]  # every pair is reported
+    start = time.process_time()
+    (report,) = prompts._doubts(names, text)
+    assert time.process_time() - start < full / 2
+    assert "name 0 and name 5 and others; keep one" in report

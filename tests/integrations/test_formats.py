@@ -15,6 +15,7 @@ from moontide.cli import main
 from moontide.errors import FileError, InputError
 from moontide.integrations import Labels, coco, fiftyone, label_studio, megadetector, vectors
 from moontide.simulate import simulate
+from moontide.store.tables import write_table
 
 N, K, D = 40, 6, 16
 NAMES = ["red fox", "roe deer", "badger", 'the "grey" wolf', "<hare>", "1;mammalia;carnivora;felidae;lynx;lynx;lynx"]
@@ -53,6 +54,13 @@ def test_labels_are_those_of_the_result(labels, result):
         for first, label, p in zip(labels.top, labels.labels, labels.confidence, strict=True)
     )
     np.testing.assert_allclose(np.exp(labels.logits), result.probs, atol=1e-6)
+
+
+def test_names_that_begin_like_formulas_come_out_of_a_table_as_they_are(tmp_path):
+    with open(tmp_path / "labels.csv", "wb") as handle:
+        write_table(handle, {"id": ["=a.jpg"], "label": ["@cat"], "confidence": [0.5]}, ".csv")
+    read = Labels.read(tmp_path / "labels.csv")
+    assert (read.ids, read.labels) == (["=a.jpg"], ["@cat"])
 
 
 def test_a_table_is_read_as_it_was_written(labels, tmp_path):

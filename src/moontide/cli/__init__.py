@@ -114,6 +114,8 @@ def _run(arguments: Sequence[str] | None) -> int:
             _drop_outputs(sys.stdout)
             return _fail(f"Standard output cannot be written: {error.strerror}.", 2)
         return _fail(f"{os.fsdecode(error.filename)} cannot be read or written: {error.strerror}.", 2)
+    except SystemError as error:  # Ctrl-C in the middle of a call of compiled code
+        raise error.__cause__ if isinstance(error.__cause__, KeyboardInterrupt) else error from None
     except Exception as error:
         if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":  # numpy's or torch's
             return _fail("There is not enough memory; split the samples into batches (--batch-size).", 2)

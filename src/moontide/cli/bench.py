@@ -10,10 +10,10 @@ from cyclopts import App, Parameter
 from moontide.cli.common import note, progress_bar, table_console
 from moontide.cli.output import counted, emit, everywhere
 from moontide.encoders.base import DEFAULT
+from moontide.errors import OptionError, shorten
 
 if TYPE_CHECKING:
     from moontide.bench.runner import RunCounts
-    from moontide.bench.suites import Suite
 
 RESULTS = Path("results")
 VIEWS = 64  # views per image for MTA, as published
@@ -68,13 +68,19 @@ def run(
     check_device(device)
     names = None if methods is None else [name.strip() for name in methods.split(",")]
     chosen = load_suite(suite).choose(names).shorten(runs)
+    needs = {need for entry in chosen.entries for need in method_type(entry.name).needs}
+    adapted = chosen.timing or "encoder" in needs  # otherwise it need not be loaded once there are features
+    if encoder is not None and dataset is None and not adapted:
+        raise OptionError(
+            "'--encoder' has no effect: the features exist, and no method of this run adapts the encoder. "
+            f"Got {shorten(encoder, 60)!r}; leave it out, or encode images with '--dataset'."
+        )
     if dataset is not None:
-        needs = {need for entry in chosen.entries for need in method_type(entry.name).needs}
         encoder = encoder or DEFAULT
         data = _encoded(data, dataset, encoder, device, out, VIEWS if "views" in needs else None)
     with progress_bar(suite) as progress:
         counts = run_suite(
-            chosen, data, out, jobs=jobs, progress=progress, device=device, encoder=_if_adapted(chosen, encoder)
+            chosen, data, out, jobs=jobs, progress=progress, device=device, encoder=encoder if adapted else None
         )
     return _sum_up(counts, out, chosen.name)
 
@@ -100,14 +106,6 @@ def _encoded(data: Path, dataset: str, encoder: str, device: str, out: Path, vie
     store = out / "features" / dataset
     encode((str(data),), out=store, choice=EncoderChoice(encoder, device), dataset=dataset, way=PassChoice(views=views))
     return store
-
-
-def _if_adapted(suite: Suite, encoder: str | None) -> str | None:
-    """Return the encoder if the suite times it or a method needs it; otherwise it need not be loaded again."""
-    from moontide.registry import method_type
-
-    asked = suite.timing or any("encoder" in method_type(entry.name).needs for entry in suite.entries)
-    return encoder if asked else None
 
 
 def report(

@@ -7,7 +7,8 @@ in each template, or the sentences that a file gives for the class, or both.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,7 +17,7 @@ import numpy as np
 from moontide.core.arrays import unit_rows
 from moontide.encoders.base import Encoder, FloatArray
 from moontide.errors import FileError, InputError, OptionError, unknown_name
-from moontide.store.classes import ClassList
+from moontide.store.classes import ClassList, as_text
 from moontide.store.disk import read_json
 
 ENSEMBLE = (
@@ -31,6 +32,8 @@ ENSEMBLE = (
 ALIKE = 0.98  # cosine above which two class names are reported
 SHOWN = 5  # names or pairs of names in a report
 BLOCK_ROWS = 1024
+SKETCH = 48  # coordinates by which pairs of names are ruled out
+SLACK = 1e-4  # for rounding
 
 
 class EmbeddedClasses(NamedTuple):
@@ -100,7 +103,7 @@ def find_templates(given: Sequence[str]) -> tuple[str, ...]:
     from moontide.store.datasets import dataset, dataset_names
 
     found: list[str] = []
-    for template in given:
+    for template in map(as_text, given):
         if "{}" in template:
             found.append(template)
         elif template == "ensemble":
@@ -136,21 +139,53 @@ def _doubts(names: Sequence[str], text: FloatArray) -> list[str]:
     """Report underscores, duplicates, and names with almost the same vector; change nothing."""
     underscored = [name for name in names if "_" in name]
     double = sorted(name for name, count in Counter(names).items() if count > 1)
-    alike: list[str] = []
-    for start in range(0, len(names), BLOCK_ROWS):
-        rows, columns = np.nonzero(text[start : start + BLOCK_ROWS] @ text.T > ALIKE)
-        pairs = [
-            (names[start + i], names[j]) for i, j in zip(rows.tolist(), columns.tolist(), strict=True) if start + i < j
-        ]
-        alike += [f"{a} and {b}" for a, b in pairs if a != b]
+    first = {name: k for k, name in reversed(list(enumerate(names)))}
+    rows = sorted(first.values())  # the first class of each name
+    pairs = _alike(text if len(rows) == len(names) else text[rows])
+    alike = [f"{names[rows[i]]} and {names[rows[j]]}" for i, j in islice(pairs, SHOWN)]
+    if next(pairs, None) is not None:  # to count them all may take minutes
+        alike[-1] += " and others"
     reports = {
         "class names have underscores, which the encoder does not read as spaces": (underscored, "write spaces"),
         "class names appear more than once": (double, "keep one of each: equal classes share their images"),
         f"class names are almost the same to the encoder (cosine above {ALIKE})": (alike, "keep one, or say more"),
     }
-    return [f"{what}: {_some(found)}; {remedy}" for what, (found, remedy) in reports.items() if found]
+    return [f"{what}: {first_of(found)}; {remedy}" for what, (found, remedy) in reports.items() if found]
 
 
-def _some(found: Sequence[str]) -> str:
+def _alike(text: FloatArray) -> Iterator[tuple[int, int]]:
+    """Yield the pairs of unit rows whose cosine is above ALIKE.
+
+    A cosine is at most the product of two sketches: the coordinates along the `SKETCH` leading directions, and the
+    length of the rest (Cauchy-Schwarz). Only rows and columns of a block whose sketches pass are multiplied in full.
+    """
+    sketch = _sketch(text)
+    for start in range(0, len(text), BLOCK_ROWS):
+        near = sketch[start : start + BLOCK_ROWS] @ sketch[start:].T > ALIKE - SLACK
+        np.fill_diagonal(near, False)
+        if near.any():
+            rows, columns = (start + np.flatnonzero(near.any(axis=axis)) for axis in (1, 0))
+            close = (text[rows] @ text[columns].T > ALIKE) & (rows[:, None] < columns)
+            for i, row in zip(rows.tolist(), close, strict=True):
+                for j in columns[row].tolist():
+                    yield i, j
+
+
+def _sketch(text: FloatArray) -> FloatArray:
+    """Return the leading coordinates of unit rows and the length of the rest, (K, SKETCH + 1); few rows as they are."""
+    if text.shape[1] <= SKETCH or len(text) <= BLOCK_ROWS:
+        return text
+    directions = np.linalg.eigh(text.T @ text)[1][:, -SKETCH:]  # (d, SKETCH)
+    leading = text @ directions
+    rest = np.sqrt(np.maximum(1 - (leading**2).sum(axis=1, keepdims=True), 0))
+    return np.concatenate([leading, rest], axis=1)
+
+
+def first_of(found: Sequence[str]) -> str:
+    """Join the first names with commas, and count the others.
+
+    >>> first_of(["a", "b", "c", "d", "e", "f"])
+    'a, b, c, d, e and 1 more'
+    """
     more = f" and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
     return ", ".join(found[:SHOWN]) + more

@@ -34,6 +34,7 @@ from moontide.core.arrays import unit_rows
 from moontide.core.devices import check_device
 from moontide.encoders.base import FloatArray, TorchEncoder, check_precision
 from moontide.encoders.loading import TINY, cache_folder, onnx_runtime
+from moontide.encoders.prompts import first_of
 from moontide.encoders.steps import Steps
 from moontide.errors import FileError, OptionError, missing_extra
 from moontide.store.disk import replacing
@@ -109,8 +110,8 @@ class Tiny(TorchEncoder):
     def doubts(self, names: Sequence[str]) -> list[str]:
         """Return warnings about names that are far from every ImageNet class."""
         nearest = (self.embed(names) @ self.table.known.T).max(axis=1)
-        far = [name for name, cosine in zip(names, nearest, strict=True) if cosine < FAR]
-        return [f"the encoder tiny knows nothing like {name!r} ({TINY})" for name in far]
+        far = [repr(name) for name, cosine in zip(names, nearest, strict=True) if cosine < FAR]
+        return [f"the encoder tiny knows nothing like {first_of(far)} ({TINY})"] if far else []
 
     def embed(self, sentences: Sequence[str]) -> FloatArray:
         """Embed sentences by MiniLM, the mean over their tokens, (n, 384), unit rows."""

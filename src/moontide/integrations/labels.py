@@ -18,6 +18,7 @@ from moontide.errors import FileError, InputError
 from moontide.store.disk import parse_json, read_json, reading, replacing, text_of
 from moontide.store.files import parquet_module
 from moontide.store.predictions import rounded
+from moontide.store.tables import from_cell
 from moontide.types import Result
 
 if TYPE_CHECKING:
@@ -154,7 +155,8 @@ def read_table(path: Path) -> Mapping[str, Sequence[Any]]:
 def _csv_rows(path: Path) -> list[Any]:
     text = io.StringIO(text_of(path), newline="")
     with reading(path):
-        return list(csv.DictReader(text))
+        rows = list(csv.DictReader(text))
+    return [{key: from_cell(cell) if isinstance(cell, str) else cell for key, cell in row.items()} for row in rows]
 
 
 def _json_rows(path: Path) -> list[Any]:

@@ -156,7 +156,7 @@ def read_classes(classes: str) -> ClassList:
     path = Path(classes)
     if not _is_file(path):
         if "," in classes:
-            return ClassList.of(name.strip() for name in classes.split(",") if name.strip())
+            return ClassList.of(name.strip() for name in as_text(classes).split(",") if name.strip())
         if path.suffix in (*KINDS, *TEXTS[:-1]) or SEPARATOR in classes or not classes.strip():
             raise FileError(f"There is no file {shorten(classes, 160)}.")
         words = ", ".join(classes.split()) if " " in classes.strip() else f"{classes.strip()},"
@@ -186,6 +186,18 @@ def read_class_names(classes: str) -> list[str]:
     ['cat', 'dog']
     """
     return list(read_classes(classes).names)
+
+
+def as_text(argument: str) -> str:
+    """Return the text of an argument of the command line, which is UTF-8 whatever the character set of the locale.
+
+    >>> as_text("K\\udcc3\\udca4se")
+    'Käse'
+    """
+    try:
+        return argument.encode("utf-8", "surrogateescape").decode("utf-8")
+    except UnicodeError:
+        raise InputError(f"Names and templates must be UTF-8. Got {shorten(ascii(argument), 80)} instead.") from None
 
 
 def _is_file(path: Path) -> bool:

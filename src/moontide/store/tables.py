@@ -15,7 +15,10 @@ from typing import Any, BinaryIO
 from moontide.errors import missing_extra
 from moontide.store.files import parquet_module
 
-FORMULA = re.compile(r"'*[=+\-@\t\r\n]")  # how text begins that a spreadsheet computes, or that is written like it
+# how text begins that a spreadsheet computes, also after spaces or with the full-width and small signs of East Asian
+# keyboards, or that is written like it
+SIGNS = "=+\\-@\uff1d\uff0b\uff0d\uff20\ufe66\ufe62\ufe63\ufe6b"
+FORMULA = re.compile(rf"'*(?:[\t\r\n]|[\s\x00-\x1f\u200b-\u200f\u2060\ufeff]*[{SIGNS}])")
 CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f]")  # what a cell of an .xlsx cannot hold
 
 
