@@ -37,7 +37,7 @@ from moontide.store.tensors import read_tensors, write_tensors
 from moontide.types import Task
 
 SHARE = 0.7  # of the available memory that workers may take
-FORMAT = 2  # of a checkpoint
+FORMAT = 3  # of a checkpoint
 AROUND = 4  # calls besides those of the method: check, sample, nearest, write
 
 
