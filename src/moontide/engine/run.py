@@ -204,8 +204,7 @@ def _job(task: ShardTask, method: Method, out: str, device: str) -> Job:
 
 def _given(job: Job) -> dict[str, NDArray[np.float32]]:
     """Return what is given for the classes besides their text."""
-    inputs = {"class_prior": job.classes.class_prior, "negatives": job.classes.negatives}
-    return {name: x for name, x in inputs.items() if x is not None}
+    return {name: x for name in ("class_prior", "negatives") if (x := getattr(job.classes, name)) is not None}
 
 
 def _check_checkpoint(job: Job, graph: str, report: Callable[[str], None]) -> None:
