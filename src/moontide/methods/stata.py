@@ -62,8 +62,7 @@ class StatARows(Rows):
             y, _, _ = self._zero_shot(at)
             return GaussianSums(len(y), *moments(y, self.f[at] - centre, weight[at]), 0 * y[0], 0)
 
-        found: GaussianSums = self._add_up(block, "zero-shot")
-        return found
+        return self._add_up(block, "zero-shot")  # type: ignore[no-any-return]
 
     def step(self, centre: Array, linear: Array, quadratic: Array, offset: Array) -> GaussianSums:
         """E-step with scores f linear' - f^2 quadratic' + offset, repeated; then the sums for the next M-step."""
