@@ -376,11 +376,11 @@ class Predicted(Sums):
     @classmethod
     def of(cls, f: Array, y: Array, labels: Array, sure: Array) -> Predicted:
         """Add up samples f (n, d) with predictions y (n, K), labels and their probabilities `sure`, (n,)."""
-        xp, (n, d), sure = namespace(f), f.shape, sure[:, None]
-        each = xp.concat([f, sure * f, xp.ones_like(sure), sure, sure * sure], axis=1)  # (n, 2 d + 3)
-        sums = class_sums(labels, each, y.shape[1])  # (K, 2 d + 3)
-        numbers = sums[:, 2 * d], sums[:, 2 * d + 1], sums[:, 2 * d + 2]
-        return cls(n, y.sum(0), f.sum(0), (f * f).sum(0), sums[:, :d], *numbers, sums[:, d : 2 * d])
+        xp, (n, d), k, sure = namespace(f), f.shape, y.shape[1], sure[:, None]
+        each = xp.concat([sure * f, xp.ones_like(sure), sure, sure * sure], axis=1)  # (n, d + 3)
+        found = class_sums(labels, each, k)  # (K, d + 3)
+        numbers = class_sums(labels, f, k), found[:, d], found[:, d + 1], found[:, d + 2], found[:, :d]
+        return cls(n, y.sum(0), f.sum(0), (f * f).sum(0), *numbers)
 
 
 @dataclass
