@@ -377,9 +377,8 @@ class Predicted(Sums):
     def of(cls, f: Array, y: Array, labels: Array, sure: Array) -> Predicted:
         """Add up samples f (n, d) with predictions y (n, K), labels and their probabilities `sure`, (n,)."""
         xp, (n, d), k, sure = namespace(f), f.shape, y.shape[1], sure[:, None]
-        each = xp.concat([sure * f, xp.ones_like(sure), sure, sure * sure], axis=1)  # (n, d + 3)
-        found = class_sums(labels, each, k)  # (K, d + 3)
-        numbers = class_sums(labels, f, k), found[:, d], found[:, d + 1], found[:, d + 2], found[:, :d]
+        sums = class_sums(labels, xp.concat([sure * f, xp.ones_like(sure), sure, sure * sure], axis=1), k)  # (K, d + 3)
+        numbers = class_sums(labels, f, k), sums[:, d], sums[:, d + 1], sums[:, d + 2], sums[:, :d]
         return cls(n, y.sum(0), f.sum(0), (f * f).sum(0), *numbers)
 
 
