@@ -189,9 +189,8 @@ class Stream:
         settings = {"class_names": self.class_names, "batch_size": self.batch_size, "max_wait": self.max_wait}
         waiting = {WAITING: self._rows, WAITING_KNOWN: self._known}
         arrays = {name: x for name, x in waiting.items() if x is not None}
-        data = states.state_bytes(self.method, self.state, {"stream": json.dumps(settings)}, arrays)
         with replacing(path) as handle:
-            handle.write(data)
+            handle.write(states.state_bytes(self.method, self.state, {"stream": json.dumps(settings)}, arrays))
 
     @classmethod
     def load(

@@ -160,11 +160,6 @@ def column_dots(x: Array, y: Array) -> Array:
     return (x * y).sum(0) if is_torch_array(x) else np.einsum("ik,ik->k", x, y)
 
 
-def exp_(x: Array) -> Array:
-    """Return exp(x), written over `x` (torch's `x.exp_()` for both libraries)."""
-    return x.exp_() if is_torch_array(x) else np.exp(x, out=x)
-
-
 def device_type(x: Array) -> str:
     """Return the kind of device that an array is on: "cpu", "cuda", ..."""
     return str(x.device.type) if is_torch_array(x) else "cpu"

@@ -126,11 +126,6 @@ class Affinity:
         """The arrays `pointer`, `neighbour` and `weight`, for loops and kernels."""
         return self.pointer, self.neighbour, self.weight
 
-    def from_voters(self) -> tuple[Array, Affinity]:
-        """Return the samples that vote at all, (V,), and the votes as a map from their assignments alone."""
-        voters, at = namespace(self.neighbour).unique_inverse(self.neighbour)
-        return voters, Affinity(self.pointer, at, self.weight, int(voters.shape[0]))
-
 
 def neighbour_votes(graph: Graph, symmetric: bool, mean: bool, weight: float) -> Affinity:
     """Eq. ple-ours, Laplacian: z -> weight x (W z), or (W + W') z, divided by the number of votes where `mean`."""

@@ -80,7 +80,7 @@ class VMFClasses(NamedTuple):
     scores: Scores
     beta: Array
     kappa: Array
-    kl: Array  # KL(V'_k || V_k)
+    kl: Array  # (K,) KL(V'_k || V_k) of all classes
     mu: Any  # (L, d), or a function that returns it
 
 
@@ -108,8 +108,9 @@ class VMF:
 
     def classes(self, present: Any, beta: Array, kappa: Array, kl: Array, mu: Any, *logits: Any) -> VMFClasses:
         """Return the classes after an M-step; `logits` are prototypes and offset of the present ones, or values."""
-        others = self.at_anchor if isinstance(present, slice) else self.absent[2:]  # a slice: there are no others
-        return VMFClasses(Scores(present, *others, *logits), beta, kappa, kl, mu)
+        if isinstance(present, slice):  # there are no others
+            return VMFClasses(Scores(present, *self.at_anchor, *logits), beta, kappa, kl, mu)
+        return VMFClasses(Scores(present, *self.absent[2:], *logits), beta, kappa, put(self.absent[1], present, kl), mu)
 
     @cached_property
     def absent(self) -> tuple[Array, Array, Array, Array]:
@@ -128,8 +129,3 @@ class VMF:
             return classes.beta, classes.kappa, mu
         kappa, mu = put(self.absent[0], present, classes.kappa), put(self.anchors.text, present, mu)
         return put(0 * kappa, present, classes.beta), kappa, mu
-
-    def kl(self, classes: VMFClasses) -> Array:
-        """Return KL(V'_k || V_k) of all classes, (K,)."""
-        present = classes.scores.present
-        return classes.kl if isinstance(present, slice) else put(self.absent[1], present, classes.kl)

@@ -195,5 +195,5 @@ class Rows:
         part = self.votes_of.rows(rows).weighted(weight)
         if self.z.dtype == self.f.dtype:
             return part(self.z)
-        voters, part = part.from_voters()
-        return part(self._wide(voters))
+        voters, at = namespace(part.neighbour).unique_inverse(part.neighbour)  # (V,), those whose z are widened
+        return Affinity(part.pointer, at, part.weight, len(voters))(self._wide(voters))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from moontide.core.arrays import Array, exp_, namespace, row_sums
+from moontide.core.arrays import Array, is_torch_array, namespace, row_sums
 
 
 def softmax(logits: Array) -> Array:
@@ -37,7 +37,8 @@ def softmax_log_sum(logits: Array, out: Array | None = None) -> tuple[Array, Arr
     """
     xp = namespace(logits)
     top = xp.max(logits, axis=-1, keepdims=True)  # (..., 1)
-    p = exp_(xp.subtract(logits, top, out=out))  # (..., K)
+    p = xp.subtract(logits, top, out=out)  # (..., K)
+    p = p.exp_() if is_torch_array(p) else xp.exp(p, out=p)
     total = row_sums(p)[..., None]  # (..., 1)
     p /= total
     return p, (top + xp.log(total))[..., 0]

@@ -58,10 +58,7 @@ class Crowd(NamedTuple):
 
     @classmethod
     def of(cls, excess: float, agreement: float, corroboration: float, false: float) -> Crowd:
-        """Eq. 3: a = 1 / (v chi), w = a / (1 + a), a* = a max(1, w (1 - q) N / K), q = mean_i max_k y_ik.
-
-        `false` is (1 - q) N / K: how many samples of an average class are not of it.
-        """
+        """Eq. 3: a = 1 / (v chi), w = a / (1 + a), a* = a max(1, w false), `false` the wrong samples of a class."""
         a = 1 / held(excess * corroboration, 1 / LARGEST)
         w = a / (1 + a)
         return cls(excess, agreement, corroboration, a, w, a * held(w * false, 1.0))
@@ -124,10 +121,7 @@ def excess(agree: float, sure: float, k: int) -> Any:
 
 
 def corroboration(rho: float, company: float, m: int) -> Any:
-    """Eq. 2: chi = min(1, rho / min(1, company / m)), rho = sum_ij W_ij y_i . y_j / sum_ij W_ij |y_i|^2.
-
-    `company`, (N - 1) U over mean |y_i|^2, is how many other samples of its class a sample has if U is right.
-    """
+    """Eq. 2: chi = min(1, rho / min(1, company / m)); a sample has `company` others of its class if U is right."""
     return held(rho / held(company / m, 1e-6, 1.0), 0.0, 1.0)
 
 
@@ -156,8 +150,7 @@ def anchor_rows(text: Array, slope: Any, offset: Array, scale: Array) -> Array:
 def presence(near: Array, most: Array, total: Array) -> Array:
     """Eq. 5, its pi_k: how far neighbours agree on class k, against how far they do on average, (K,).
 
-    pi_k = min(1, (n_k rho_k + rho) / ((n_k + 1) rho)), n_k = sum_i y_ik, where rho_k = near_k / most_k is the agreement
-    of neighbours on the class (`agreement_by_class`) and rho that on all.
+    pi_k = min(1, (n_k rho_k + rho) / ((n_k + 1) rho)), n_k = `total`, rho_k = near_k / most_k (`agreement_by_class`).
     """
     rho = mean_agreement(near, most)
     return clip((total * (near / clip(most, EPS)) + rho) / ((total + 1) * rho), 0, 1)
@@ -295,10 +288,7 @@ def class_pull(fixed: Fixed, counts: Array, z: Array, left_out: Any) -> Array:
 
 
 def expected_right(q: float, density: float, n: int) -> Any:
-    """Eq. 14: the share of n labels expected right whose mean zero-shot probability is q.
-
-    It is 1 - (1 - q)^r, r = 1 + (0.7 - 0.55 w) (1 - 1/N).
-    """
+    """Eq. 14: the share of n labels expected right, 1 - (1 - q)^(1 + (0.7 - 0.55 w) (1 - 1/n)), q their mean y."""
     return 1 - held(1 - q, 0.0, 1.0) ** (1 + (0.7 - 0.55 * density) * (1 - 1 / n))
 
 
@@ -385,11 +375,10 @@ class Predicted(Sums):
     @classmethod
     def of(cls, f: Array, y: Array, labels: Array, sure: Array) -> Predicted:
         """Add up samples f (n, d) with predictions y (n, K), labels and their probabilities `sure`, (n,)."""
-        xp, (n, d), sure = namespace(f), f.shape, sure[:, None]
-        each = xp.concat([f, sure * f, xp.ones_like(sure), sure, sure * sure], axis=1)  # (n, 2 d + 3)
-        sums = class_sums(labels, each, y.shape[1])  # (K, 2 d + 3)
-        numbers = sums[:, 2 * d], sums[:, 2 * d + 1], sums[:, 2 * d + 2]
-        return cls(n, y.sum(0), f.sum(0), (f * f).sum(0), sums[:, :d], *numbers, sums[:, d : 2 * d])
+        xp, (n, d), k, sure = namespace(f), f.shape, y.shape[1], sure[:, None]
+        sums = class_sums(labels, xp.concat([sure * f, xp.ones_like(sure), sure, sure * sure], axis=1), k)  # (K, d + 3)
+        numbers = class_sums(labels, f, k), sums[:, d], sums[:, d + 1], sums[:, d + 2], sums[:, :d]
+        return cls(n, y.sum(0), f.sum(0), (f * f).sum(0), *numbers)
 
 
 @dataclass

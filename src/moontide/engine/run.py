@@ -37,7 +37,7 @@ from moontide.store.tensors import read_tensors, write_tensors
 from moontide.types import Task
 
 SHARE = 0.7  # of the available memory that workers may take
-FORMAT = 2  # of a checkpoint
+FORMAT = 3  # of a checkpoint
 AROUND = 4  # calls besides those of the method: check, sample, nearest, write
 
 
@@ -204,8 +204,7 @@ def _job(task: ShardTask, method: Method, out: str, device: str) -> Job:
 
 def _given(job: Job) -> dict[str, NDArray[np.float32]]:
     """Return what is given for the classes besides their text."""
-    inputs = {"class_prior": job.classes.class_prior, "negatives": job.classes.negatives}
-    return {name: x for name, x in inputs.items() if x is not None}
+    return {name: x for name in ("class_prior", "negatives") if (x := getattr(job.classes, name)) is not None}
 
 
 def _check_checkpoint(job: Job, graph: str, report: Callable[[str], None]) -> None:

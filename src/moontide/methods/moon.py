@@ -9,10 +9,7 @@ Symbols:  f_i -> features[i]   t_k = mu'_k -> text[k] (the anchor)   y_ik -> zer
           tau -> 1 / task.logit_scale   m -> neighbours   T -> iterations
 
 The defaults are the released solver, which made the paper's numbers; the preset "paper" is what the paper writes.
-They differ in: `temper` (the released likelihood is divided by 50, its Laplacian by 2m), `normalise_confidence`,
-`update`, `gamma_in_counts`, `graph`, `kappa_cap`, `r_cap`, `final_assignment` and `count_epsilon`.
-
-docs/maths.md has the objective, Eq. ple-ours, with these options, and when it never rises.
+docs/maths.md explains where they differ, and has the objective, Eq. ple-ours, with the options.
 """
 
 from __future__ import annotations
@@ -209,7 +206,7 @@ class VMFMixture:
 
     def terms(self, classes: VMFClasses, step: Step) -> tuple[Array, Array, Array]:
         """Return the terms of L_PLE: of the samples, their Laplacian one E-step earlier, of the classes."""
-        return step.free, step.laplacian, self.vmf.kl(classes)
+        return step.free, step.laplacian, classes.kl
 
     def finish(self, run: Run, classes: VMFClasses, step: Step, trace: list[tuple[Array, Array, Array]]) -> Solution:
         """Return the classes, and Eq. ple-ours after each E-step."""

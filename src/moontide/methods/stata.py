@@ -11,10 +11,7 @@ The defaults are the published program, which made the numbers of both papers. B
 log-likelihood by 50 (`temper`) and the Laplacian by 2m, repeats the assignment 5 times with one likelihood
 (`inner_iterations`), scales v_k and then mu_k to unit length, and has one more E-step after the last M-step.
 
-For more than 2500 samples that program gets Sigma' wrong (see `_gaussian.row_weights`). The equation is followed
-here for any N; `faithful=True` repeats the defect, and changes nothing up to 2500 samples. Where the program gives NaN,
-in float32 for a class whose z_ik all underflow or a dimension without variance, nothing does here: class means are
-formed from log z, and variances have a floor of 1e-6 / d.
+That program has two defects, which docs/methods.md names; `faithful=True` repeats the first.
 """
 
 from __future__ import annotations
@@ -39,16 +36,8 @@ TINY = 1e-20  # probabilities below count for nothing, and products of them take
 
 
 @dataclass
-class Centre(Sums):
-    """The number of samples and the sum of their features."""
-
-    n: int
-    sums: Doubles  # (d,)
-
-
-@dataclass
 class GaussianSums(Sums):
-    """Sums over the samples for the M-step, of features f around the mean of all."""
+    """Sums over the samples for the M-step, of features f around a centre: their mean, at first that of the text."""
 
     n: int
     sums: Doubles  # (K, d) sum_i z_ik f_i
@@ -64,11 +53,6 @@ class StatARows(Rows):
     SCORES: ClassVar[int] = 1
     around: tuple[Array, Array] | None = None  # in memory, what `_centred` returns
 
-    def mean(self) -> Centre:
-        """Add up the features."""
-        found: Centre = self._add_up(lambda at: Centre(at.stop - at.start, self.f[at].sum(0)), "mean")
-        return found
-
     def first(self, centre: Array) -> GaussianSums:  # type: ignore[override]
         """Make the zero-shot predictions and what the anchor variance needs of them."""
         centre = like(centre, self.f)
@@ -78,10 +62,7 @@ class StatARows(Rows):
             y, _, _ = self._zero_shot(at)
             return GaussianSums(len(y), *moments(y, self.f[at] - centre, weight[at]), 0 * y[0], 0)
 
-        found: GaussianSums = self._add_up(block, "zero-shot")
-        if self.keep:
-            self.y, self.z = self.z, 1 * self.z
-        return found
+        return self._add_up(block, "zero-shot")  # type: ignore[no-any-return]
 
     def step(self, centre: Array, linear: Array, quadratic: Array, offset: Array) -> GaussianSums:
         """E-step with scores f linear' - f^2 quadratic' + offset, repeated; then the sums for the next M-step."""
@@ -92,12 +73,12 @@ class StatARows(Rows):
             f, square = self._centred(at, centre)  # (b, d), (b, d)
             scores[at] = affine(f, linear, offset)
             scores[at] -= square @ quadratic.T  # (b, K) or (b, 1)
-        new = self._empty(len(self.f), k, dtype=self.z.dtype)
         for _ in range(self.method.inner_iterations - 1):
+            new = self._room()
             for at in self.blocks:
                 self._assign(at, scores, new)
-            self.z, new = new, self.z
-        labels = xp.empty_like(before)
+            self._replace(new)
+        new, labels = self._room(), xp.empty_like(before)
 
         def block(at: slice) -> GaussianSums:
             (f, square), p = self._centred(at, centre), self._assign(at, scores, new)  # (b, d), (b, d), (b, K)
@@ -107,7 +88,8 @@ class StatARows(Rows):
             return GaussianSums(len(p), p.T @ f, p.T @ square, p.sum(0), counts, (labels[at] != before[at]).sum())
 
         found: GaussianSums = self._add_up(block, "iteration")
-        self.z, self.labels = new, labels
+        self._replace(new)
+        self.labels = labels
         return found
 
     def _centred(self, rows: slice, centre: Array) -> tuple[Array, Array]:
@@ -160,10 +142,10 @@ class StatA(Repeated):
         return GaussianMixture(self, text, logit_scale)
 
     def plan(self) -> Plan:
-        """Mean, first pass, and an E-step before and after each M-step."""
+        """First pass, and an E-step before and after each M-step."""
         if self.faithful:
             raise OptionError("The 'faithful' option of stata depends on the order of rows; leave it out on shards.")
-        return Plan(self.iterations + 3, self.iterations + 1)
+        return Plan(self.iterations + 2, self.iterations + 1)
 
 
 class GaussianMixture(driver.Mixture[Mixture, Mixture]):
@@ -175,12 +157,12 @@ class GaussianMixture(driver.Mixture[Mixture, Mixture]):
 
     def begin(self, run: driver.Run) -> Mixture:
         """App. "Revisiting StatA": Sigma'_j = sum_ik y_ik (f_ij - t_kj)^2 / N, the square expanded."""
-        mean = run("mean")
-        self.centre = mean.sums / mean.n  # (d,)
-        first = run("first", self.centre)
-        self.t = like(self.text, self.centre)
+        centre = self.text.mean(0)  # (d,)
+        first = run("first", centre)
+        self.t = like(self.text, first.sums)
         sums, squares, soft = (x / first.n for x in (first.sums, first.squares, first.soft))
-        self.anchor = pooled_variance(sums, squares, soft, self.t - self.centre)  # (1, d)
+        self.anchor = pooled_variance(sums, squares, soft, self.t - centre)  # (1, d)
+        self.centre = centre + sums.sum(0) / soft.sum()  # (d,) the mean of the samples, as sum_k y_ik = 1
         return Mixture(self.t, self.anchor, 0 * self.t[:, 0])
 
     def shown(self, classes: Mixture) -> tuple[Array, ...]:
