@@ -99,6 +99,7 @@ class Journal:
         self.calls, self.steps, self.shards = plan.calls, plan.steps, len(job.sources)
         self.number = self.step = self.replaced = 0
         self.seconds: list[float] = []  # of the steps made
+        self.converged = True  # whether the last E-step changed no label
         self.engine: Any = None  # a `Worker`, or a `Ray`
 
     def tick(self, answered: int) -> None:
@@ -129,6 +130,7 @@ class Journal:
                 left = (self.steps - self.step) * float(np.mean(self.seconds))
                 how = f", {self.seconds[-1]:.1f} s, about {left:.0f} s left"
         if verb == "step":
+            self.converged = total.changed == 0
             self.report(f"iteration {self.step} of {self.steps}: {total.changed} labels changed{how}")
         return total
 
@@ -173,7 +175,7 @@ def adapt_shards(
         if found is not None:
             report(f"graph: {graph}, {100 * found:.1f} % of the true nearest neighbours among all rows (on a sample)")
         mixture = method.mixture(job.classes.text, job.classes.logit_scale, **_given(job))
-        converged = bool(solve(mixture, journal).converged)
+        solve(mixture, journal)
         journal.calls = journal.number + 1 + across  # it may have taken fewer than planned
         written = journal("write")
         if across:
@@ -181,7 +183,7 @@ def adapt_shards(
             journal("gather", len(groups))
     remove(job.folder)
     done = checked.rows, checked.skipped, written.changed, written.counts
-    return Labelled(*done, found, converged, journal.replaced, job.outputs)
+    return Labelled(*done, found, journal.converged, journal.replaced, job.outputs)
 
 
 def _job(task: ShardTask, method: Method, out: str, device: str) -> Job:

@@ -128,7 +128,8 @@ class MOON(Method):
         of, graph = Solution(*found), Graph(neighbours, weights, recall)
         details = {"mu": of.mu, "alpha": of.alpha, "gamma": gamma, "anchor_kappa": of.anchor_kappa, "graph": graph}
         energy = of.energy.tolist()
-        return Result(z, y, None, energy, len(energy) - 1, of.converged, of.kappa, of.beta, details, decided=labels)
+        converged = int(of.changed) == 0
+        return Result(z, y, None, energy, len(energy) - 1, converged, of.kappa, of.beta, details, decided=labels)
 
     def peak_bytes(self, n: int, k: int, d: int, itemsize: int) -> int:
         """Estimate the memory beyond the inputs: six N x K arrays, or three of 2-byte numbers and blocks of rows."""
@@ -163,11 +164,6 @@ class Solution(NamedTuple):
     mu: Array  # (K, d)
     alpha: Array  # (K,)
     anchor_kappa: Array  # (K,)
-
-    @property
-    def converged(self) -> bool:
-        """Whether the last E-step changed no label."""
-        return int(self.changed) == 0
 
 
 class VMFMixture:

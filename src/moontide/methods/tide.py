@@ -264,11 +264,6 @@ class Solution(NamedTuple):
     sharpness: float
     crowd: eq.Crowd
 
-    @property
-    def converged(self) -> bool:
-        """Whether the last E-step changed no label."""
-        return int(self.changed) == 0
-
 
 def given_by(state: TIDEState, known: Array) -> dict[str, Any]:
     """Return what `TIDEMixture` takes of a state besides the classes, for samples of which some labels are `known`."""

@@ -51,12 +51,10 @@ class Single:
     """A mixture for `driver.solve` without classes to estimate: one pass over the samples, and no E-step."""
 
     m_steps = -1
-    converged = True
 
     def begin(self, run: Run) -> None:
         """Make the zero-shot predictions."""
         run("first")
 
-    def finish(self, run: Run, classes: None, step: None, trace: list[None]) -> Single:
-        """Return that the run is complete."""
-        return self
+    def finish(self, run: Run, classes: None, step: None, trace: list[None]) -> None:
+        """Return nothing: predictions are with the samples."""

@@ -106,7 +106,8 @@ class Rows(plain.Rows):
         self.z, self.labels, self.gamma, free, laplacian, counts = _triton.step(
             _triton.e_step, 3, self.z, self.low, self.weighted, (*given, self.labels), more
         )
-        sums, soft = sums_of(self.z, self.weighted, self.f)  # (K, d), (K,)
+        both, d = product(self.z.T, self.weighted), self.f.shape[1]  # (K, d + PAD)
+        sums, soft = both[:, :d], both[:, d]  # `weighted_sums`
         changed, counts = counts[-1], counts[:-1]
         if self.method.beta == "soft":
             counts = soft.contiguous()
@@ -127,12 +128,6 @@ class Rows(plain.Rows):
 def weighted_room(f: Array) -> Array:
     """Return where an E-step writes gamma_i f_i and gamma_i, (N, d + PAD), the columns beyond that zero."""
     return torch.zeros((len(f), f.shape[1] + PAD), dtype=f.dtype, device=f.device)
-
-
-def sums_of(z: Array, weighted: Array, f: Array) -> tuple[Array, Array]:
-    """Return `weighted_sums` of assignments z (N, K) by one product with what an E-step wrote."""
-    both, d = product(z.T, weighted), f.shape[1]  # (K, d + PAD)
-    return both[:, :d], both[:, d]
 
 
 def product(a: Array, b: Array) -> Array:
