@@ -27,7 +27,7 @@ from moontide.types import Task
 
 FloatArray = npt.NDArray[np.floating[Any]]
 
-IMAGES, CLASSES = 256, 512  # rows that are looked at
+IMAGES, CLASSES, SWAPPED_CLASSES = 256, 192, 512  # rows that are looked at; the last if they may be images
 LEAST_IMAGES, LEAST_CLASSES = 20, 8  # images and classes from which the space can be judged
 NEAR_ZERO = 3.5  # mean of the largest cosines, in units of 1 / sqrt(d), below which they are near zero
 SKEW = 0.15  # of the cosines without the effects of image and class; classes of the same space give more
@@ -71,7 +71,8 @@ def doubt(task: Task, raw: Any = None) -> str | None:
             f"The logit scale is {task.logit_scale:g}, which makes all classes alike; it is 1 / temperature, 100 for "
             "CLIP: pass logit_scale=100 (--logit-scale 100), or the value of your model."
         )
-    x, t = some_rows(task.features, IMAGES), some_rows(task.text, CLASSES)
+    classes = SWAPPED_CLASSES if task.k >= MORE_CLASSES * task.n else CLASSES
+    x, t = some_rows(task.features, IMAGES), some_rows(task.text, classes)
     if len(x) < 2 or len(t) < 2:
         return None
     cosines = x @ t.T  # (n, k)
