@@ -93,7 +93,7 @@ class _UnderWay:
         follow: Callable[[], State | None],
         step: asyncio.Future[Taken | None],
     ) -> None:
-        """Note it; `follow` returns the state after it before its step is done, where that is known."""
+        """Set up; `follow` returns the state after the step without waiting for it, or None if it is not known."""
         self.batch, self.items, self.follow, self.step = batch, pushes_of(batch), follow, step
         self.before: Moment | _UnderWay | None = before  # the moment or micro-batch that it goes on from
         self.since = asyncio.get_running_loop().time()

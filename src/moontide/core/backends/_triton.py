@@ -341,13 +341,13 @@ def tide_confidence(z, label, power, confidence, slope, k, WRITE: tl.constexpr, 
 
 
 def launch(kernel: Any, rows: int, columns: int, *given: Any, few: int = 2048, **more: Any) -> None:
-    """Run one program for each of so many rows, which holds so many columns: by 4 warps where they are a `few`."""
+    """Run one program per row, which holds all its columns; up to `few` columns are handled by 4 warps."""
     block = padded(columns)
     kernel[(rows,)](*given, BLOCK=block, num_warps=4 if block <= few else 8 if block <= 8192 else 16, **more)
 
 
 def padded(columns: int) -> int:
-    """Return how many columns a program holds for so many."""
+    """Return the width of a block that holds so many columns: the next power of two, at least 16."""
     return int(max(16, triton.next_power_of_2(columns)))
 
 
@@ -413,15 +413,15 @@ def votes(z: Array, edges: tuple[Array, ...], agreement: bool = False) -> Array:
     return found
 
 
-def step(kernel: Any, numbers: int, z: Array, f: Array, weighted: Array, given: Any, more: Any) -> tuple[Array, ...]:
-    """Return what `e_step` or `tide_step` writes: z, labels, so many `numbers` per sample, and K + 1 counts.
+def step(kernel: Any, count: int, z: Array, f: Array, weighted: Array, given: Any, more: Any) -> tuple[Array, ...]:
+    """Return what `e_step` or `tide_step` writes: z, labels, the given count of numbers per sample, and K + 1 counts.
 
-    `given` and `more` are what it takes before and after that. z keeps its dtype. The counts are those of the labels,
-    and of the labels that are not as before. gamma_i f_i and gamma_i are written to `weighted`, (N, > d).
+    `given` are the arguments before these outputs, `more` those after them. z keeps its dtype. The counts: labels of
+    each class, and labels that changed. gamma_i f_i and gamma_i are written to `weighted`, (N, > d).
     """
     (n, k), d = z.shape, f.shape[1]
     new, labels = torch.empty_like(z), torch.empty(n, dtype=torch.int64, device=z.device)
-    rows, counts = floats(z, numbers, n), torch.zeros(k + 1, dtype=torch.float32, device=z.device)
+    rows, counts = floats(z, count, n), torch.zeros(k + 1, dtype=torch.float32, device=z.device)
     given = *given, f, new, labels, *rows, counts, weighted, k, d, weighted.shape[1], log_classes(k), *more
     launch(kernel, n, k, *given, few=GATHER, DEPTH=padded(d))
     return new, labels, *rows, counts
