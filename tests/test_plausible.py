@@ -49,6 +49,23 @@ def test_every_mistake_is_answered_by_one_warning_with_the_remedy(name: str) -> 
     assert len(str(one.message)) <= 300
 
 
+def warned(x: np.ndarray, t: np.ndarray, scale: float = 100.0) -> bool:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        TIDE().fit_predict(x, t, logit_scale=scale)
+    return any(w.category is ImplausibleWarning for w in caught)
+
+
+def test_after_a_few_plausible_batches_of_one_shape_only_the_logit_scale_is_checked() -> None:
+    data = simulate(61, 17, seed=3)  # a shape that no other test has
+    good, bad = (data.features, data.text), (data.features - data.features.mean(0), data.text)
+    assert [warned(*each) for each in (good, bad, good, good, good)] == [False, True, False, False, False]
+    assert warned(*bad)  # as one of the last four tasks was doubtful
+    assert [warned(*each) for each in (good, good, good, good, bad)] == [False] * 5
+    assert warned(*good, scale=1.0)
+    assert warned(*bad)  # since the one before was doubtful
+
+
 def batches(x: np.ndarray, labels: np.ndarray) -> Iterator[np.ndarray]:
     """Rows of batches as they come: of any class, and of few."""
     yield np.arange(len(x))

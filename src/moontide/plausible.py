@@ -40,24 +40,38 @@ LENGTHS = 10.0  # ratio of row lengths, from the 1st to the 99th of a hundred
 ALIKE, MANY = 0.95, 20  # mean cosine of samples that look alike, and classes for each of them
 CHANCE = 5.0  # hits by chance, from which on fewer are doubtful
 
-_looked_at: set[tuple[str, int, int, int]] = set()  # devices and shapes of tasks
+ENOUGH = 4  # plausible tasks of one shape in a row, after which no more of that shape are examined
+
+_in_a_row: dict[tuple[str, int, int, int], int] = {}  # how many tasks of a device and a shape were plausible
 
 
 def ask(task: Task, raw: Any = None) -> None:
     """Warn about the first doubtful property of a task; `raw` are the image features before normalisation.
 
-    On a GPU, where this would take longer than a fit, only the first task of each shape is examined.
+    For a small batch this takes as long as a third of a fit. So whoever labels batch after batch pays for the first
+    few only: after `ENOUGH` plausible tasks of one shape in a row, only the logit scale is still checked.
 
     >>> ask(Task(np.eye(3), np.eye(3)))
     """
     shape = device_type(task.features), task.n, task.k, task.d
-    if shape[0] != "cpu":
-        if shape in _looked_at:
-            return
-        _looked_at.add(shape)
-    found = doubt(task, raw)
+    found = doubtful_scale(task.logit_scale) if _in_a_row.get(shape, 0) >= ENOUGH else doubt(task, raw)
+    _in_a_row[shape] = 0 if found else _in_a_row.get(shape, 0) + 1
     if found is not None:
         warnings.warn(found, ImplausibleWarning, stacklevel=3)
+
+
+def doubtful_scale(scale: float) -> str | None:
+    """Return the warning about a logit scale, or None.
+
+    >>> (doubtful_scale(0.01) or "")[:54]
+    'The logit scale is 0.01, which makes all classes alike'
+    """
+    if scale >= LOW_SCALE:
+        return None
+    return (
+        f"The logit scale is {scale:g}, which makes all classes alike; it is 1 / temperature, 100 for CLIP: pass "
+        "logit_scale=100 (--logit-scale 100), or the value of your model."
+    )
 
 
 def doubt(task: Task, raw: Any = None) -> str | None:
@@ -66,11 +80,9 @@ def doubt(task: Task, raw: Any = None) -> str | None:
     >>> doubt(Task(np.eye(3), np.eye(3), logit_scale=0.01))[:54]
     'The logit scale is 0.01, which makes all classes alike'
     """
-    if task.logit_scale < LOW_SCALE:
-        return (
-            f"The logit scale is {task.logit_scale:g}, which makes all classes alike; it is 1 / temperature, 100 for "
-            "CLIP: pass logit_scale=100 (--logit-scale 100), or the value of your model."
-        )
+    doubtful = doubtful_scale(task.logit_scale)
+    if doubtful is not None:
+        return doubtful
     classes = SWAPPED_CLASSES if task.k >= MORE_CLASSES * task.n else CLASSES
     x, t = some_rows(task.features, IMAGES), some_rows(task.text, classes)
     if len(x) < 2 or len(t) < 2:

@@ -58,7 +58,8 @@ def check_zero_shot_is_reported(m: Method, tasks: Tasks) -> None:
     """
     task = tasks.of(*embeddings(40, 7, 32), logit_scale=50.0)
     gap = float(np.abs(m.fit_predict(task).zero_shot - zero_shot(task.features, task.text, 50.0)).max())
-    expect(gap <= ROUNDING, f"zero_shot is not the zero-shot prediction; off by up to {gap:.2e}")
+    tolerance = SINGLE if "encoder" in m.needs else ROUNDING  # encoders compute in float32
+    expect(gap <= tolerance, f"zero_shot is not the zero-shot prediction; off by up to {gap:.2e}")
 
 
 def check_diagnostics(m: Method, tasks: Tasks) -> None:
