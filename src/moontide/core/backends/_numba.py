@@ -282,35 +282,41 @@ def m_step(near, soft, along, dots, squares, counts, kappa0, r0, alpha, exact, d
 
 
 @loops
-def e_step(start, stop, cosine, slope, offset, present, values, edges, z, rest, new, labels, log_sum, gamma, agreement,
-           before, log_k):  # fmt: skip
-    """Eq. update-z of rows from `start` to `stop`: the logits are cosine slope + offset, or `values` if `present`.
+def e_step(start, stop, anchor, present, values, edges, z, rest, new, names, labels, found, log_k):
+    """Eq. update-z of rows from `start` to `stop`; returns by how much an entry of z changed at most.
 
-    `rest` (4, N) are sums over entries of other columns: of q = exp(logit), q log q, q votes and z votes.
+    The logits are cosine slope + offset - shift, which `anchor` has, or `values` if `present`. `names` are the classes
+    of the columns. `rest` (5, N) has of each row, over entries of other columns, the sums of q = exp(logit), q log q,
+    q votes and z votes, and the largest q; where that is the largest of all, the label is -1. `found` (5, N) are the
+    logs of the sums, gamma, the agreement of the votes with the new z and with z, and exp of minus the log.
     """
-    k = z.shape[1]
-    votes, a, q = padded(k, ZERO), padded(k, LOWEST - BIAS), padded(k, ZERO)
+    (cosine, slope, offset, shift), k = anchor, z.shape[1]
+    votes, a, q, change = padded(k, ZERO), padded(k, LOWEST - BIAS), padded(k, ZERO), padded(k, ZERO)
     for i in range(start, stop):
-        row, p, old, of_p, of_old = cosine[i], new[i], z[i], ZERO, ZERO
+        row, p, old, of_p, of_old, less = cosine[i], new[i], z[i], ZERO, ZERO, shift[i]
         gather(i, edges, z, votes[:k])
         for c in range(k):
-            a[c] = row[c] * slope[c] + offset[c] + votes[c]
+            a[c] = row[c] * slope[c] + offset[c] - less + votes[c]
         for l in range(present.shape[0]):
             a[present[l]] = values[i, l] + votes[present[l]]
-        labels[i], by, log_sum[i], entropy = softmax(a, k, q, rest[0, i], rest[1, i])
+        column, by, log_sum, entropy = softmax(a, k, q, rest[0, i], rest[1, i])
         for c in range(k):
             p[c] = q[c] * by
             of_p += p[c] * votes[c]
             of_old += old[c] * votes[c]
-        gamma[i], share = weight_of(entropy, log_k), np.exp(-log_sum[i]) if rest[2, i] > ZERO else ZERO
-        agreement[i], before[i] = of_p + share * rest[2, i], of_old + rest[3, i]
+            change[c] = max(change[c], abs(p[c] - old[c]))
+        scale = np.exp(-log_sum) if rest[0, i] > ZERO else ZERO
+        labels[i] = names[column] if rest[4, i] * scale <= p[column] else -1
+        found[0, i], found[1, i], found[4, i] = log_sum, weight_of(entropy, log_k), scale
+        found[2, i], found[3, i] = of_p + scale * rest[2, i], of_old + rest[3, i]
+    return largest(change)
 
 
 @loops
-def split(cosine, slope, offset, shift, present, edges, z, p, sums, top, negligible):
+def split(cosine, slope, offset, shift, present, edges, z, p, sums, negligible):
     """Return the positions and row starts of shared entries of z, in which the present columns are 0.
 
-    `p` becomes exp(logits - shift) of the other entries; `sums` its row sums and those of p log p, `top` row maxima.
+    `p` becomes exp(logits - shift) of the other entries; `sums` what `rest` of `e_step` is without votes.
     """
     n, k = z.shape
     votes, found, starts, count = np.empty(k, np.float32), np.empty(n + k, np.int64), np.empty(n + 1, np.int64), 0
@@ -334,7 +340,7 @@ def split(cosine, slope, offset, shift, present, edges, z, p, sums, top, negligi
         for c in range(k):
             add += out[c]
             product += out[c] * (row[c] * slope[c] + offset[c] - by)
-        sums[0, i], sums[1, i], top[i] = add, product, largest(out)
+        sums[0, i], sums[1, i], sums[4, i] = add, product, largest(out)
     starts[n] = count
     return found[:count].copy(), starts
 
@@ -351,7 +357,7 @@ def shared_votes(entries, row_of, edges, slot):
     for s in range(entries.shape[0]):
         slot[entries[s]] = s
         room += pointer[row_of[s] + 1] - pointer[row_of[s]]
-    first, voter, by = np.empty(entries.shape[0] + 1, np.int64), np.empty(room, np.int64), np.empty(room, np.float32)
+    first, voter, by = np.empty(entries.shape[0] + 1, np.int64), np.empty(room, np.int32), np.empty(room, np.float32)
     for s in range(entries.shape[0]):
         i = row_of[s]
         first[s], c = count, entries[s] - i * k
@@ -364,27 +370,35 @@ def shared_votes(entries, row_of, edges, slot):
 
 
 @loops
-def shared_sums(shared, by, logits, starts, first, voter, weight, sums, top):
-    """Return q = exp(logit) of shared entries (S,), and with them `rest` of `e_step` and the largest q of each row.
+def shared_sums(q, scale, by, logits, starts, first, voter, weight, sums):
+    """Return q = exp(logit) of the shared entries (S,), and with them `rest` of `e_step`.
 
-    `shared` are their z and `by` what their votes count; `sums` and `top` are those of the entries that are not shared.
+    So far their z were q scale, and the votes of a sample count `by`, (N,) each; `sums` are of entries not shared.
     """
-    votes, x, q = np.zeros_like(logits), np.empty_like(logits), np.empty_like(logits)
-    rest, most = sums.copy(), top.copy()
-    for s in range(logits.shape[0]):
-        for edge in range(first[s], first[s + 1]):
-            votes[s] += weight[edge] * shared[voter[edge]] * by[voter[edge]]
-        x[s] = logits[s] + votes[s]
-    for s in range(logits.shape[0]):
-        q[s] = exp(x[s])
-    for i in range(most.shape[0]):
+    z, spoken, votes, x = np.empty_like(q), np.empty_like(q), np.empty_like(q), np.empty_like(q)
+    new, rest = np.empty_like(q), sums.copy()
+    for i in range(scale.shape[0]):
         for s in range(starts[i], starts[i + 1]):
-            rest[0, i] += q[s]
-            rest[1, i] += q[s] * x[s]
-            rest[2, i] += q[s] * votes[s]
-            rest[3, i] += shared[s] * votes[s]
-            most[i] = max(most[i], q[s])
-    return q, rest, most
+            z[s] = q[s] * scale[i]
+            spoken[s] = z[s] * by[i]
+    for s in range(q.shape[0]):
+        vote = ZERO
+        for edge in range(first[s], first[s + 1]):
+            vote += weight[edge] * spoken[voter[edge]]
+        votes[s], x[s] = vote, logits[s] + vote
+    for s in range(q.shape[0]):
+        new[s] = exp(x[s])
+    for i in range(scale.shape[0]):
+        total, inner, of_new, of_old, most = ZERO, ZERO, ZERO, ZERO, ZERO
+        for s in range(starts[i], starts[i + 1]):
+            total += new[s]
+            inner += new[s] * x[s]
+            of_new += new[s] * votes[s]
+            of_old += z[s] * votes[s]
+            most = max(most, new[s])
+        rest[0, i], rest[1, i], rest[2, i] = rest[0, i] + total, rest[1, i] + inner, of_new
+        rest[3, i], rest[4, i] = of_old, max(rest[4, i], most)
+    return new, rest
 
 
 @loops

@@ -69,11 +69,12 @@ def products(
 
 def m_step(vmf: VMF, step: Any) -> VMFClasses:
     """Eqs. update-m and update-m-real, by products with the sums where options and accuracy permit."""
-    o, rows = vmf.options, step.rows
-    z, columns = (rows.z, step.present) if rows.absent is None else (rows.absent.z, np.arange(len(step.present)))
-    given = z, columns, rows.gamma, rows.cosine, step.present
+    o, rows, a = vmf.options, step.rows, step.rows.absent
+    given = (rows.z, step.present, rows.gamma, rows.cosine, step.present)
+    if a is not None:
+        given = (a.z, a.columns, rows.gamma, a.cosine, a.columns)
     if o.inverse == "banerjee" and o.log_normaliser == "asymptotic" and o.update_mu and o.update_kappa:
-        text, *anchors = vmf.anchors.of(step.present)
+        text, *anchors = vmf.anchors_of(step.present)
         (_, *of_sums), sums = products(rows.f, rows.gram, *given)
         epsilon, scale = np.float32(o.count_epsilon), np.float32(vmf.scale)
         numbers = o.update == "exact", vmf.d, epsilon, min(o.r_cap, BELOW_1), o.kappa_cap, o.temper, scale
@@ -124,16 +125,17 @@ class Rows(plain.Rows):
         if values is None and scores.prototypes is not None:
             values = affine(self.f, scores.prototypes, scores.offset)
         old_labels, weight = self.labels, self.gamma
-        old, a = (None, None) if self.absent is None else (self.absent.z, self.absent.e_step(values))
-        if a is None:
-            old = self._dense()
-            some = (scores.present, values) if values is not None else (np.zeros(0, np.int64), old[:, :0])
-            logits = self.cosine, scores.slope, scores.at_anchor, *some
-            a = self.assign(logits, old, np.zeros((4, len(old)), old.dtype), self._room())
-            self._replace(a.z)
+        found = None if self.absent is None else self.absent.e_step(values)
+        if found is None:
+            old, names = self._dense(), np.arange(len(self.text))
+            some = (scores.present, values) if values is not None else (names[:0], old[:, :0])
+            anchor = self.cosine, scores.slope, scores.at_anchor, np.zeros_like(weight)
+            found = self.assign(anchor, *some, old, np.zeros((5, len(old)), old.dtype), self._room(), names)
+            self._replace(found[0].z)
+        a, _, moved = found
         self.labels = a.labels
         changed = 0 if old_labels is None else int((a.labels != old_labels).sum())
-        moved = np.inf if old_labels is None or changed else float(np.abs(a.z - old).max())
+        moved = np.inf if old_labels is None else moved
         if self.method.gamma == "assignments":
             self.gamma = a.gamma
         free = free_energy(self.gamma, a.agreement, a.log_sum, self.log_sum_y)
@@ -147,13 +149,17 @@ class Rows(plain.Rows):
             self.z, self.absent = self.absent.dense(), None
         return self.z  # type: ignore[no-any-return]
 
-    def assign(self, logits: tuple[Any, ...], z: Floats, rest: Floats, new: Floats) -> Assignment:
-        """Eq. update-z, written to `new`, from the `logits`, previous `z` and `rest` of `_numba.e_step`."""
+    def assign(
+        self, anchor: tuple[Floats, ...], present: Ints, values: Floats, z: Floats, rest: Floats, new: Floats,
+        names: Ints,
+    ) -> tuple[Assignment, Floats, float]:  # fmt: skip
+        """Eq. update-z by `_numba.e_step`; also returns its last row of `found`, and how far an entry of z moved."""
         n, log_k = len(z), log_classes(len(self.text))
-        given = *logits, self.votes_of.weighted(self.vote_weight).edges, z, rest, new
-        found = np.empty(n, np.int64), *np.empty((4, n), z.dtype)
-        in_threads(lambda at: _numba.e_step(at.start, at.stop, *given, *found, log_k), row_blocks(n, z.size))
-        return Assignment(new, *found)
+        labels, found = np.empty(n, np.int64), np.empty((5, n), z.dtype)
+        edges = self.votes_of.weighted(self.vote_weight).edges
+        given = anchor, present, values, edges, z, rest, new, names, labels, found, log_k
+        moved = in_threads(lambda at: _numba.e_step(at.start, at.stop, *given), row_blocks(n, z.size))
+        return Assignment(new, labels, *found[:4]), found[4], float(max(moved))
 
     def _find_present(self, a: Assignment, scores: Scores) -> Floats:
         """Find the classes that have samples now, and return the counts of all, (K,)."""
@@ -163,7 +169,8 @@ class Rows(plain.Rows):
         if self.absent is not None and np.count_nonzero(counts) > np.count_nonzero(counts[self.present]):
             self._dense()  # a class that was absent has samples
         if self.absent is None:
-            self.present = np.nonzero(counts)[0]  # (L,)
+            present = np.nonzero(counts)[0]  # (L,)
+            self.present = self.present if np.array_equal(present, self.present) else present
             if self.steps and self.votes_of.symmetric and worthwhile(self.z, self.present):
                 self.absent = Absent(self, a.log_sum, scores)
         self.steps += 1
@@ -188,40 +195,39 @@ class Absent:
     def __init__(self, rows: Rows, log_sum: Floats, scores: Scores) -> None:
         z, self.rows, self.present, self.shift, edges = rows.z, rows, rows.present, log_sum, rows.votes_of.edges
         self.p: Floats = rows._room()  # (N, K) exp(logits - shift), 0 if present or shared
-        self.sums = np.zeros((4, len(z)), z.dtype)  # over each row of p, as `rest` of `_numba.e_step`
-        self.top = np.empty(len(z), z.dtype)  # (N,) the largest of each row of p
-        self.z = z.take(self.present, axis=1)  # (N, L)
+        sums = np.zeros((5, len(z)), z.dtype)  # over each row of p, as `rest` of `_numba.e_step`
+        self.z, self.cosine = (x.take(self.present, axis=1) for x in (z, rows.cosine))  # (N, L)
+        self.columns = np.arange(len(self.present))  # (L,)
         z[:, self.present] = 0
         given = rows.cosine, scores.slope, scores.at_anchor, log_sum, self.present, edges, z
-        self.entry, starts = _numba.split(*given, self.p, self.sums, self.top, np.float32(NEGLIGIBLE))
+        self.entry, starts = _numba.split(*given, self.p, sums, np.float32(NEGLIGIBLE))
         # shared entries (S,), (i, k) at i K + k: q = exp(logits - shift)
-        self.shared = self.q = z.ravel().take(self.entry)
-        self.row, k = np.divmod(self.entry, z.shape[1])  # (S,), (S,)
+        self.q = z.ravel().take(self.entry)
+        row, k = np.divmod(self.entry, z.shape[1])  # (S,), (S,)
         logits = rows.cosine.ravel().take(self.entry) * scores.slope[k] + scores.at_anchor[k]
-        votes = _numba.shared_votes(self.entry, self.row, edges, z.view(np.int32).ravel())
-        self.others = logits - log_sum[self.row], starts, *votes, self.sums, self.top
-        self.scale = np.ones_like(log_sum)  # (N,) z = p scale
+        votes = _numba.shared_votes(self.entry, row, edges, z.view(np.int32).ravel())
+        self.others = logits - log_sum[row], starts, *votes, sums
+        self.scale = self.each = np.ones_like(log_sum)  # (N,) z = p scale, and what votes count without weights
+        one = np.ones_like(self.z[0])  # (L,)
+        self.anchor = one, 0 * one, self.shift
         rows.spare.append(z)
 
-    def e_step(self, values: Floats) -> Assignment | None:
+    def e_step(self, values: Floats) -> tuple[Assignment, Floats, float] | None:
         """Eq. update-z with the logits `values` (N, L) of the present classes; None where that is not accurate.
 
         The z of the answer is that of the present classes, (N, L).
         """
-        rows, one = self.rows, np.ones_like(values[0])
-        by = np.ones_like(self.shared) if rows.vote_weight is None else rows.vote_weight[self.row]  # (S,)
-        q, rest, most = _numba.shared_sums(self.shared, by, *self.others)
-        logits = values - self.shift[:, None], one, 0 * one, self.present[:0], values[:, :0]
-        a = rows.assign(logits, self.z, rest, np.empty_like(self.z))
-        scale = np.exp(-a.log_sum)  # (N,)
+        rows, by = self.rows, self.each if self.rows.vote_weight is None else self.rows.vote_weight
+        q, rest = _numba.shared_sums(self.q, self.scale, by, *self.others)
+        given = (values, *self.anchor), self.columns[:0], values[:, :0], self.z, rest
+        a, scale, moved = rows.assign(*given, np.empty_like(self.z), self.present)
         if not (scale.min() > TINY and scale.max() <= GROWTH):  # also for NaN
             return None
-        self.z, self.q, self.shared, self.scale = a.z, q, q * scale[self.row], scale
-        labels = self.present[a.labels]
-        away = np.nonzero(most * scale > a.z[np.arange(len(labels)), a.labels])[0]  # those of a class that was absent
+        self.z, self.q, self.scale = a.z, q, scale
+        away = np.nonzero(a.labels < 0)[0]  # those of a class that was absent
         if len(away):
-            labels[away] = self.dense(away).argmax(axis=1)
-        return a._replace(labels=labels, log_sum=self.shift + a.log_sum)
+            a.labels[away] = self.dense(away).argmax(axis=1)
+        return a._replace(log_sum=self.shift + a.log_sum), scale, moved
 
     def dense(self, which: Any = slice(None)) -> Floats:
         """Return z of all classes for some samples; for all, it is made in place: the last thing to ask for."""

@@ -23,7 +23,7 @@ def run(solve: Callable[[Array, Array], tuple[Any, ...]], method: Any, task: Any
 
 def m_step(vmf: VMF, step: Step) -> VMFClasses:
     """Eqs. update-m and update-m-real: the class distributions that follow from the sums of an E-step."""
-    o, (text, anchor_kappa, anchor_r, alpha) = vmf.options, vmf.anchors.of(step.present)
+    o, (text, anchor_kappa, anchor_r, alpha) = vmf.options, vmf.anchors_of(step.present)
     sums, soft, counts = (like(x, text) for x in (step.sums, step.soft, step.counts))
     beta = formulas.shrinkage(counts, alpha)  # (L,)
     v = ple.means(sums, soft, o.count_epsilon)  # (L, d)
