@@ -127,7 +127,9 @@ class Method(Options):
             ask(features, given[0])
         task = features
         self.require(task)
-        result = dataclasses.replace(self._fit(task), class_names=task.class_names)
+        result = self._fit(task)
+        if task.class_names is not None:
+            result = dataclasses.replace(result, class_names=task.class_names)
         shape = (self.name, task.n, task.k, result.n_iter)
         log.debug("%s on %d samples and %d classes: %d iterations", *shape)
         return result

@@ -108,6 +108,8 @@ class Rows(plain.Rows):
         self.gram = None
         super().__init__(*given, **options)
         self.absent: Absent | None = None  # z, where few classes are present
+        self.rest = np.zeros((5, len(self.f)), self.f.dtype)  # of `_numba.e_step` where there are no other columns
+        self.classes = np.arange(len(self.text))  # (K,)
         self.steps, self.present = 0, np.zeros(0, np.int64)
 
     def first(self) -> First:
@@ -127,10 +129,9 @@ class Rows(plain.Rows):
         old_labels, weight = self.labels, self.gamma
         found = None if self.absent is None else self.absent.e_step(values)
         if found is None:
-            old, names = self._dense(), np.arange(len(self.text))
-            some = (scores.present, values) if values is not None else (names[:0], old[:, :0])
-            anchor = self.cosine, scores.slope, scores.at_anchor, np.zeros_like(weight)
-            found = self.assign(anchor, *some, old, np.zeros((5, len(old)), old.dtype), self._room(), names)
+            old, anchor = self._dense(), (self.cosine, scores.slope, scores.at_anchor, self.rest[0])
+            some: tuple[Any, Any] = (scores.present, values) if values is not None else (self.classes[:0], old[:, :0])
+            found = self.assign(anchor, *some, old, self.rest, self._room(), self.classes)
             self._replace(found[0].z)
         a, _, moved = found
         self.labels = a.labels
