@@ -17,7 +17,7 @@ with samples were all there are.
 
 The table is printed as it stands in docs/performance.md; --json writes the rows for its plot. Above 100,000 samples,
 the features are simulated and written to a file first, and MOON reads them in a process of its own, so that its peak
-memory can be told; there is no reference and no floor at that size.
+memory can be measured; there is no reference and no floor at that size.
 """
 
 from __future__ import annotations

@@ -120,7 +120,7 @@ def test_the_table_of_the_readme_is_that_of_the_lab_notes(capsys: pytest.Capture
     assert tables["headline"]().count("**") == 4  # the best of either row
 
 
-def test_nothing_is_said_to_be_installed_from_an_index_that_does_not_have_it() -> None:
+def test_no_page_installs_from_an_index_that_does_not_have_the_package() -> None:
     for page in PAGES:
         assert "pip install moontide" not in page.read_text(encoding="utf-8")
         assert "pip install 'moontide" not in page.read_text(encoding="utf-8"), page

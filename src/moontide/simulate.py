@@ -179,9 +179,9 @@ def _draw_images(labels: NDArray[np.int64], concepts: _Concepts, rotation: Float
     return features
 
 
-def _on_sphere(cone: Floats, rest: Floats, rotation: Floats) -> Floats:
+def _on_sphere(cone: Floats, others: Floats, rotation: Floats) -> Floats:
     """Prepend the two coordinates along the cones, turn, and scale to unit length."""
-    return _unit(np.hstack([np.broadcast_to(cone, (len(rest), 2)), rest]) @ rotation)
+    return _unit(np.hstack([np.broadcast_to(cone, (len(others), 2)), others]) @ rotation)
 
 
 def _spectrum(part: tuple[float, int], dim: int) -> Floats:

@@ -406,7 +406,7 @@ print(shown)
     assert second == "[]\n"  # from the cache
 
 
-def test_where_numba_cannot_be_used_numpy_is_and_it_is_said(tmp_path: Path) -> None:
+def test_where_numba_cannot_be_used_numpy_is_with_a_warning(tmp_path: Path) -> None:
     (tmp_path / "numba.py").write_text("raise ImportError('Numba needs another NumPy')")
     program = (
         "import numpy as np, moontide; print(moontide.MOON().fit_predict(np.eye(3, dtype='f4'), np.eye(3)).labels)"

@@ -14,7 +14,7 @@ from moontide.core.arrays import Array, clip, device, namespace, row_dots, row_s
 from moontide.core.simplex import entropy, softmax_log_sum
 from moontide.core.vmf import inverse_bessel_ratio, log_normaliser
 
-EPS = 1e-12  # the released solver's guard in entropies, lambda, beta and norms
+EPS = 1e-12  # the released program's guard in entropies, lambda, beta and norms
 
 
 def zero_shot(cosine: Array, scale: float, out: Array | None = None) -> tuple[Array, Array]:
@@ -136,8 +136,8 @@ def e_step(logits: Array, votes: Array, z: Array, out: Array | None = None) -> A
 
 def weighted_sums(z: Array, gamma: Array, f: Array) -> tuple[Array, Array]:
     """Return the sufficient statistics sum_i gamma_i z_ik f_i, (K, d), and sum_i gamma_i z_ik, (K,)."""
-    few = z.shape[1] < f.shape[1]
-    return (z * gamma[:, None]).T @ f if few else z.T @ (f * gamma[:, None]), gamma @ z
+    narrow = z.shape[1] < f.shape[1]  # the smaller of both is multiplied by gamma
+    return (z * gamma[:, None]).T @ f if narrow else z.T @ (f * gamma[:, None]), gamma @ z
 
 
 def means(sums: Array, counts: Array, epsilon: float) -> Array:

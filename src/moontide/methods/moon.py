@@ -8,7 +8,7 @@ Symbols:  f_i -> features[i]   t_k = mu'_k -> text[k] (the anchor)   y_ik -> zer
           lambda_k -> confidence   alpha_k -> alpha   gamma_i -> gamma   beta_k -> beta   omega_ij -> graph
           tau -> 1 / task.logit_scale   m -> neighbours   T -> iterations
 
-The defaults are the released solver, which made the paper's numbers; the preset "paper" is what the paper writes.
+The defaults are the released program, which made the paper's numbers; the preset "paper" is what the paper writes.
 docs/maths.md explains where they differ, and has the objective, Eq. ple-ours, with the options.
 """
 
@@ -188,7 +188,7 @@ class VMFMixture:
         self.vmf = VMF(o, Anchors(self.text, kappa, r, like(alpha, self.text) + 0 * r), self.scale)
         return self.vmf.begin()
 
-    def shown(self, classes: VMFClasses) -> tuple[Any, ...]:
+    def broadcast(self, classes: VMFClasses) -> tuple[Any, ...]:
         """Return what the E-step (Eqs. likelihood, update-z and pl) needs: the logits of each class."""
         return (classes.scores,)
 

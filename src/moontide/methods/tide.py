@@ -221,7 +221,7 @@ class TIDEMixture(Mixture[Assigned, "Solution"]):
         none, some = self.fixed.total[:0], namespace(text).arange(0, device=device(self.text))
         return Assigned(self.text[:0, :], none, none, self.fixed.total, none, 0.0, 0, 0, 0.0, some)
 
-    def shown(self, classes: Assigned) -> tuple[eq.Fixed, Assigned]:
+    def broadcast(self, classes: Assigned) -> tuple[eq.Fixed, Assigned]:
         """Return what the E-step of Eq. 11 needs; in the first, classes are at their anchors and none is left out."""
         return self.fixed if len(classes.hard) else self.fixed._replace(left_out=0.0), classes
 
