@@ -138,7 +138,7 @@ def floor(f: Any, t: Any, present: list[int]) -> Callable[[], Any]:
     graph, backend = nearest_neighbours(f, method.neighbours), choose(f, t.shape[0])
     rows, mixtures, steps = {}, {}, {}
     for count in set(present):
-        rows[count] = backend.Rows(method, f, t[:count], 100.0, graph, alone=True)
+        rows[count] = backend.Rows(method, f, t[:count], 100.0, graph, in_memory=True)
         rows[count].first()
         anchors = Anchors(t[:count], 100 * one[:count], one[:count] / 4, one[:count])
         mixtures[count] = VMF(method, anchors, 100.0)

@@ -97,7 +97,7 @@ class StatARows(Rows):
         if self.around is not None:
             return self.around
         f = self.f[rows] - centre
-        self.around = (f, f**2) if self.alone else None
+        self.around = (f, f**2) if self.in_memory else None
         return self.around or (f, f**2)
 
     def _assign(self, rows: slice, scores: Array, new: Array) -> Array:
@@ -132,7 +132,7 @@ class StatA(Repeated):
 
     def _fit(self, task: Task) -> Result:
         check_graph(task.graph, self.name, self.neighbours)
-        rows = StatARows(self, task.features, task.text, task.logit_scale, task.graph, alone=True)
+        rows = StatARows(self, task.features, task.text, task.logit_scale, task.graph, in_memory=True)
         found = driver.solve(self.mixture(task.text, task.logit_scale), rows.call)
         details = {"mu": found.mu, "spread": found.spread}
         return Result(*rows.unpack(), None, (), self.iterations, found.converged, None, found.beta, details)

@@ -153,7 +153,7 @@ class TIDE(OnlineMethod):
             require_memory(12 * n * k * f.dtype.itemsize, f"{self.name} on {n} x {k} at once", f)
         literal = large or labels is not None or (shares is not None and fused(f))  # the equations as they stand
         backend: Any = choose(f, k, "tide_", literal)
-        how = {"half": large, "alone": not large, "known": labels, "cosine": cosine}
+        how = {"half": large, "in_memory": not large, "known": labels, "cosine": cosine}
 
         def together(f: Array, text: Array) -> tuple[Any, ...]:
             rows = backend.TIDERows(self, f, text, scale, graph, **how)
