@@ -165,7 +165,14 @@ def kills(arguments):
         batches = [(row.first, row.size) for row in store.answers("a", 0, 2**62)]
         state = store.load("a")[0].state
         store.close()
-    order = np.full(total, -1)
+    check_kept(answers, pieces, total, batches, state, data)
+    summary = f"{len(answers)} pushes, {total} samples, {len(batches)} micro-batches, {arguments.kills} kills"
+    print(f"{summary}, {len(failures)} requests cut off: nothing lost or doubled, the state the same to the last bit")
+
+
+def check_kept(answers, pieces, total, batches, state, data):
+    """Exit with an error unless each push is in the stream once, and the state that of one process over all of them."""
+    x, order = data.features.astype("<f4"), np.full(total, -1)
     for i, got in answers:
         span = order[got["first"] : got["first"] + got["size"]]
         if (span != -1).any() or len(span) != len(pieces[i]):
@@ -182,8 +189,6 @@ def kills(arguments):
     expected, found = (load_arrays(data) for data in (state_bytes(tda, replayed), state))
     if any(expected[name].tobytes() != found[name].tobytes() for name in expected | found):
         sys.exit("The state is not that of one process over the same micro-batches.")
-    summary = f"{len(answers)} pushes, {total} samples, {len(batches)} micro-batches, {arguments.kills} kills"
-    print(f"{summary}, {len(failures)} requests cut off: nothing lost or doubled, the state the same to the last bit")
 
 
 def free_port():
