@@ -18,8 +18,8 @@ from moontide.core.tide import ALL, Assigned, Compared, Confident, Labels, Predi
 class TIDERows(Rows):
     """The samples of TIDE.
 
-    In memory, what an E-step needs of zero-shot predictions and cosines is kept; in blocks it is made again in every
-    step. In 16 bits, the fourth root of an assignment is stored: it is exact to 3e-5 near 1 (float16: 1e-3) and keeps
+    In memory, what E-steps need of zero-shot predictions and cosines is kept; in blocks every step computes it again.
+    In 16 bits, the fourth root of an assignment is stored: it is exact to 3e-5 near 1 (float16: 1e-3) and keeps
     what is far below 1 / 65535, of which the calibration raises powers. `known` labels are for samples in memory.
     """
 
@@ -110,13 +110,13 @@ class TIDERows(Rows):
 
     def _keep(self, fixed: eq.Fixed) -> None:
         """Keep what all E-steps need of samples in memory."""
-        self.in_metric, self.at_anchor, self.log_y, _ = self._made(self.blocks[0], fixed)
+        self.in_metric, self.at_anchor, self.log_y, _ = self._prepared(self.blocks[0], fixed)
         self.cosine = None
         if self.known is not None:
             self.z = 1 * self.z
             self.known.clamp(self.z, self.labels)
 
-    def _made(self, rows: slice, fixed: eq.Fixed) -> tuple[Array, ...]:
+    def _prepared(self, rows: slice, fixed: eq.Fixed) -> tuple[Array, ...]:
         """Return some rows in the metric, their cosines to the anchors, log y less the bias of the text, and y."""
         if self.anchor is None:
             self.anchor = eq.anchor_rows(self.text, fixed.slope, fixed.offset, fixed.scale)
@@ -138,7 +138,7 @@ class TIDERows(Rows):
     ) -> Assigned:
         """Write the assignments of some rows to `new`, with the weight of the `text`, and add up what follows."""
         xp, k = namespace(self.f), len(self.text)
-        made = (self.in_metric, self.at_anchor, self.log_y, self.y) if self.in_memory else self._made(rows, fixed)
+        made = (self.in_metric, self.at_anchor, self.log_y, self.y) if self.in_memory else self._prepared(rows, fixed)
         f, at_anchor, log_y, y = made  # (b, d), (b, K), (b, K), (b, K)
         dots = f @ classes.sums.T  # (b, H)
 
