@@ -172,13 +172,13 @@ def run_alone(encoder: RandomCLIP, batch: list[Any]) -> Alone:
 def measure(kind: str, encoder: RandomCLIP, images: list[ImageFile], given: argparse.Namespace) -> dict[str, Any]:
     """Run one kind over a quarter of the images and over all of them, with the model alone before and after."""
     batch = given.batch or encoder.batch_size
-    told: dict[str, Any] = {"batch_size": batch, "workers": given.workers, "fast": kind == "fast"}
+    how: dict[str, Any] = {"batch_size": batch, "workers": given.workers, "fast": kind == "fast"}
 
     def run(some: list[ImageFile]) -> None:
         if kind == "recipe":
             run_recipe(encoder, some, batch)
         else:
-            deque(encode_files(encoder, some, **told), maxlen=0)
+            deque(encode_files(encoder, some, **how), maxlen=0)
 
     quarter = images[: len(images) // 4]
     whole = prepared(encoder, images, batch)
@@ -250,8 +250,10 @@ def main() -> None:
                     f"in CPU time {found['cpu_share']:.2f}",
                     flush=True,
                 )
-        told = measure_parts(encoder, images[: max(len(images) // 4, 1)], batch_size=given.batch, workers=given.workers)
-        print(told.table())
+        parts = measure_parts(
+            encoder, images[: max(len(images) // 4, 1)], batch_size=given.batch, workers=given.workers
+        )
+        print(parts.table())
         print("smallest cosine to float32 and Pillow:", close := closeness(encoder, Path(folder), "fast" in kinds))
     print_table(lines, kinds)
     if given.out is not None:

@@ -165,7 +165,14 @@ def kills(arguments):
         batches = [(row.first, row.size) for row in store.answers("a", 0, 2**62)]
         state = store.load("a")[0].state
         store.close()
-    order = np.full(total, -1)
+    check_kept(answers, pieces, total, batches, state, data)
+    summary = f"{len(answers)} pushes, {total} samples, {len(batches)} micro-batches, {arguments.kills} kills"
+    print(f"{summary}, {len(failures)} requests cut off: nothing lost or doubled, the state the same to the last bit")
+
+
+def check_kept(answers, pieces, total, batches, state, data):
+    """Exit with an error unless each push is in the stream once, and the state that of one process over all of them."""
+    x, order = data.features.astype("<f4"), np.full(total, -1)
     for i, got in answers:
         span = order[got["first"] : got["first"] + got["size"]]
         if (span != -1).any() or len(span) != len(pieces[i]):
@@ -182,8 +189,6 @@ def kills(arguments):
     expected, found = (load_arrays(data) for data in (state_bytes(tda, replayed), state))
     if any(expected[name].tobytes() != found[name].tobytes() for name in expected | found):
         sys.exit("The state is not that of one process over the same micro-batches.")
-    told = f"{len(answers)} pushes, {total} samples, {len(batches)} micro-batches, {arguments.kills} kills"
-    print(f"{told}, {len(failures)} requests cut off: nothing lost or doubled, the state the same to the last bit")
 
 
 def free_port():
@@ -236,11 +241,11 @@ def control(arguments, k, batch):
         command = [sys.executable, __file__, *given, "--alone", str(size)]
         running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(processes)]
         rates.append(sum(float(process.communicate()[0]) for process in running))
-    told = (
+    rates = (
         f"{rates[0]:.0f} samples/s in steps of {batch}, {rates[1]:.0f} ({rates[1] / rates[0]:.2f}x) in steps of {large}"
     )
     both = f"two processes at once {rates[2]:.0f} ({rates[2] / rates[1]:.2f}x one)"
-    print(f"\n{arguments.method} alone, K={k}: {told}; {both}", flush=True)
+    print(f"\n{arguments.method} alone, K={k}: {rates}; {both}", flush=True)
 
 
 def throughput(arguments):
@@ -359,9 +364,9 @@ class Load:
             thread.join()
             pages = sum(int(fields[21]) for fields in self.family())
             p50, p99 = 1000 * np.quantile(idle, (0.5, 0.99))
-            told = [f"{(part + 1) * seconds / parts:.0f}", f"{pages * os.sysconf('SC_PAGE_SIZE') / 2**20:.0f}"]
-            told += [cells[0], cells[1], f"{p50:.1f}", f"{p99:.1f}", f"{float(cells[0]) / p50:.1f}", cells[2], cells[6]]
-            print(f"| {' | '.join(told)} |", flush=True)
+            row = [f"{(part + 1) * seconds / parts:.0f}", f"{pages * os.sysconf('SC_PAGE_SIZE') / 2**20:.0f}"]
+            row += [cells[0], cells[1], f"{p50:.1f}", f"{p99:.1f}", f"{float(cells[0]) / p50:.1f}", cells[2], cells[6]]
+            print(f"| {' | '.join(row)} |", flush=True)
 
     def do_nothing(self, stop, took):
         """Ask for the health of the server now and then."""
@@ -517,8 +522,8 @@ class Client:
             if not some:
                 raise ConnectionError("closed")
         head, _, content = received.partition(b"\r\n\r\n")
-        told = dict(line.lower().split(b": ", 1) for line in head.split(b"\r\n")[1:])
-        length = int(told.get(b"content-length", 0))
+        headers = dict(line.lower().split(b": ", 1) for line in head.split(b"\r\n")[1:])
+        length = int(headers.get(b"content-length", 0))
         while len(content) < length:
             content += (some := self.socket.recv(1 << 20))
             if not some:

@@ -36,7 +36,7 @@ def spectrum(residuals: np.ndarray) -> tuple[float, list[float]]:
 
 def statistics(data: Simulated) -> dict[str, float]:
     f, t, y = data.features, data.text, data.labels
-    rows, n, k = np.arange(len(f)), len(f), len(t)
+    rows, k = np.arange(len(f)), len(t)
     cosines = f @ t.T  # (N, K)
     true = cosines[rows, y]  # (N,)
     others = np.ma.masked_array(cosines, np.arange(k) == y[:, None])
@@ -49,23 +49,10 @@ def statistics(data: Simulated) -> dict[str, float]:
     within = images[same]
     np.fill_diagonal(images, -1)
     texts = (t @ t.T)[~np.eye(k, dtype=bool)].reshape(k, k - 1)
-
     counts = np.bincount(y, minlength=k)
-    sums = np.zeros_like(t)
-    np.add.at(sums, y, f)
-    centres = sums / np.maximum(counts, 1)[:, None]  # (K, d)
-    seen = centres[counts > 0]
-    residuals = f - centres[y]
-    within_rank, within_shares = spectrum(residuals)
-    centre_rank, centre_shares = spectrum(seen - seen.mean(axis=0))
-    text_rank, text_shares = spectrum(t - t.mean(axis=0))
-    # effective rank inside one class, from differences of two disjoint pairs of its images
-    quads = np.array([f[np.flatnonzero(y == c)[:4]] for c in np.flatnonzero(counts >= 4)])  # (C, 4, d)
-    first, second = quads[:, 0] - quads[:, 1], quads[:, 2] - quads[:, 3]
-    class_rank = np.mean(np.sum(first**2, axis=1)) ** 2 / np.mean(np.sum(first * second, axis=1) ** 2)
     class_margins = np.bincount(y, margin, k)[counts > 0] / counts[counts > 0]
     image_mean, text_mean = f.mean(axis=0), t.mean(axis=0)
-    result = {
+    return {
         "zero-shot accuracy, %": 100 * np.mean(cosines.argmax(axis=1) == y),
         "zero-shot top-5 accuracy, %": 100 * np.mean(np.sum(cosines > true[:, None], axis=1) < 5),
         "mean largest zero-shot probability": np.mean(1 / probs.sum(axis=1)),
@@ -88,7 +75,27 @@ def statistics(data: Simulated) -> dict[str, float]:
         "cosine of mean image and mean text": unit(image_mean) @ unit(text_mean),
         "image-image cosine, nearest": images.max(axis=1).mean(),
         "nearest image of the same class, %": 100 * np.mean(y[images.argmax(axis=1)] == y),
-        "variance within classes": np.sum(residuals**2) / (n - len(seen)),
+        **variances(f, t, y),
+    }
+
+
+def variances(f: np.ndarray, t: np.ndarray, y: np.ndarray) -> dict[str, float]:
+    """Return how features f (N, d) of classes y (N,) and texts t (K, d) vary, and in how many dimensions."""
+    counts = np.bincount(y, minlength=len(t))
+    sums = np.zeros_like(t)
+    np.add.at(sums, y, f)
+    centres = sums / np.maximum(counts, 1)[:, None]  # (K, d)
+    seen = centres[counts > 0]
+    residuals = f - centres[y]
+    within_rank, within_shares = spectrum(residuals)
+    centre_rank, centre_shares = spectrum(seen - seen.mean(axis=0))
+    text_rank, text_shares = spectrum(t - t.mean(axis=0))
+    # effective rank inside one class, from differences of two disjoint pairs of its images
+    quads = np.array([f[np.flatnonzero(y == c)[:4]] for c in np.flatnonzero(counts >= 4)])  # (C, 4, d)
+    first, second = quads[:, 0] - quads[:, 1], quads[:, 2] - quads[:, 3]
+    class_rank = np.mean(np.sum(first**2, axis=1)) ** 2 / np.mean(np.sum(first * second, axis=1) ** 2)
+    result = {
+        "variance within classes": np.sum(residuals**2) / (len(f) - len(seen)),
         "effective rank within one class": class_rank,
         "effective rank within classes": within_rank,
         "effective rank of class centres": centre_rank,

@@ -17,7 +17,7 @@ with samples were all there are.
 
 The table is printed as it stands in docs/performance.md; --json writes the rows for its plot. Above 100,000 samples,
 the features are simulated and written to a file first, and MOON reads them in a process of its own, so that its peak
-memory can be told; there is no reference and no floor at that size.
+memory can be measured; there is no reference and no floor at that size.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ def floor(f: Any, t: Any, present: list[int]) -> Callable[[], Any]:
     graph, backend = nearest_neighbours(f, method.neighbours), choose(f, t.shape[0])
     rows, mixtures, steps = {}, {}, {}
     for count in set(present):
-        rows[count] = backend.Rows(method, f, t[:count], 100.0, graph, alone=True)
+        rows[count] = backend.Rows(method, f, t[:count], 100.0, graph, in_memory=True)
         rows[count].first()
         anchors = Anchors(t[:count], 100 * one[:count], one[:count] / 4, one[:count])
         mixtures[count] = VMF(method, anchors, 100.0)

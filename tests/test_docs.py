@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import math
 import re
 import runpy
@@ -15,6 +16,7 @@ import pytest
 from moontide import MOON, Task
 from moontide import __version__ as version
 from moontide.checks.tasks import embeddings
+from moontide.methods.moon import VMFMixture
 from moontide.samplers.vmf import sample
 
 ROOT = Path(__file__).parents[1]
@@ -82,10 +84,13 @@ def test_every_equation_of_the_code_is_on_the_maths_page() -> None:
 
 
 def test_what_the_maths_page_names_for_moon_is_what_moon_runs() -> None:
-    """Every function that stands beside an equation of the main text is called, with options that ask for it."""
+    """Every function beside an equation of the main text or a line of Alg. 1 is called, if options ask for it."""
     page = (DOCS / "maths.md").read_text(encoding="utf-8")
     main_text = page[page.index("## The problem") : page.index("**Sample-wise")]
     named = {resolve(name) for name in re.findall(r"\{py:func\}`[^`<]*<(moontide[\w.]+)>`", main_text)}
+    lines = inspect.getdoc(VMFMixture) or ""
+    assert {int(n) for n in re.findall(r"\b\d+\b", lines.partition(":")[2])} == {*range(1, 14)} - {6}  # which is `for`
+    named |= {resolve(f"moontide.core.{name}") for name in re.findall(r"\b(?:ple|graph|formulas)\.\w+", lines)}
     wanted = {function.__code__: function.__name__ for function in named - {sample}}  # that one only draws
     assert len(wanted) > 15
     called = set()
@@ -120,7 +125,7 @@ def test_the_table_of_the_readme_is_that_of_the_lab_notes(capsys: pytest.Capture
     assert tables["headline"]().count("**") == 4  # the best of either row
 
 
-def test_nothing_is_said_to_be_installed_from_an_index_that_does_not_have_it() -> None:
+def test_no_page_installs_from_an_index_that_does_not_have_the_package() -> None:
     for page in PAGES:
         assert "pip install moontide" not in page.read_text(encoding="utf-8")
         assert "pip install 'moontide" not in page.read_text(encoding="utf-8"), page

@@ -268,7 +268,7 @@ def test_a_thousand_samples_and_classes_take_less_than_100_megabytes() -> None:
 
 
 def test_a_run_tells_how_far_it_is() -> None:
-    said: list[tuple[str, int, int]] = []
-    with reporting(lambda what, done, total: said.append((what, done, total))):
+    reports: list[tuple[str, int, int]] = []
+    with reporting(lambda what, done, total: reports.append((what, done, total))):
         MOON(iterations=2).fit_predict(TASK)
-    assert [x for x in said if x[0] != "neighbours"] == [("iterations", done, 3) for done in range(3)]
+    assert [x for x in reports if x[0] != "neighbours"] == [("iterations", done, 3) for done in range(3)]

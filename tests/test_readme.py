@@ -125,8 +125,8 @@ def test_the_commands_in_the_text_of_a_page_exist(page: str) -> None:
 
 
 def test_the_pages_say_the_two_commands() -> None:
-    said = [words[0] for block in blocks("README.md", "bash") for words in commands(block)]
-    assert {"scripts/demo", "moontide", "pip"} <= set(said)
+    named = [words[0] for block in blocks("README.md", "bash") for words in commands(block)]
+    assert {"scripts/demo", "moontide", "pip"} <= set(named)
     assert "`scripts/test`" in read("README.md")
 
 
@@ -139,8 +139,8 @@ def test_the_first_screen_of_the_readme_has_the_picture_the_table_and_three_comm
 
 
 def test_every_command_is_in_the_readme() -> None:
-    said = {words[1] for block in blocks("README.md", "bash") for words in commands(block) if words[0] == "moontide"}
-    assert said | {"demo"} == {name for name in app if not name.startswith("-")}  # scripts/demo runs that one
+    named = {words[1] for block in blocks("README.md", "bash") for words in commands(block) if words[0] == "moontide"}
+    assert named | {"demo"} == {name for name in app if not name.startswith("-")}  # scripts/demo runs that one
 
 
 def test_the_table_of_methods_is_complete_and_true() -> None:

@@ -174,11 +174,11 @@ def test_a_method_uses_what_it_is_given_or_says_that_it_cannot(name: str, what: 
     for call in calls:
         with pytest.raises(InputError) as refused:
             call()
-        said = str(refused.value)
-        assert said.startswith(f"The method {name} cannot use ")
-        assert f"('{what}')" in said
-        assert said.endswith("or use tide.")
-        assert (said.count(". "), len(said) <= 300) == (0, True)
+        message = str(refused.value)
+        assert message.startswith(f"The method {name} cannot use ")
+        assert f"('{what}')" in message
+        assert message.endswith("or use tide.")
+        assert (message.count(". "), len(message) <= 300) == (0, True)
 
 
 def test_a_correction_is_refused_by_methods_that_cannot_use_it() -> None:

@@ -87,3 +87,21 @@ def test_a_step_of_a_stream_checks_its_rows_once_and_the_text_not_at_all() -> No
         assert len(seen) >= 2
         rows = calls(lambda stream=stream: stream.push(data.features[3:4]))
         assert ("protocols", "core.arrays", "as_real") in rows
+
+
+@pytest.mark.parametrize("name", ["moon", "tide", "tda"])
+def test_new_classes_of_a_stream_are_checked_and_those_it_has_are_not(name: str) -> None:
+    data = simulate(8, 2000, effective_classes=3, seed=0)
+    stream, seen = moontide.Stream(name, data.text[:-3]), []
+
+    def note(frame: FrameType, event: str, _: Any) -> None:
+        if event == "call" and frame.f_code.co_name in ("unit_rows", "as_real", "as_matrix"):
+            seen.append(len(frame.f_locals["x"]))
+
+    sys.setprofile(note)
+    try:
+        stream.add_classes(data.text[-3:])
+        stream.remove_classes([0])
+    finally:
+        sys.setprofile(None)
+    assert seen == [3, 3]  # `as_real`, `unit_rows`

@@ -417,7 +417,7 @@ def change_classes(method: OnlineMethod, state: State, keep: Sequence[int], text
         wanted = xp.concat([wanted, added])
     fields = dataclasses.fields(state)
     live = {f.name: getattr(state, f.name) for f in fields if f.metadata.get("live")}
-    fresh = method.start(Task.of_classes(wanted, state.logit_scale, extras=live))
+    fresh = method.start(Task.of_unit_rows(wanted[:1, :], wanted, state.logit_scale, extras=live))
     changed = {
         f.name: carry(getattr(state, f.name), getattr(fresh, f.name), index, state.text.shape[0], **f.metadata)
         for f in fields

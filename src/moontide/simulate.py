@@ -50,7 +50,7 @@ CONE_COSINE = 0.33  # of the mean image and the mean prompt
 # Shares of a variance that siblings have in common.
 SHARED_MEANING = 0.67  # cosine with the best wrong prompt, 0.30
 SHARED_TEXT_ERROR = 0.29  # cosine of a prompt and its nearest, 0.83
-# What an image leans towards: the own meaning of a similar concept, its appearance, or else a third direction.
+# What an image leans towards: the own meaning of a similar concept, its appearance, or a third direction.
 LEAN_MEANING, LEAN_APPEARANCE = 0.51, 0.225  # spread along the difference of two class centres
 SIMILARITY = 3.9  # how steeply leaning falls with the cosine of two centres: nearest image of the same class, 41 %
 
@@ -179,9 +179,9 @@ def _draw_images(labels: NDArray[np.int64], concepts: _Concepts, rotation: Float
     return features
 
 
-def _on_sphere(cone: Floats, rest: Floats, rotation: Floats) -> Floats:
+def _on_sphere(cone: Floats, others: Floats, rotation: Floats) -> Floats:
     """Prepend the two coordinates along the cones, turn, and scale to unit length."""
-    return _unit(np.hstack([np.broadcast_to(cone, (len(rest), 2)), rest]) @ rotation)
+    return _unit(np.hstack([np.broadcast_to(cone, (len(others), 2)), others]) @ rotation)
 
 
 def _spectrum(part: tuple[float, int], dim: int) -> Floats:

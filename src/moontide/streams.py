@@ -1,8 +1,8 @@
 """Streams of samples that come one by one or in small batches, labelled by any method as they come.
 
-Samples are answered in the order in which they came. What is remembered is the state of the method, whose size does not
-depend on the length of the stream, and fewer samples that wait than `batch_size`. Samples that are there already are
-labelled in their order by `run_stream`, from a state or a file (`save_state` and `load_state` of `store.states`).
+Answers come in the order of the samples. A stream holds the state of the method, whose size does not depend on the
+length of the stream, and the samples that wait for their batch to fill. `run_stream` labels the samples of a task in
+their order; `save_state` and `load_state` of `store.states` write and read its state.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class Stream:
         return self.state.seen
 
     def push(self, x: Any, known: Array | None = None) -> Result:
-        """Take samples (n, d), or what else the method reads, and return the answers that are ready, oldest first.
+        """Take samples (n, d), or views or images, and return the answers that are ready, oldest first.
 
         `known` (n,) has the class numbers of samples whose label is known, -1 for the others. Where it raises an error,
         the stream is as it was before.
@@ -209,14 +209,9 @@ class Stream:
 
 
 def run_stream(
-    method: Method,
-    task: Task,
-    batch_size: int,
-    *,
-    state: State | None = None,
-    drop_last: bool = False,
+    method: Method, task: Task, batch_size: int, *, state: State | None = None, drop_last: bool = False,
     progress: Callable[[int, int], None] | None = None,
-) -> tuple[State, Result]:
+) -> tuple[State, Result]:  # fmt: skip
     """Feed the samples of a task to a method in their order, `batch_size` at a time, and join the answers.
 
     A batch method labels every batch on its own. `state` is where to go on from, `drop_last` leaves out samples at the

@@ -122,7 +122,7 @@ class TANLState:
     negatives: Array  # (M, d) unit rows
     logit_scale: float
     known_rows: Array  # (P, M) probabilities of the negative names in samples that are surely known
-    unknown_rows: Array  # (Q, M) the same of surely unknown ones
+    unknown_rows: Array  # (Q, M) those in samples that are surely unknown
     history: Array  # (H,) scores so far
 
 

@@ -19,16 +19,16 @@ def test_run_twice_and_report(moontide, features, tmp_path):
         "--out",
         out,
     )
-    status, printed, told = moontide(*command)
-    assert (status, told) == (0, f"12 runs done and 0 found in {out}\n")
+    status, printed, notes = moontide(*command)
+    assert (status, notes) == (0, f"12 runs done and 0 found in {out}\n")
     assert "scenario" in printed
     assert "MOON" in printed
     assert moontide(*command) == (0, printed, f"0 runs done and 12 found in {out}\n")
     records = [json.loads(line) for line in (out / "batch-64.000.jsonl").read_text().splitlines()]
     assert len(records) == 12
-    status, reported, told = moontide("bench", "report", out)
+    status, reported, notes = moontide("bench", "report", out)
     assert (status, reported) == (0, printed)
-    assert told.splitlines()[0] == f"wrote {out / 'report' / 'report.html'}"
+    assert notes.splitlines()[0] == f"wrote {out / 'report' / 'report.html'}"
     assert (out / "report" / "report.html").exists()
     assert moontide("bench", "report", out, "--out", tmp_path / "elsewhere")[0] == 0
     assert (tmp_path / "elsewhere" / "report.md").exists()
@@ -49,17 +49,17 @@ def test_skipped_methods_are_named(moontide, features, tmp_path):
         "--out",
         tmp_path / "r",
     )
-    status, _, told = moontide(*command)
+    status, _, notes = moontide(*command)
     assert status == 0
-    assert "skipped: mta on toy: it needs views." in told
+    assert "skipped: mta on toy: it needs views." in notes
 
 
 def test_data_of_which_none_can_be_used_are_bad_input(moontide, features, tmp_path):
     np.savez(tmp_path / "a.npz", image_features=np.eye(2), text_features=np.eye(2))
     line = ("bench", "run", "batch-64", "--methods", "moon", "--runs", "1", "--out", tmp_path / "r", "--data")
-    status, _, told = moontide(*line, tmp_path / "a.npz")
+    status, _, notes = moontide(*line, tmp_path / "a.npz")
     assert status == 2
-    assert "a.npz has no labels to score with." in told
+    assert "a.npz has no labels to score with." in notes
     assert not (tmp_path / "r").exists()
 
 
@@ -77,10 +77,10 @@ def test_data_of_which_none_can_be_used_are_bad_input(moontide, features, tmp_pa
 )
 def test_mistakes_get_a_sentence(moontide, tmp_path, monkeypatch, arguments, words):
     monkeypatch.chdir(tmp_path)
-    status, out, told = moontide("bench", *arguments)
+    status, out, notes = moontide("bench", *arguments)
     assert (status, out) == (2, "")
-    assert told.startswith("error: ")
-    assert words in told
+    assert notes.startswith("error: ")
+    assert words in notes
     assert list(tmp_path.iterdir()) == []  # nothing was written
 
 

@@ -51,7 +51,7 @@ def test_features_without_labels_cannot_be_scored(tmp_path):
         read_pack(tmp_path / "a.npz")
 
 
-def test_a_folder_of_images_is_told_apart(tmp_path):
+def test_a_folder_without_features_is_refused(tmp_path):
     with pytest.raises(FileError, match="It holds none"):
         find_data(tmp_path)
     (tmp_path / "cat").mkdir()

@@ -131,10 +131,10 @@ def test_an_interrupt_ends_it_with_a_sentence_and_whole_lines(folder):
     while not (log.exists() and log.stat().st_size) and time.monotonic() < deadline:
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=60)
+    _, printed = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert "the same command goes on from there" in said
-    assert "Traceback" not in said
+    assert "the same command goes on from there" in printed
+    assert "Traceback" not in printed
     assert all(json.loads(line) for line in log.read_text().splitlines())
 
 

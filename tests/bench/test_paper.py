@@ -169,12 +169,12 @@ def test_the_table_of_all_methods_has_few_all_a_stream_and_harm(packs, tmp_path,
     log = tmp_path / "all.jsonl"
     command = ["--all", "--packs", *map(str, packs), "--runs", "4", "--jobs", "1", "--out", str(log)]
     assert grid.main(command) is None
-    told = capsys.readouterr().out
-    assert "| method | few of 64 | all of 64 | all of 1000 | a stream | worst cell against zero-shot |" in told
-    (line,) = [line for line in told.splitlines() if line.startswith("| Sinkhorn |") and "of 6" in line]
+    printed = capsys.readouterr().out
+    assert "| method | few of 64 | all of 64 | all of 1000 | a stream | worst cell against zero-shot |" in printed
+    (line,) = [line for line in printed.splitlines() if line.startswith("| Sinkhorn |") and "of 6" in line]
     assert "– |" in line  # it has no memory
     assert line.split("|")[-3].strip().startswith("-")  # it does harm with few classes
-    assert "| method | six, 1-4 classes | thirty, 2-10 classes |" in told  # 10 of 6 are not few
+    assert "| method | six, 1-4 classes | thirty, 2-10 classes |" in printed  # 10 of 6 are not few
     size = log.stat().st_size
     assert grid.main(command) is None
     assert log.stat().st_size == size

@@ -70,9 +70,9 @@ def test_the_benchmarks_that_are_named_take_their_options():
     named = [shlex.split(span)[1:] for span in (*SPANS, *blocks) if span.startswith("scripts/bench")]
     assert {"clip_forward", "speed", "paper"} <= {name for name, *_ in named}
     for name, *options in named:
-        told = subprocess.run(
+        process = subprocess.run(
             [sys.executable, ROOT / f"benchmarks/{name}.py", "--help"], capture_output=True, text=True
         )
-        assert told.returncode == 0, name
-        unknown = [word for word in options if word.startswith("--") and not re.search(rf"{word}\b", told.stdout)]
+        assert process.returncode == 0, name
+        unknown = [word for word in options if word.startswith("--") and not re.search(rf"{word}\b", process.stdout)]
         assert unknown == [], (name, unknown)

@@ -23,7 +23,7 @@ def test_a_torn_last_line_is_left_out(tmp_path, cut):
     assert list(read_records(tmp_path)) == [{"run": 7}]
 
 
-def test_damage_before_the_last_line_is_told(tmp_path):
+def test_damage_before_the_last_line_is_reported(tmp_path):
     (tmp_path / "s.000.jsonl").write_text('{"run": 1}\n{"ru\n{"run": 2}\n')
     with pytest.raises(FileError, match=r"Line 2 of .*s\.000\.jsonl is damaged"):
         list(read_records(tmp_path))

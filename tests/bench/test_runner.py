@@ -190,10 +190,10 @@ def test_what_cannot_run_is_listed_with_a_reason(features, tmp_path):
     np.savez(features / "tiny.npz", image_features=np.eye(2), text_features=np.eye(2), labels=labels)
     outcome = run(features, tmp_path / "out", suite="online-128", runs=1, methods=["moon", "mta"])
     assert outcome.written == 4
-    told = " ".join(outcome.skipped)
-    assert "bare.npz has no labels" in told
-    assert "mta on toy: it needs views." in told
-    assert "online-128-low on tiny: 'batch_size' is 128 but the stream has 2 samples" in told
+    message = " ".join(outcome.skipped)
+    assert "bare.npz has no labels" in message
+    assert "mta on toy: it needs views." in message
+    assert "online-128-low on tiny: 'batch_size' is 128 but the stream has 2 samples" in message
 
 
 def test_methods_that_need_views_run_where_there_are_some(features, tmp_path):
@@ -207,13 +207,13 @@ def test_methods_that_need_views_run_where_there_are_some(features, tmp_path):
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds the worker processes under /proc")
-def test_a_worker_that_is_killed_is_told_and_nothing_is_lost(features, tmp_path):
+def test_a_worker_that_is_killed_is_reported_and_nothing_is_lost(features, tmp_path):
     process = start_and_wait(features, tmp_path / "out", 10, "--jobs", 2)
     worker = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()[-1]
     os.kill(int(worker), signal.SIGKILL)
-    told = process.communicate(timeout=60)[1]
+    message = process.communicate(timeout=60)[1]
     assert process.returncode == 2
-    assert "error: A worker process was killed" in told
+    assert "error: A worker process was killed" in message
     outcome = run(features, tmp_path / "out", runs=60)
     assert outcome.found >= 10
     assert outcome.found + outcome.written == 360
@@ -294,11 +294,11 @@ def test_workers_end_with_the_process_that_started_them(features, tmp_path, how)
     workers = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     assert len(workers) >= 2
     process.send_signal(how)
-    told = process.communicate(timeout=60)[1]
+    message = process.communicate(timeout=60)[1]
     if how == signal.SIGINT:
         assert process.returncode == 130
-        assert told.splitlines()[-1] == "error: interrupted"
-        assert "Traceback" not in told
+        assert message.splitlines()[-1] == "error: interrupted"
+        assert "Traceback" not in message
     end = time.monotonic() + 60
     while any(alive(worker) for worker in workers):
         assert time.monotonic() < end

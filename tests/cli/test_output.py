@@ -30,9 +30,9 @@ def pack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 @pytest.mark.parametrize("command", [*COMMANDS, "completion", "bench run", "bench report", "bench list"])
 def test_every_command_has_the_options_of_every_command(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*command.split(), "--help"]) == 0
-    told = capsys.readouterr().out
+    printed = capsys.readouterr().out
     for option in ("--json", "--quiet", "--seed", "--print-config"):
-        assert option in told
+        assert option in printed
 
 
 @pytest.mark.parametrize(
@@ -109,8 +109,8 @@ def test_the_seed_decides_what_is_drawn(pack: str) -> None:
 def test_a_config_file_has_the_defaults_and_is_shown(pack: str, capsys: pytest.CaptureFixture[str]) -> None:
     Path("moontide.toml").write_text('[adapt]\nmethod = "moon"\nset = ["neighbours=4"]\nbatch-size = 8\n')
     assert main(["adapt", pack, "--print-config"]) == 0
-    told = capsys.readouterr().out.splitlines()
-    assert {'method = "moon"', 'set = ["neighbours=4"]', "batch-size = 8", "# out is not set"} <= set(told)
+    printed = capsys.readouterr().out.splitlines()
+    assert {'method = "moon"', 'set = ["neighbours=4"]', "batch-size = 8", "# out is not set"} <= set(printed)
     assert main(["adapt", pack]) == 0
     assert "moon: 40 samples in 5 batches" in capsys.readouterr().err
     assert main(["adapt", pack, "--batch-size", "20"]) == 0  # the command line goes before the file

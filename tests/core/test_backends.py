@@ -180,8 +180,8 @@ def test_every_step_of_the_loops_is_that_of_the_equations(seed: int, shape: Any,
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loops, "SMALL", 0)
         patch.setattr(loops, "SHARE", 1.0)
-        found = loops.Rows(options_, f, t, 100.0, narrow, alone=True)
-        wanted = plain.Rows(options_, *wide, 100.0, graph, alone=True)
+        found = loops.Rows(options_, f, t, 100.0, narrow, in_memory=True)
+        wanted = plain.Rows(options_, *wide, 100.0, graph, in_memory=True)
         a, b = VMFMixture(options_, t, 100.0, loops.m_step), VMFMixture(options_, wide[1], 100.0)
         mine, theirs = a.begin(found.call), b.begin(wanted.call)
         for _ in range(4):
@@ -202,7 +202,7 @@ def test_every_step_of_the_loops_is_that_of_the_equations(seed: int, shape: Any,
 def rows_with_absent_classes(seed: int = 0) -> tuple[Any, Any, Any]:
     """Return rows after two E-steps with most classes absent, the next classes, and their logits."""
     data = simulate(40, 60, effective_classes=4, seed=seed)
-    rows = loops.Rows(MOON(), data.features, data.text, 100.0, alone=True)
+    rows = loops.Rows(MOON(), data.features, data.text, 100.0, in_memory=True)
     mixture = VMFMixture(MOON(), data.text, 100.0, loops.m_step)
     classes = mixture.begin(rows.call)
     for _ in range(2):
@@ -242,7 +242,7 @@ def test_an_m_step_by_products_with_the_sums(seed: int, n: int, count: int, d: i
     )
     counts = rng.integers(1, 9, count).astype(np.float32)
     vmf, none = VMF(MOON(update=update), anchors, 100.0), np.zeros(n, np.float32)
-    rows = loops.Rows(MOON(), f, text, 100.0, alone=True)
+    rows = loops.Rows(MOON(), f, text, 100.0, in_memory=True)
     rows.gamma, rows.cosine, rows.z = gamma, f @ text.T, z
     given_ = counts, none, none, 0, 0.0, np.arange(count)
     found = loops.m_step(vmf, loops.LoopStep(None, None, *given_, rows))
@@ -259,7 +259,7 @@ def test_an_m_step_by_products_with_the_sums(seed: int, n: int, count: int, d: i
 def test_a_mean_near_zero_is_left_to_vectors() -> None:
     f = np.asarray([[1.0, 0.0], [-1.0, 0.0]], np.float32)
     one = np.ones(2, np.float32)
-    rows = loops.Rows(MOON(), f, f[:1], 100.0, alone=True)
+    rows = loops.Rows(MOON(), f, f[:1], 100.0, in_memory=True)
     vmf = VMF(MOON(), Anchors(f[:1], one[:1], one[:1], 1e-9 * one[:1]), 100.0)
     rows.cosine, rows.z = f @ f[:1].T, one[:, None]
     found = loops.m_step(vmf, loops.LoopStep(None, None, 2 * one[:1], one, one, 0, 0.0, np.asarray([0]), rows))
@@ -406,7 +406,7 @@ print(shown)
     assert second == "[]\n"  # from the cache
 
 
-def test_where_numba_cannot_be_used_numpy_is_and_it_is_said(tmp_path: Path) -> None:
+def test_where_numba_cannot_be_used_numpy_is_with_a_warning(tmp_path: Path) -> None:
     (tmp_path / "numba.py").write_text("raise ImportError('Numba needs another NumPy')")
     program = (
         "import numpy as np, moontide; print(moontide.MOON().fit_predict(np.eye(3, dtype='f4'), np.eye(3)).labels)"

@@ -65,8 +65,8 @@ for options in OPTIONS:
     half = "precision" in options
     kernels.HALF = 0 if half else 2**23
     method = MOON(**options)
-    found = kernels.Rows(method, torch.tensor(f), torch.tensor(t), 100.0, narrow, alone=True)
-    wanted = plain.Rows(method, *wide, 100.0, graph, alone=True)
+    found = kernels.Rows(method, torch.tensor(f), torch.tensor(t), 100.0, narrow, in_memory=True)
+    wanted = plain.Rows(method, *wide, 100.0, graph, in_memory=True)
     a, b = VMFMixture(method, torch.tensor(t), 100.0, kernels.m_step), VMFMixture(method, wide[1], 100.0)
     mine, other = a.begin(found.call), b.begin(wanted.call)
     for _ in range(3):

@@ -48,8 +48,8 @@ def test_every_row_of_the_main_tables_is_filled_by_one_command_on_images(run, ph
         "bench", "run", suite, "--data", photos, "--dataset", "folders", "--encoder", clip_folder,
         "--out", tmp_path / "out",
     )  # fmt: skip
-    status, _, told = run(*command)
-    assert (status, "skipped" in told, "failed" in told) == (0, False, False)
+    status, _, notes = run(*command)
+    assert (status, "skipped" in notes, "failed" in notes) == (0, False, False)
     records = list(read_records(tmp_path / "out"))
     assert Counter(r["method"] for r in records) == {"zero_shot": 1, "mta": 1, "tent": 1, "moon": 1}
     assert len({r["zero_shot"] for r in records}) == 1  # TENT begins with the same encoder as the features
@@ -84,10 +84,10 @@ def test_views_depend_on_the_image_alone_and_are_not_made_twice(run, photos, cli
     again = open_views(made)
     assert np.array_equal(again[np.arange(12)], views[np.arange(12)])
     assert [files[0].stat().st_mtime_ns, files[-1].stat().st_mtime_ns] == [times[0], times[-1]]
-    status, _, told = run(*command[:-1], 6)
-    assert (status, "holds 5 views" in told) == (2, True)
-    status, _, told = run(*command[:-1], 3)
-    assert (status, "'views' must be at least 5" in told) == (2, True)
+    status, _, notes = run(*command[:-1], 6)
+    assert (status, "holds 5 views" in notes) == (2, True)
+    status, _, notes = run(*command[:-1], 3)
+    assert (status, "'views' must be at least 5" in notes) == (2, True)
 
 
 def test_a_store_whose_images_or_encoder_are_others_is_refused(run, photos, clip_folder, tmp_path):

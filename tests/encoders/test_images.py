@@ -165,7 +165,7 @@ def test_the_limit_is_not_below_an_ordinary_camera() -> None:
     assert MAX_PIXELS > 8000 * 6000
 
 
-def said_of(data: bytes) -> str:
+def message_of(data: bytes) -> str:
     try:
         decode(io.BytesIO(data))
     except ImageError as error:
@@ -174,8 +174,8 @@ def said_of(data: bytes) -> str:
 
 
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP", "GIF", "TIFF", "BMP"])
-def test_every_cut_of_a_picture_is_told_without_an_object_in_memory(kind: str) -> None:
+def test_no_error_of_a_cut_picture_names_an_object_in_memory(kind: str) -> None:
     data = stored(quarters(), kind).getvalue()
-    said = {said_of(data[:end]) for end in range(0, len(data), max(1, len(data) // 40))}
-    assert said - {""}
-    assert not [sentence for sentence in said if "BytesIO" in sentence or " at 0x" in sentence]
+    messages = {message_of(data[:end]) for end in range(0, len(data), max(1, len(data) // 40))}
+    assert messages - {""}
+    assert not [sentence for sentence in messages if "BytesIO" in sentence or " at 0x" in sentence]

@@ -109,9 +109,9 @@ def test_what_cannot_be_exported_gets_a_sentence(siglip2_folder: Path, onnx_fold
 
 def test_an_export_that_differs_is_not_written(clip_folder: Path, tmp_path: Path) -> None:
     shutil.copytree(clip_folder, tmp_path / "source")
-    told = json.loads((tmp_path / "source" / "preprocessor_config.json").read_text())
-    told["size"] = {"shortest_edge": 20}  # the library pads to the crop, which plain steps do not
-    (tmp_path / "source" / "preprocessor_config.json").write_text(json.dumps(told))
+    config = json.loads((tmp_path / "source" / "preprocessor_config.json").read_text())
+    config["size"] = {"shortest_edge": 20}  # the library pads to the crop, which plain steps do not
+    (tmp_path / "source" / "preprocessor_config.json").write_text(json.dumps(config))
     with pytest.raises(InputError, match="more than resize, crop and scale: not exportable"):
         export(encoder(str(tmp_path / "source")), tmp_path / "made")
     assert [path.name for path in tmp_path.iterdir()] == ["source"]

@@ -1,4 +1,4 @@
-"""Class names become vectors by the rule, and what is doubtful about them is said and not changed."""
+"""Class names become vectors by the rule, and what is doubtful about them is reported and not changed."""
 
 from __future__ import annotations
 

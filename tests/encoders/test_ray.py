@@ -53,7 +53,7 @@ def rows(store: FeatureStore) -> list[int]:
 
 
 def test_the_store_is_that_of_one_process(photos: Path, onnx_folder: Path, tmp_path: Path, run: Run) -> None:
-    told: dict[str, Any] = {}
+    skipped: dict[str, Any] = {}
     for kind in ("local", "ray"):
         more = ["--engine", "ray", "--workers", "2"] if kind == "ray" else ["--workers", "2"]
         status, out, err = run(
@@ -61,10 +61,10 @@ def test_the_store_is_that_of_one_process(photos: Path, onnx_folder: Path, tmp_p
             "--classes", "cat, dog", "--encode-batch", "4", "--shard-size", "10", "--strict", *more,
         )  # fmt: skip
         assert status == 1  # two were skipped
-        told[kind] = [line for line in err.splitlines() if line.startswith("skipped")]
+        skipped[kind] = [line for line in err.splitlines() if line.startswith("skipped")]
         assert "holds 43 images (43 new)" in out
-    assert told["ray"] == told["local"]
-    assert [line.split("/")[-1] for line in told["ray"]] == [
+    assert skipped["ray"] == skipped["local"]
+    assert [line.split("/")[-1] for line in skipped["ray"]] == [
         "007x.jpg: it is not an image of a known format", "039x.jpg: it is not an image of a known format",
     ]  # fmt: skip
     one, many = (FeatureStore.open(tmp_path / kind) for kind in ("local", "ray"))
@@ -114,7 +114,7 @@ def test_a_worker_that_dies_is_replaced(
     assert FeatureStore.open(tmp_path / "store").ids == [f"{photos}/{i:03d}.png" for i in range(40)]
 
 
-def test_what_ray_cannot_do_is_said(photos: Path, onnx_folder: Path, tmp_path: Path, run: Run) -> None:
+def test_what_ray_cannot_do_is_refused(photos: Path, onnx_folder: Path, tmp_path: Path, run: Run) -> None:
     command = ["encode", photos, "--out", tmp_path / "store", "--encoder", f"onnx:{onnx_folder}"]
     assert "'--address' has no effect without '--engine ray'" in run(*command, "--address", "auto")[2]
     assert "has 2 CPUs, and each of 9 workers" in run(*command, "--engine", "ray", "--workers", "9")[2]

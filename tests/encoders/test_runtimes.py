@@ -1,4 +1,4 @@
-"""Which runtime embeds images on a CPU: measured once, kept, told, and overruled by the user."""
+"""Which runtime embeds images on a CPU: measured once, kept, reported, and overruled by the user."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_the_fastest_that_is_close_is_taken_and_remembered(
     ways[0], ways[-1] = ways[-1], ways[0]
     file.write_text(json.dumps(ways))
     second = made(clip_folder)
-    assert runtimes.settle(second, 3) == ""  # it was told when it was measured
+    assert runtimes.settle(second, 3) == ""  # it was reported when it was measured
     assert (second.runtime, second.precision) == (ways[0]["runtime"], ways[0]["precision"])
     assert runtimes.settle(made(clip_folder, runtime="torch")) == ""  # the user has settled it
     file.unlink()
@@ -128,18 +128,20 @@ def test_a_store_goes_on_by_the_runtime_it_was_begun_with(clip_folder: Path, tmp
         (tmp_path / f"photos{i // 3}").mkdir(exist_ok=True)
         picture(i).save(tmp_path / f"photos{i // 3}" / f"{i}.png")
     store = tmp_path / "store"
-    told = ("--encoder", clip_folder)
-    status, out, err = run("encode", tmp_path / "photos0", "--out", store, *told, "--runtime", "onnxruntime")
+    given = ("--encoder", clip_folder)
+    status, out, err = run("encode", tmp_path / "photos0", "--out", store, *given, "--runtime", "onnxruntime")
     assert status == 0, err
     assert "float32 by onnxruntime" in out
     assert FeatureStore.open(store).origin.runtime == "onnxruntime"
     status, out, err = run("encode", "--into", store, tmp_path / "photos1")
     assert (status, "3 new" in out, "by onnxruntime" in out) == (0, True, True), err
-    status, out, err = run("encode", tmp_path / "photos0", "--out", store, *told)
+    status, out, err = run("encode", tmp_path / "photos0", "--out", store, *given)
     assert (status, "0 new" in out, "by onnxruntime" in out) == (0, True, True), err
 
 
-def test_a_store_of_python_goes_on_likewise(clip_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_made_in_python_keeps_its_runtime(
+    clip_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for i in range(4):
         picture(i).save(tmp_path / f"{i}.png")
     images = [ImageFile(path.name, path) for path in sorted(tmp_path.glob("*.png"))]

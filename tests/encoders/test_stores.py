@@ -93,8 +93,8 @@ def test_its_images_are_found_from_any_folder(
     with tarfile.open(tmp_path / "more.tar", "w") as archive:
         archive.add(photos / "cat" / "00.png", "00.png")
     monkeypatch.chdir(tmp_path)
-    told = ("--encoder", f"onnx:{onnx_folder}", "--classes", CLASSES)
-    assert run("encode", "photos", "more.tar", "--out", "store", *told)[0] == 0
+    given = ("--encoder", f"onnx:{onnx_folder}", "--classes", CLASSES)
+    assert run("encode", "photos", "more.tar", "--out", "store", *given)[0] == 0
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     images = located(FeatureStore.open(tmp_path / "store").ids, FeatureStore.open(tmp_path / "store").origin.folder)

@@ -64,7 +64,12 @@ def test_two_workers_give_the_labels_of_one_process(
     )
     assert (found.n, found.replaced) == (40_000, 0)
     assert shown[-1] == (17 * 8, 17 * 8)  # calls x shards
-    assert {done % 4 for done, _ in shown} == {0, 1, 2, 3}  # told shard by shard, not when a worker has done its four
+    assert {done % 4 for done, _ in shown} == {
+        0,
+        1,
+        2,
+        3,
+    }  # reported by shard, not when a worker has done its four
     same(answers(tmp_path), expected)
 
 

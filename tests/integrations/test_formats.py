@@ -273,7 +273,7 @@ def test_bad_input_is_one_sentence(labels, tmp_path, monkeypatch, capsys, words)
     monkeypatch.chdir(tmp_path)
     table(labels, tmp_path / "labels.csv")
     assert main(words) == 2
-    said = capsys.readouterr().err
-    assert said.startswith("error: ")
-    assert len(said) <= 308
+    message = capsys.readouterr().err
+    assert message.startswith("error: ")
+    assert len(message) <= 308
     assert sorted(path.name for path in tmp_path.iterdir()) == ["labels.csv"]

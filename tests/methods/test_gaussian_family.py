@@ -72,7 +72,7 @@ def test_float32_keeps_its_digits_where_features_lie_far_from_the_origin() -> No
 
 
 def pooled_of(z: np.ndarray, f: np.ndarray, mu: np.ndarray, faithful: bool = False) -> np.ndarray:
-    return gaussian.pooled_variance(*gaussian.moments(z, f, gaussian.row_weights(f, faithful)), mu)[0]
+    return gaussian.pooled_variance(*gaussian.weighted_moments(z, f, gaussian.row_weights(f, faithful)), mu)[0]
 
 
 @given(seeds, st.integers(1, 9), st.integers(1, 5), st.integers(1, 7))

@@ -105,7 +105,7 @@ def test_momentum_zero_is_plain_descent() -> None:
     assert nesterov(1.0, 5.0, 2.0, 0.5, 0.0) == (0.0, 2.0)
 
 
-def test_what_is_missing_is_said() -> None:
+def test_what_is_missing_is_named() -> None:
     with pytest.raises(MissingInputError, match=r"tent needs the image encoder: pass encoder=.* and the images"):
         TENT().fit_predict(TASK.features, TASK.text)
     with pytest.raises(InputError, match="tent adapts a torch image tower, and the encoder object has none"):

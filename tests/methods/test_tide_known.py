@@ -66,8 +66,8 @@ def test_labels_of_all_classes_help_with_the_other_samples() -> None:
     for seed in range(4):
         data = simulate(600, 100, seed=seed)
         known = shots(data.labels, 4, seed)
-        plain, told = (TIDE().fit_predict(data.features, data.text, known=k).labels for k in (None, known))
-        gains.append(accuracy(told, data, known < 0) - accuracy(plain, data, known < 0))
+        plain, informed = (TIDE().fit_predict(data.features, data.text, known=k).labels for k in (None, known))
+        gains.append(accuracy(informed, data, known < 0) - accuracy(plain, data, known < 0))
     assert np.mean(gains) > 0.005
 
 
@@ -76,8 +76,8 @@ def test_a_true_class_balance_helps_on_a_skewed_batch() -> None:
     for seed in range(4):
         data = simulate(400, 100, imbalance=10, seed=seed)
         shares = np.bincount(data.labels, minlength=100)
-        plain, told = (TIDE().fit_predict(data.features, data.text, class_prior=p).labels for p in (None, shares))
-        gains.append(accuracy(told, data, slice(None)) - accuracy(plain, data, slice(None)))
+        plain, informed = (TIDE().fit_predict(data.features, data.text, class_prior=p).labels for p in (None, shares))
+        gains.append(accuracy(informed, data, slice(None)) - accuracy(plain, data, slice(None)))
     assert np.mean(gains) > 0.01
 
 

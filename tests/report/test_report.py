@@ -159,7 +159,7 @@ def test_the_summary_is_over_datasets_and_scenarios(tmp_path):
         assert printed.numbers[column].value == {64: 69.0, 1000: 68.9}[size]  # the paper's, of eleven datasets
 
 
-def test_older_versions_other_features_and_partial_results_are_told(tmp_path):
+def test_older_versions_other_features_and_partial_results_are_named(tmp_path):
     records = [record(0, "moon", 0.1), record(0, "moon", 0.9, version=2), record(0, "stata", 0.8, version=2)]
     records += [record(run, "moon", 0.7, version=2, features="e" * 64, samples=5) for run in range(2)]
     records.append(

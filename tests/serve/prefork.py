@@ -90,10 +90,10 @@ class Forked:
         if self.returncode is None:
             self.connection.settimeout(timeout)
             self.returncode = int(self.connection.recv(100))
-        told = self.stdout.read(), self.stderr.read()
+        printed = self.stdout.read(), self.stderr.read()
         for file in (self.stdout, self.stderr, self.connection):
             file.close()
-        return told
+        return printed
 
 
 if __name__ == "__main__":

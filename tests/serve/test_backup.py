@@ -112,11 +112,11 @@ def test_a_mark_that_is_missing_is_named_in_its_own_folder_and_the_rest_is_looke
         connection.execute("UPDATE states SET total = 3")
     connection.close()
     assert main(["serve", "--verify", killed]) == 1
-    told = capfd.readouterr()
-    assert f"The data in {killed} lack their mark" in told.out
-    assert "The stream 'a': The stored a" in told.out
-    assert "2 damages in 1 stream" in told.err
-    assert "/moontide" not in (told.out + told.err).replace(killed, "")
+    printed = capfd.readouterr()
+    assert f"The data in {killed} lack their mark" in printed.out
+    assert "The stream 'a': The stored a" in printed.out
+    assert "2 damages in 1 stream" in printed.err
+    assert "/moontide" not in (printed.out + printed.err).replace(killed, "")
 
 
 @pytest.mark.parametrize("harm", ["cut", "garbage", "delete"])
@@ -129,9 +129,9 @@ def test_a_database_that_sqlite_cannot_read_is_damage_and_named_in_its_own_folde
     else:
         path.write_bytes(content[: len(content) // 2] if harm == "cut" else b"garbage" * 1000)
     assert main(["serve", "--verify", killed]) == 1
-    told = capfd.readouterr()
-    assert told.out.startswith(f"The data in {killed} ")
-    assert "see 'Backups and damage' in docs/serve.md" in told.out
+    printed = capfd.readouterr()
+    assert printed.out.startswith(f"The data in {killed} ")
+    assert "see 'Backups and damage' in docs/serve.md" in printed.out
     for arguments in (["--data", str(tmp_path / "new"), "--restore", killed], ["--data", killed, "--port", "0"]):
         assert main(["serve", *arguments]) == 2
         error = capfd.readouterr().err
@@ -215,9 +215,9 @@ def test_edits_are_named(killed, capfd, change):
         connection.execute(f"UPDATE {change}")
     connection.close()
     assert main(["serve", "--verify", data]) == 1
-    told = capfd.readouterr()
-    assert "The stream 'a': The stored a" in told.out
-    assert "1 damage in 1 stream" in told.err
+    printed = capfd.readouterr()
+    assert "The stream 'a': The stored a" in printed.out
+    assert "1 damage in 1 stream" in printed.err
 
 
 def test_postgresql_is_looked_at_too_and_copied_by_its_own_tools(postgres, text, capfd):

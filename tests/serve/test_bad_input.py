@@ -451,9 +451,9 @@ def client(shared_app):
 
 def picture_of(client):
     """Return all that a stream is."""
-    told = client.get("/streams/a").json()
+    answered = client.get("/streams/a").json()
     state = {name: value.tobytes() for name, value in load(client.get("/streams/a/state").content).items()}
-    return told, state, [each["name"] for each in client.get("/streams").json()]
+    return answered, state, [each["name"] for each in client.get("/streams").json()]
 
 
 @pytest.mark.parametrize("name", CASES)

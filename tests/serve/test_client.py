@@ -94,7 +94,7 @@ def test_a_push_whose_answer_was_lost_is_counted_once(url: str, breaking: Breaki
         assert answers.first == 0
 
 
-def test_what_is_wrong_is_said_by_the_server_and_not_tried_again(url: str) -> None:
+def test_what_the_server_refuses_is_not_tried_again(url: str) -> None:
     with Client(url) as client:
         with pytest.raises(ServerError) as caught:
             client.push("none", X)

@@ -86,9 +86,9 @@ def test_eight_clients_and_some_kills(serve, data, text, samples, push, free_por
             order[place] = i * len(worker.x) + offset + np.arange(answer["size"])
     assert sorted(order) == list(range(SAMPLES))
     with httpx.Client(base_url=server.url) as client:
-        told = client.get("/streams/a").json()
+        summary = client.get("/streams/a").json()
         state = load(client.get("/streams/a/state").content)
-    assert told["seen"] == told["total"] == SAMPLES
+    assert summary["seen"] == summary["total"] == SAMPLES
 
     # And nothing else: one process over the same samples in the same batches has the same state to the last bit.
     assert server.stop()[0] == 0
@@ -107,7 +107,7 @@ def test_eight_clients_and_some_kills(serve, data, text, samples, push, free_por
     for worker in workers:
         for _, answer in worker.answers:
             assert answer["labels"] == labels[answer["first"] :][: answer["size"]]
-    assert told["counts"] == np.bincount(labels, minlength=len(text)).tolist()
+    assert summary["counts"] == np.bincount(labels, minlength=len(text)).tolist()
 
 
 def test_a_stop_answers_what_waits_and_makes_a_checkpoint(serve, data, text, samples, push):

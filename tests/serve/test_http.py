@@ -61,11 +61,11 @@ def test_from_creation_to_deletion(app, data, text, samples, push):
     kept = client.get("/streams/a/predictions", params={"first": 3, "size": 4}).json()
     assert kept["first"] == 3
     assert kept["labels"] == [*one.labels[3:].tolist(), *two.labels[:2].tolist()]
-    told = client.get("/streams/a").json()
-    assert (told["seen"], told["total"], told["kept"], told["batches"]) == (8, 8, 6, 2)
+    answered = client.get("/streams/a").json()
+    assert (answered["seen"], answered["total"], answered["kept"], answered["batches"]) == (8, 8, 6, 2)
     labels = [*one.labels.tolist(), *two.labels.tolist()]
-    assert told["counts"] == np.bincount(labels, minlength=5).tolist()
-    assert told["changed"] == sum(map(int, [*one.changed, *two.changed]))
+    assert answered["counts"] == np.bincount(labels, minlength=5).tolist()
+    assert answered["changed"] == sum(map(int, [*one.changed, *two.changed]))
     revised = client.post("/streams/a/revise").json()
     assert (revised["first"], revised["size"], revised["seen"]) == (2, 6, 8)
     assert revised["labels"] == tda.step(state, x[2:])[1].labels.tolist()
@@ -158,7 +158,7 @@ def test_many_clients_at_once_are_counted_once_each(app, data, text, samples, pu
 def test_events_tell_every_batch(app, data, text, samples, push):
     client = app(data)
     make(client, text)
-    heard, ready = [], threading.Event()
+    events, ready = [], threading.Event()
 
     def listen():
         with client.stream("GET", "/streams/a/events") as response:
@@ -166,7 +166,7 @@ def test_events_tell_every_batch(app, data, text, samples, push):
             for line in response.iter_lines():
                 ready.set()
                 if line.startswith("data: "):
-                    heard.append(json.loads(line[6:]))
+                    events.append(json.loads(line[6:]))
 
     thread = threading.Thread(target=listen)
     thread.start()
@@ -176,9 +176,9 @@ def test_events_tell_every_batch(app, data, text, samples, push):
     client.delete("/streams/a")  # which ends the events
     thread.join(10)
     assert not thread.is_alive()
-    assert [event["labels"] for event in heard] == [answer["labels"] for answer in answers]
-    assert [event["total"] for event in heard] == [2, 5]
-    assert len(heard[0]["beta"]) == 5
+    assert [event["labels"] for event in events] == [answer["labels"] for answer in answers]
+    assert [event["total"] for event in events] == [2, 5]
+    assert len(events[0]["beta"]) == 5
 
 
 def hold(client, monkeypatch, name="a"):
@@ -274,10 +274,10 @@ def test_lines_of_the_log_may_be_json(serve, sqlite, text):
     server = serve(sqlite, "--log-format", "json")
     status, errors = server.stop()
     (line,) = errors.splitlines()
-    told = json.loads(line)
-    assert (status, told["level"], told["logger"]) == (0, "error", "moontide.serve")
-    assert "stream a" in told["message"]
-    assert "checksum" in told["message"]
+    answered = json.loads(line)
+    assert (status, answered["level"], answered["logger"]) == (0, "error", "moontide.serve")
+    assert "stream a" in answered["message"]
+    assert "checksum" in answered["message"]
 
 
 def test_health_and_a_stream_that_cannot_be_read(app, data, text, samples, push):
@@ -366,10 +366,10 @@ def test_the_simulated_sample_set(app, sqlite, push):
 
 
 def test_what_the_server_says_of_itself(app, sqlite):
-    told = app(sqlite).get("/server").json()
-    assert (told["version"], told["encoder"], told["sample_images"]) == (moontide.__version__, None, 0)
-    assert "moon" in told["methods"]
-    assert "mta" not in told["methods"]
+    answered = app(sqlite).get("/server").json()
+    assert (answered["version"], answered["encoder"], answered["sample_images"]) == (moontide.__version__, None, 0)
+    assert "moon" in answered["methods"]
+    assert "mta" not in answered["methods"]
 
 
 @pytest.mark.parametrize("path", ["/", "/app.js", "/style.css", "/docs", "/docs.js", "/openapi.json"])
@@ -382,7 +382,13 @@ def test_pages_load_nothing_from_elsewhere(app, sqlite, path):
 
 
 def test_the_description_of_many_classes_is_written_in_pieces():
-    told = {"name": "a", "class_names": [f"é{i}" for i in range(30_000)], "beta": [0.5] * 9000, "few": [], "none": None}
+    answered = {
+        "name": "a",
+        "class_names": [f"é{i}" for i in range(30_000)],
+        "beta": [0.5] * 9000,
+        "few": [],
+        "none": None,
+    }
     turns = []
 
     async def both():
@@ -392,9 +398,9 @@ def test_the_description_of_many_classes_is_written_in_pieces():
                 await asyncio.sleep(0)
 
         beside = asyncio.create_task(other())
-        content = await encode_in_pieces(told)
+        content = await encode_in_pieces(answered)
         beside.cancel()
         return content
 
-    assert json.loads(asyncio.run(both())) == told
+    assert json.loads(asyncio.run(both())) == answered
     assert len(turns) > 8

@@ -131,7 +131,7 @@ def test_a_template_without_a_place_for_the_name_is_refused(client):
     assert len(client.get("/streams").json()) == 2
 
 
-def test_what_is_wrong_with_an_image_is_told_without_an_object_in_memory(client):
+def test_errors_of_images_name_no_object_in_memory(client):
     whole = picture("red", "PNG", (64, 64))
     for damaged in (whole[:40], whole[:20], whole[:8] + b"rubbish" * 9, picture("red", "JPEG")[:30], whole[:-30]):
         answer = send(client, whole, damaged)

@@ -38,7 +38,7 @@ def guarded(tmp_path_factory, serving):
 
 
 @pytest.mark.parametrize(("verb", "path"), PROTECTED)
-def test_nothing_is_said_without_a_token(guarded, verb, path):
+def test_nothing_is_answered_without_a_token(guarded, verb, path):
     answer = guarded.request(verb, path)
     assert answer.status_code == 401
     assert answer.headers["www-authenticate"] == "Bearer"
@@ -289,7 +289,7 @@ def test_what_is_no_http_is_400(app, sqlite):
     assert dribble(app(sqlite), b"\x16\x03\x01\x02\x00 hello\r\n\r\n").startswith(b"HTTP/1.1 400")
 
 
-def test_a_connection_is_closed_where_the_rest_is_not_read(app, sqlite):
+def test_a_connection_is_closed_where_its_body_is_not_read(app, sqlite):
     client = app(sqlite, max_body=1000)
     answer = dribble(client, POST + b"Content-Type: application/json\r\nContent-Length: 999999\r\n\r\n")
     assert answer.startswith(b"HTTP/1.1 413")

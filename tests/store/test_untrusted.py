@@ -47,7 +47,7 @@ def test_a_manifest_names_only_files_of_its_store(tmp_path, name):
 
 
 @pytest.mark.parametrize("size", [2**63, 2**40, 10**6])
-def test_a_shard_whose_header_is_said_to_be_longer_than_the_file_is_damaged(tmp_path, size):
+def test_a_shard_whose_header_claims_more_than_the_file_is_damaged(tmp_path, size):
     store = FeatureStore.create(tmp_path, Origin("a-model", "none", ("{}",)), ["cat", "dog"], np.eye(2))
     (tmp_path / "text.safetensors").write_bytes(size.to_bytes(8, "little") + b"{}")
     with pytest.raises(FileError, match="longer than the file"):

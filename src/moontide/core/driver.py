@@ -25,7 +25,7 @@ class Mixture(Protocol[C, R]):
     def begin(self, run: Run) -> C:
         """Return the classes before the first E-step, from zero-shot predictions."""
 
-    def shown(self, classes: C) -> tuple[Any, ...]:
+    def broadcast(self, classes: C) -> tuple[Any, ...]:
         """Return what an E-step needs of the classes: all of them."""
         return (classes,)
 
@@ -50,7 +50,7 @@ def solve(mixture: Mixture[C, R], run: Run) -> R:
     trace: list[Any] = []
     step: Any = None
     for it in track(range(mixture.m_steps + 1), "iterations"):
-        step = run("step", *mixture.shown(classes))
+        step = run("step", *mixture.broadcast(classes))
         trace.append(mixture.terms(classes, step))
         if it == mixture.m_steps or mixture.still(step):
             break

@@ -14,7 +14,7 @@ from moontide.core.arrays import Array, clip, device, namespace, row_dots, row_s
 from moontide.core.simplex import entropy, softmax_log_sum
 from moontide.core.vmf import inverse_bessel_ratio, log_normaliser
 
-EPS = 1e-12  # the released solver's guard in entropies, lambda, beta and norms
+EPS = 1e-12  # the released program's guard in entropies, lambda, beta and norms
 
 
 def zero_shot(cosine: Array, scale: float, out: Array | None = None) -> tuple[Array, Array]:
@@ -32,12 +32,12 @@ def sample_weights(p: Array) -> Array:
 
 
 def entropy_weights(h: Array, k: int) -> Array:
-    """Eq. pl where the entropies h of the K probabilities of each sample are known already."""
+    """Eq. pl from the entropies h of the K probabilities of each sample."""
     return clip(formulas.entropy_weight(h, log_classes(k)), 0, 1)  # (N,)
 
 
 def log_classes(k: int) -> float:
-    """Return log K fit to divide by, also for one class."""
+    """Return log K with a guard, so that one class does not lead to a division by zero."""
     return math.log(k) + EPS
 
 
@@ -96,7 +96,7 @@ def prototypes(text: Array, mu: Array, kappa: Array, scale: float, temper: float
 
 
 def at_anchor(cosine: Array, slope: Array, offset: Array) -> Array:
-    """Return these logits of classes at their anchor, where mu_k = t_k and the product is the cosine, (N, K).
+    """Return the logits of Eq. update-z of classes at their anchor, where mu_k = t_k, from the cosines, (N, K).
 
     `slope` (K,) is scale + kappa_k / temper, `offset` (K,) is log C_d(kappa_k) / temper.
     """
@@ -136,8 +136,8 @@ def e_step(logits: Array, votes: Array, z: Array, out: Array | None = None) -> A
 
 def weighted_sums(z: Array, gamma: Array, f: Array) -> tuple[Array, Array]:
     """Return the sufficient statistics sum_i gamma_i z_ik f_i, (K, d), and sum_i gamma_i z_ik, (K,)."""
-    few = z.shape[1] < f.shape[1]
-    return (z * gamma[:, None]).T @ f if few else z.T @ (f * gamma[:, None]), gamma @ z
+    narrow = z.shape[1] < f.shape[1]  # the smaller of both is multiplied by gamma
+    return (z * gamma[:, None]).T @ f if narrow else z.T @ (f * gamma[:, None]), gamma @ z
 
 
 def means(sums: Array, counts: Array, epsilon: float) -> Array:
@@ -176,6 +176,6 @@ def objective(free: Array, laplacian: Array, alpha: Array, kl: Array, temper: fl
 
 
 def soft_count(total: Array, epsilon: float) -> Array:
-    """Return a soft count fit to divide by: `epsilon` is the released guard, the smallest number guards 0 / 0."""
+    """Return soft counts with a guard for divisions: the released program's `epsilon`, and a least number above 0."""
     xp = namespace(total)
     return clip(total + epsilon, float(xp.finfo(total.dtype).smallest_normal))

@@ -39,10 +39,10 @@ def check_graph(graph: Graph | None, method: str, neighbours: int) -> None:
 
 
 class Rows:
-    """Some samples of a task. By itself this is zero-shot; a method adds a `step`.
+    """Some samples of a task. This class makes zero-shot predictions; a method adds a `step`.
 
-    `alone`: these are all samples, in memory. `half`: assignments are stored in 16 bits. `keep`: the zero-shot
-    probabilities `y` are wanted at the end.
+    in_memory: these are all samples, worked on as one block. half: assignments are stored in 16 bits. keep: the
+    zero-shot probabilities y are needed at the end.
     """
 
     STATE: ClassVar[tuple[str, ...]] = ("z", "labels", "zero_shot_labels")  # what the next step needs, and predictions
@@ -51,31 +51,23 @@ class Rows:
     SCORES: ClassVar[int] = 0  # n x K arrays of 32 bits that a step makes beside the assignments
 
     def __init__(
-        self,
-        method: Any,
-        features: Array,
-        text: Array,
-        logit_scale: float,
-        graph: Graph | None = None,
-        *,
-        half: bool = False,
-        alone: bool = False,
-        keep: bool = True,
-    ) -> None:
+        self, method: Any, features: Array, text: Array, logit_scale: float, graph: Graph | None = None, *,
+        half: bool = False, in_memory: bool = False, keep: bool = True,
+    ) -> None:  # fmt: skip
         xp = namespace(features)
         self.method, self.f, self.text, self.logit_scale = method, features, like(text, features), logit_scale
-        self.alone, self.keep = alone, keep
+        self.in_memory, self.keep = in_memory, keep
         n, k = len(features), len(text)
         self.spare: list[Array] = []
-        if alone and not is_torch_array(features):  # made at once, since a large allocation comes in large pages
+        if in_memory and not is_torch_array(features):  # made at once, since a large allocation comes in large pages
             self.spare = list(np.empty((4, n, k), features.dtype))
         self.graph = graph or self._neighbours()
         self.votes_of = self._votes_of()
         narrow = xp.float16 if is_torch_array(features) else xp.uint16
         self.y = self.z = self._room(narrow if half else features.dtype)  # as `_narrow` makes them
-        size = n if alone else max(1, BLOCK_ENTRIES // k)
+        size = n if in_memory else max(1, BLOCK_ENTRIES // k)
         self.blocks = [slice(i, min(i + size, n)) for i in range(0, n, size)]
-        self.labels: Any = None if alone else self._empty(n, dtype=xp.int64)  # (n,)
+        self.labels: Any = None if in_memory else self._empty(n, dtype=xp.int64)  # (n,)
         self.zero_shot_labels = self.labels
 
     def _neighbours(self) -> Graph:
@@ -88,7 +80,7 @@ class Rows:
         return neighbour_votes(self.graph, symmetric, mean, getattr(self.method, "laplacian_weight", 1.0))
 
     def call(self, verb: str, *given: Any) -> Any:
-        """Do as `driver.solve` asks, for samples in memory."""
+        """Call a verb for `driver.solve` where all samples are in memory."""
         return getattr(self, verb)(*given)
 
     def first(self) -> Any:
@@ -113,7 +105,7 @@ class Rows:
         return dict(zip(self.COLUMNS, map(to_numpy, found), strict=True))
 
     def unpack(self) -> tuple[Array, Array]:
-        """Return z and y as floating-point numbers of the same size, made in place: the last thing to ask for."""
+        """Return z and y as floating-point numbers of the same size. Converts in place, so nothing can follow."""
         if self.z.dtype == np.uint16:
             table = self._floats(np.arange(ONE + 1, dtype=np.uint16)).astype(np.float16)
             for stored in {id(x): x for x in (self.z, self.y)}.values():
@@ -133,8 +125,8 @@ class Rows:
         return y, cosine, log_sum
 
     def _add_up(self, block: Callable[[slice], Sums], what: str) -> Any:
-        """Return the sum over the blocks of what a function returns of each; in memory as it is, there is one."""
-        if self.alone:
+        """Call a function for every block and add up what it returns; in memory there is one block, returned as is."""
+        if self.in_memory:
             return block(self.blocks[0])
         return reduce(operator.add, (block(rows).packed() for rows in track(self.blocks, what)))
 

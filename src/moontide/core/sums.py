@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +25,12 @@ TOGETHER = {"join": lambda a, b: np.concatenate([a, b])}  # rows are put one bel
 @dataclass
 class Sums:
     """Base of what a map over samples returns; `+` joins the fields of two, each as it is declared."""
+
+    kinds: ClassVar[dict[str, type[Sums]]] = {}  # by name, for `unpack`
+
+    def __init_subclass__(cls) -> None:
+        """Note a kind of sums."""
+        Sums.kinds[cls.__name__] = cls
 
     def __add__(self: S, other: S) -> S:
         """Join two parts."""
@@ -50,10 +56,9 @@ def _double(x: Any, metadata: Mapping[str, Any]) -> Any:
 
 
 def unpack(arrays: Mapping[str, NDArray[Any]]) -> Any:
-    """Make the object again from its arrays, among which others may be."""
+    """Make the object again from its arrays, which other arrays may be among."""
     mine = {name.partition("."): x.item() if x.ndim == 0 else x for name, x in arrays.items() if "." in name}
-    kind = next(kind for kind in Sums.__subclasses__() if kind.__name__ == next(iter(mine))[0])
-    return kind(**{field: x for (_, _, field), x in mine.items()})
+    return Sums.kinds[next(iter(mine))[0]](**{field: x for (_, _, field), x in mine.items()})
 
 
 @dataclass

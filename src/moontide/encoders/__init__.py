@@ -80,8 +80,8 @@ def _absolute(model: str) -> str:
     >>> _absolute("openai/clip-vit-base-patch16")
     'openai/clip-vit-base-patch16'
     """
-    architecture, slash, rest = model.partition("/")
-    for start, path in (("", model), (architecture + slash, rest)):
+    architecture, slash, checkpoint = model.partition("/")
+    for start, path in (("", model), (architecture + slash, checkpoint)):
         if path and Path(path).expanduser().exists():
             return start + str(Path(path).expanduser().resolve())
     return model

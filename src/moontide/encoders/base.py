@@ -81,7 +81,7 @@ class Encoder(ABC):
     precision: str = "float32"  # that images are embedded in
     runtime: str = ""  # that embeds images, one of RUNTIMES, where that is a choice
     spec: str = ""  # what `moontide.encoders.encoder` makes it of again, from any folder
-    typed: str = ""  # the same as the user wrote it
+    typed: str = ""  # the `spec` that the user wrote
     templates: ClassVar[tuple[str, ...]] = ("a photo of a {}.",)  # of prompts, where the user gives none
 
     def prepare(self, image: Image) -> Prepared:

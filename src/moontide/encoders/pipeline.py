@@ -265,15 +265,15 @@ def add_to_store(
 ) -> tuple[FeatureStore, list[Skip]]:
     """Encode the images that a store does not hold yet, with the encoder that made it; as `encode_to_store`."""
     held = set(store.ids)
-    rest = [image for image in images if image.id not in held]
+    missing = [image for image in images if image.id not in held]
     batch = batch_size or encoder.batch_size
     whole = -(-shard_size // batch) * batch  # images of a shard
     skipped: list[Skip] = []
     waiting: list[tuple[str, FloatArray]] = []  # ids and rows
     count = Count(len(images), progress)
-    count(len(images) - len(rest))
+    count(len(images) - len(missing))
     here = partial(encode_files, encoder, batch_size=batch_size, workers=workers, fast=fast, done=count)
-    for encoded in (through or here)(rest) if rest else ():
+    for encoded in (through or here)(missing) if missing else ():
         skipped += encoded.skipped
         waiting += zip((image.id for image in encoded.images), encoded.features, strict=True)
         if through is not None:

@@ -72,7 +72,7 @@ class _Process:
         assert self.process.stdout is not None
         self.stdin, self.stdout = self.process.stdin, self.process.stdout
         self.waiting: deque[tuple[int, dict[str, Any]]] = deque()
-        self.ready, self.since, self.rest = False, time.monotonic(), b""
+        self.ready, self.since, self.partial = False, time.monotonic(), b""
         self.write(terms.write())
 
     def write(self, line: str) -> None:
@@ -85,7 +85,7 @@ class _Process:
         data = os.read(self.stdout.fileno(), 2**16)
         if not data:
             return None
-        *whole, self.rest = (self.rest + data).split(b"\n")
+        *whole, self.partial = (self.partial + data).split(b"\n")
         return [json.loads(line) for line in whole]
 
     def why(self) -> str:

@@ -157,7 +157,7 @@ def _alike(text: FloatArray) -> Iterator[tuple[int, int]]:
     """Yield the pairs of unit rows whose cosine is above ALIKE.
 
     A cosine is at most the product of two sketches: the coordinates along the `SKETCH` leading directions, and the
-    length of the rest (Cauchy-Schwarz). Only rows and columns of a block whose sketches pass are multiplied in full.
+    length of what remains (Cauchy-Schwarz). Rows and columns of a block are multiplied in full if their sketches pass.
     """
     sketch = _sketch(text)
     for start in range(0, len(text), BLOCK_ROWS):
@@ -172,13 +172,13 @@ def _alike(text: FloatArray) -> Iterator[tuple[int, int]]:
 
 
 def _sketch(text: FloatArray) -> FloatArray:
-    """Return the leading coordinates of unit rows and the length of the rest, (K, SKETCH + 1); few rows as they are."""
+    """Return the leading coordinates of unit rows and the length of what remains, (K, SKETCH + 1)."""
     if text.shape[1] <= SKETCH or len(text) <= BLOCK_ROWS:
         return text
     directions = np.linalg.eigh(text.T @ text)[1][:, -SKETCH:]  # (d, SKETCH)
     leading = text @ directions
-    rest = np.sqrt(np.maximum(1 - (leading**2).sum(axis=1, keepdims=True), 0))
-    return np.concatenate([leading, rest], axis=1)
+    remainder = np.sqrt(np.maximum(1 - (leading**2).sum(axis=1, keepdims=True), 0))
+    return np.concatenate([leading, remainder], axis=1)
 
 
 def first_of(found: Sequence[str]) -> str:

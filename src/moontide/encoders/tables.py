@@ -65,7 +65,7 @@ class _Table:
         self.path = path
         self.start, self.column = 0, ""
         self.held: list[Any] = []
-        with _reading(path) as arrow:
+        with _arrow_of(path) as arrow:
             if path.suffix.lower() == ".parquet":
                 from pyarrow import parquet
 
@@ -93,7 +93,7 @@ class _Table:
             self.batches = self._batches(column, group)
         while row >= self.start + len(self.held):
             self.start += len(self.held)
-            with _reading(self.path):
+            with _arrow_of(self.path):
                 self.held = next(self.batches).column(0).to_pylist()
 
     def _batches(self, column: str, first: int) -> Iterator[Any]:
@@ -129,8 +129,8 @@ def _whole(arrow: Any, path: Path) -> Any:
     return arrow.Table.from_batches(kept, held.schema)
 
 
-class _reading:
-    """Import pyarrow, and convert errors of a file to a sentence."""
+class _arrow_of:
+    """Import pyarrow to read a file, and turn its errors into a sentence about the file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

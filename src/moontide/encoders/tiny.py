@@ -153,9 +153,9 @@ def fit(embed: Any, names: Sequence[str], rows: FloatArray) -> Table:
     known = prompts[0]  # of the bare names
     likeness = []  # of the left-out rows to the predictions for the left-out names, for each half
     for half in (0, 1):
-        left, rest = np.arange(half, len(names), 2), np.arange(1 - half, len(names), 2)
-        weights = solve(known[rest], rows[rest])
-        found = sum(unit_rows(kernel(prompt[left], known[rest]) @ weights) for prompt in prompts)
+        left, fitted = np.arange(half, len(names), 2), np.arange(1 - half, len(names), 2)
+        weights = solve(known[fitted], rows[fitted])
+        found = sum(unit_rows(kernel(prompt[left], known[fitted]) @ weights) for prompt in prompts)
         likeness.append(rows[left] @ unit_rows(found).T)
 
     def surprise(log_temperature: float) -> float:

@@ -62,7 +62,7 @@ class ShardTask:
 
 @dataclass(frozen=True)
 class Workers:
-    """Who works on shards: this process, or `count` actors of a Ray cluster at `address`, else started here.
+    """Who works on shards: this process, or `count` actors of a Ray cluster, at `address` or started here.
 
     count: None is one per CPU, or per GPU. memory: what one may take, in bytes. device: where their arrays are.
     """
@@ -147,7 +147,7 @@ def adapt_shards(
 ) -> Labelled:
     """Label all rows of all shards together, and write one file of predictions per shard into the folder `out`.
 
-    With `graph` "global" neighbours are found across shards, else within each.
+    With `graph` "global" neighbours are found across shards, with "local" within each.
     """
     if method.rows_type is None:
         names = [name for name in method_names() if method_type(name).rows_type]
@@ -157,8 +157,8 @@ def adapt_shards(
     _check_checkpoint(job, graph, report)
     plan = plan._replace(calls=plan.calls + AROUND + 3 * across)  # and sample, scatter, gather
     journal, rows = Journal(job, plan, report, progress), [source.rows for source in job.sources]
-    with _room(workers) as room, closing(journal):
-        _engine(job, rows, workers, room, journal)
+    with _capacity(workers) as capacity, closing(journal):
+        _engine(job, rows, workers, capacity, journal)
         checked = journal("check")
         if checked.problems:
             remove(job.folder)
@@ -169,7 +169,7 @@ def adapt_shards(
             sizes = journal("scatter", *quantiser(journal, checked.rows, len(rows))).counts.astype(int)
             groups = np.flatnonzero(sizes)
             grouped = replace(job, groups=tuple(groups.tolist()))
-            _engine(grouped, sizes[groups].tolist(), workers, room, journal)
+            _engine(grouped, sizes[groups].tolist(), workers, capacity, journal)
         neighbours = getattr(method, "neighbours", 0) if getattr(method, "laplacian_weight", 1.0) else 0
         found = recall(journal, checked.rows, neighbours)
         if found is not None:
@@ -179,7 +179,7 @@ def adapt_shards(
         journal.calls = journal.number + 1 + across  # it may have taken fewer than planned
         written = journal("write")
         if across:
-            _engine(job, rows, workers, room, journal)
+            _engine(job, rows, workers, capacity, journal)
             journal("gather", len(groups))
     remove(job.folder)
     done = checked.rows, checked.skipped, written.changed, written.counts
@@ -235,7 +235,7 @@ def _check_checkpoint(job: Job, graph: str, report: Callable[[str], None]) -> No
 
 
 @contextmanager
-def _room(workers: Workers) -> Iterator[tuple[int, float]]:
+def _capacity(workers: Workers) -> Iterator[tuple[int, float]]:
     """Join the cluster where one is asked for; yield how many workers there can be, and the memory of all in bytes."""
     here = available_bytes() or math.inf
     if workers.engine != "ray":
@@ -245,11 +245,11 @@ def _room(workers: Workers) -> Iterator[tuple[int, float]]:
         yield worker_count(workers.count, workers.device), here if started else resources()["memory"]
 
 
-def _engine(job: Job, sizes: Sequence[int], workers: Workers, room: tuple[int, float], journal: Journal) -> None:
+def _engine(job: Job, sizes: Sequence[int], workers: Workers, capacity: tuple[int, float], journal: Journal) -> None:
     """Send the next calls to an engine for a job whose shards have `sizes` rows; refuse what exceeds its memory."""
-    count = min(room[0], len(sizes))
+    count = min(capacity[0], len(sizes))
     shares = [range(w, len(sizes), count) for w in range(count)]
-    budget = SHARE * room[1] / count if workers.memory is None else workers.memory
+    budget = SHARE * capacity[1] / count if workers.memory is None else workers.memory
     one, together = job.needed_bytes(sizes, shares)
     resident = together <= budget
     if min(one, together) > budget:

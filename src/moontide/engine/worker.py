@@ -50,7 +50,7 @@ class Job:
     outputs: tuple[str, ...]  # one per source
     folder: str  # of the checkpoints
     skip_bad_rows: bool = False
-    groups: tuple[int, ...] = ()  # none: a shard is a source; else the groups that the rows of all sources went to
+    groups: tuple[int, ...] = ()  # that the rows of all sources went to; none: each source is a shard
     half: bool = False  # assignments in 16 bits
     device: str = "cpu"
 
@@ -103,7 +103,7 @@ class Nearest(Sums):
 
 
 class Worker:
-    """Some of the shards of a job, or all: then it is the engine of one process, and calls `tick` as they answer."""
+    """Some of the shards of a job; with all of them, the engine of one process. `tick` is called as they answer."""
 
     replaced = 0  # workers that died
 

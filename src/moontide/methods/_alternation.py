@@ -16,8 +16,8 @@ from moontide.protocols import Method
 from moontide.types import Result, Task
 
 
-class Mixture(NamedTuple):
-    """The parameters of a mixture between two E-steps."""
+class Components(NamedTuple):
+    """The distributions of the classes between two E-steps."""
 
     mu: Array  # (K, d)
     spread: Array  # (K, d) variances, (1, d) if classes share them, or (K,) vMF concentrations
@@ -52,9 +52,9 @@ class Smoothed(Method):
         self,
         task: Task,
         log_y: Array,
-        start: Mixture,
-        log_likelihood: Callable[[Mixture], Array],
-        m_step: Callable[[Array], Mixture],
+        start: Components,
+        log_likelihood: Callable[[Components], Array],
+        m_step: Callable[[Array], Components],
         inner_iterations: int = 1,
     ) -> Result:
         """Alternate E-steps and M-steps from the zero-shot log y (N, K) and an initial mixture; the last is an E-step.
@@ -63,9 +63,9 @@ class Smoothed(Method):
         """
         xp, votes_of, log_z = namespace(log_y), self._votes_of(task), log_y
 
-        def e_step(verb: str, mixture: Mixture) -> Array:
+        def e_step(verb: str, classes: Components) -> Array:
             nonlocal log_z
-            scores = log_likelihood(mixture)  # (N, K)
+            scores = log_likelihood(classes)  # (N, K)
             scores /= self.temper
             scores += self.text_weight * log_y
             log_z = assignments(scores, votes_of, log_z, inner_iterations)
@@ -90,26 +90,26 @@ class Repeated(Smoothed):
 
 
 @dataclass
-class Alternation(driver.Mixture[Mixture, Mixture]):
+class Alternation(driver.Mixture[Components, Components]):
     """A mixture for `driver.solve` whose M-step needs all assignments, log z (N, K), in memory."""
 
-    start: Mixture
-    m_step: Callable[[Array], Mixture]
+    start: Components
+    m_step: Callable[[Array], Components]
     m_steps: int
 
-    def begin(self, run: driver.Run) -> Mixture:
+    def begin(self, run: driver.Run) -> Components:
         """Return the classes before the first E-step."""
         return self.start
 
-    def update(self, classes: Mixture, step: Array) -> Mixture:
+    def update(self, classes: Components, step: Array) -> Components:
         """Return the classes that follow from log z."""
         return self.m_step(step)
 
-    def terms(self, classes: Mixture, step: Array) -> Array:
+    def terms(self, classes: Components, step: Array) -> Array:
         """Keep the labels, (N,)."""
         return namespace(step).argmax(step, axis=1)
 
-    def finish(self, run: driver.Run, classes: Mixture, step: Array, trace: list[Array]) -> Mixture:
+    def finish(self, run: driver.Run, classes: Components, step: Array, trace: list[Array]) -> Components:
         """Return the classes, and whether the labels of the last two E-steps are the same."""
         before, labels = trace[-2:]
         return classes._replace(converged=bool((before == labels).all()))

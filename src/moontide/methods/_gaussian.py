@@ -73,7 +73,7 @@ def anchored_variance(squares: Array, v: Array, mu: Array, beta: Array, text: Ar
     return namespace(v).clip(variance, min=FLOOR / v.shape[1])
 
 
-def moments(z: Array, f: Array, w: Array) -> tuple[Array, Array, Array]:
+def weighted_moments(z: Array, f: Array, w: Array) -> tuple[Array, Array, Array]:
     """Return sum_i w_i z_ik f_i, (K, d), sum_i w_i f_i^2, (1, d), and sum_i w_i z_ik, (K,), of weights w (N,)."""
     return z.T @ (w[:, None] * f), (w @ f**2)[None, :], w @ z
 
@@ -81,11 +81,11 @@ def moments(z: Array, f: Array, w: Array) -> tuple[Array, Array, Array]:
 def pooled_variance(sums: Array, squares: Array, soft: Array, mu: Array) -> Array:
     """App. "Revisiting StatA": Sigma'_j = sum_ik z_ik (f_ij - mu_kj)^2 / N, at least the floor, (1, d).
 
-    The arguments are the `moments` with the weights of `row_weights`, and mu, all with the same origin.
+    The arguments are the `weighted_moments` with the weights of `row_weights`, and mu, all with the same origin.
 
     >>> import numpy as np
     >>> f = np.asarray([[0.0], [2.0]])
-    >>> pooled_variance(*moments(np.eye(2), f, row_weights(f, False)), np.asarray([[1.0], [5.0]]))
+    >>> pooled_variance(*weighted_moments(np.eye(2), f, row_weights(f, False)), np.asarray([[1.0], [5.0]]))
     array([[5.]])
     """
     variance = squares + soft @ mu**2 - 2 * (mu * sums).sum(0)  # (1, d)

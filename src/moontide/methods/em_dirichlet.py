@@ -16,7 +16,7 @@ diverge. The first estimate, of all classes from all samples, takes a few steps 
 takes about 150 steps and stops within 1e-4 of the maximum. The likelihood of a hard cluster of few samples has no
 maximum: its parameters grow without end. To end where the original does, its 1000 steps are repeated one by one, which
 takes most of the time; if K is large, they are taken at some points of a curve instead of all K values
-(`dirichlet_estimate`). The inner solver skips classes without samples and those that have converged. `scores` are
+(`dirichlet_estimate`). The inner loop skips classes without samples and those that have converged. `scores` are
 one-hot rows, as in the original; `probs` are the assignments before they are made hard.
 """
 
@@ -34,11 +34,11 @@ from moontide.protocols import Method
 from moontide.types import Result, Task
 
 EPS = 1e-15
-MAX_STEPS = 1000  # of the inner solver
+MAX_STEPS = 1000  # of the inner loop
 CHECK_EVERY = 50  # steps
 CURVE_POINTS, CURVE_PER_NAT = 20, 6  # points of a curve: a fixed number, and more per unit of its length
-TOLERANCE = 1e-11  # squared relative change of all parameters at which the inner solver stops
-NEWTON_STEPS, MM_FIRST = 40, 3  # of the first estimate, and steps of the inner solver that precede them
+TOLERANCE = 1e-11  # squared relative change of all parameters at which the inner loop stops
+NEWTON_STEPS, MM_FIRST = 40, 3  # of the first estimate, and steps of the inner loop that precede them
 ENDLESS = 1e6  # sum of the parameters of a class above which they are taken to grow without end
 NEWTON_BLOCK = 2**15  # numbers in a block of rows, so that they stay in the cache
 SETTLED = 1e-24  # squared relative change of a class below which it has converged
@@ -71,7 +71,7 @@ class EMDirichlet(Method):
     match: bool = option(False, "re-assign clusters to classes by their mean probabilities")
 
     def peak_bytes(self, n: int, k: int, d: int, itemsize: int) -> int:
-        """Count float64 arrays: some N x K, and a dozen K x K of the inner solver."""
+        """Count float64 arrays: some N x K, and a dozen K x K of the inner loop."""
         return super().peak_bytes(n, k, d, itemsize) + 8 * (6 * n * k + 12 * k * k)
 
     def _fit(self, task: Task) -> Result:

@@ -125,7 +125,7 @@ def proxies(f: Array, y: Array, text: Array, tau: float, step: float, iterations
 
 
 def proxies_in_span(f: Array, y: Array, text: Array, tau: float, step: float, iterations: int) -> Array | None:
-    """Return the same as `proxies`, faster for fewer samples than dimensions: w_k = s_k t_k + sum_i a_ik f_i, (K, d).
+    """Return what `proxies` returns, faster for fewer samples than dimensions: w_k = s_k t_k + sum_i a_ik f_i, (K, d).
 
     A step takes 2 N N K operations instead of 4 N d K: cosines and lengths follow from the products of samples. If
     samples and text nearly depend on each other, s and a can grow without a limit; then the answer is None.

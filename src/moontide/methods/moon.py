@@ -8,7 +8,7 @@ Symbols:  f_i -> features[i]   t_k = mu'_k -> text[k] (the anchor)   y_ik -> zer
           lambda_k -> confidence   alpha_k -> alpha   gamma_i -> gamma   beta_k -> beta   omega_ij -> graph
           tau -> 1 / task.logit_scale   m -> neighbours   T -> iterations
 
-The defaults are the released solver, which made the paper's numbers; the preset "paper" is what the paper writes.
+The defaults are the released program, which made the paper's numbers; the preset "paper" is what the paper writes.
 docs/maths.md explains where they differ, and has the objective, Eq. ple-ours, with the options.
 """
 
@@ -38,7 +38,7 @@ STILL = 4  # roundings: assignments that move by less no longer change
 
 @dataclass(frozen=True)
 class MOON(Method):
-    """Training-free transduction: class means move from their text anchors as far as the batch gives evidence.
+    """Training-free transduction: class means move away from their text anchors as the batch supports it.
 
     >>> from moontide.simulate import simulate
     >>> data = simulate(64, 100, effective_classes=3, seed=0)
@@ -68,16 +68,16 @@ class MOON(Method):
     gamma: str = option("assignments", "entropy weight of a sample: from z, from zero-shot, or 1",
                         choices=("assignments", "zero_shot", "off"))  # fmt: skip
     gamma_in_counts: bool = option(False, "weigh hard counts by gamma")
-    votes: str = option("plain", "a neighbour's vote counts 1 or its gamma", choices=("plain", "gamma"))
+    votes: str = option("plain", "weight of a neighbour's vote: 1 or its gamma", choices=("plain", "gamma"))
     update_mu: bool = option(True, "move the mean directions")
     update_kappa: bool = option(True, "re-estimate the concentrations")
     temper: float = option(50.0, "what the log-likelihood is divided by in the E-step", above=0)
     kappa_cap: float = option(500.0, "largest re-estimated kappa (inf: none)", above=0, high=math.inf)
     r_cap: float = option(0.999, "largest mean resultant length (1: none)", above=0, high=1)
     neighbours: int = option(NEIGHBOURS, "m, neighbours of a sample in the graph", low=1)
-    graph: str = option("symmetric", "votes from the neighbours of a sample and those it is neighbour of, or the first",
+    graph: str = option("symmetric", "neighbours vote for each other, or only for the sample whose neighbours they are",
                         choices=("symmetric", "one-sided"))  # fmt: skip
-    laplacian: str = option("mean", "neighbours' votes are averaged or summed", choices=("mean", "sum"))
+    laplacian: str = option("mean", "average or sum the neighbours' votes", choices=("mean", "sum"))
     laplacian_weight: float = option(1.0, "weight of the neighbours' votes", low=0)
     text_weight: float = option(1.0, "weight of the zero-shot prediction in the E-step", low=0)
     log_normaliser: str = option("asymptotic", "log C_d: the paper's large-kappa form or accurate",
@@ -119,7 +119,7 @@ class MOON(Method):
         backend: Any = plain if large else choose(task.features, task.k)
 
         def together(features: Array, text: Array) -> tuple[Any, ...]:
-            rows = backend.Rows(self, features, text, task.logit_scale, task.graph, half=large, alone=not large)
+            rows = backend.Rows(self, features, text, task.logit_scale, task.graph, half=large, in_memory=not large)
             found = solve(VMFMixture(self, text, task.logit_scale, backend.m_step), rows.call)
             labels, edges = rows.labels if large else None, rows.graph  # labels before rounding to 16 bits
             return *found, *rows.unpack(), labels, rows.gamma, edges.neighbours, edges.weights, edges.recall
@@ -150,7 +150,7 @@ class MOON(Method):
 
     @property
     def m_steps(self) -> int:
-        """The number of M-steps: T where a final E-step follows, else T - 1."""
+        """The number of M-steps: T if a final E-step follows, otherwise T - 1."""
         return self.iterations - (not self.final_assignment)
 
 
@@ -167,7 +167,14 @@ class Solution(NamedTuple):
 
 
 class VMFMixture:
-    """Algorithm 1 for `driver.solve`: what MOON makes of the sums over its samples, line by line."""
+    """Algorithm 1 for `driver.solve`, from sums over the samples. The functions that compute its lines:
+
+    1  ple.zero_shot                              7, 8  ple.prototypes, ple.log_c, ple.e_step
+    2  ple.initial_resultant, ple.concentration   9     ple.entropy_weights, in ple.e_step
+    3  graph.nearest_neighbours, with the rows    10    formulas.shrinkage
+    4  ple.class_confidence, ple.anchor_weights   11    ple.weighted_sums, ple.means
+    5  ple.sample_weights                         12    ple.shrink; 13: ple.concentration, formulas.banerjee
+    """
 
     def __init__(
         self, options: MOON, text: Array, logit_scale: float, m_step: Callable[[VMF, Any], VMFClasses] = plain.m_step
@@ -188,7 +195,7 @@ class VMFMixture:
         self.vmf = VMF(o, Anchors(self.text, kappa, r, like(alpha, self.text) + 0 * r), self.scale)
         return self.vmf.begin()
 
-    def shown(self, classes: VMFClasses) -> tuple[Any, ...]:
+    def broadcast(self, classes: VMFClasses) -> tuple[Any, ...]:
         """Return what the E-step (Eqs. likelihood, update-z and pl) needs: the logits of each class."""
         return (classes.scores,)
 

@@ -1,6 +1,6 @@
 """MOON with Gaussians: MOON's dynamic shrinkage on StatA's mixture, "MOON_Gaussian" of the MOON paper's comparison.
 
-J. Huang et al., "Von Mises-Fisher Mixture Model with Dynamic Shrinkage for Realistic Test-Time Transduction",
+J. Huang et al., "Von Mises-Fisher Components Model with Dynamic Shrinkage for Realistic Test-Time Transduction",
 ICML 2026, sec. "Comparisons with variants"; StatA: M. Zanella et al., CVPR 2025.
 
 Symbols:  as in `moon` (lambda_k, alpha_k, gamma_i, beta_k, v_k) and in `stata` (Sigma' -> anchor, Sigma_k -> spread)
@@ -21,14 +21,14 @@ from moontide.core import formulas
 from moontide.core.arrays import Array, namespace, unit_rows
 from moontide.core.ple import EPS, anchor_weights, class_confidence, sample_weights, shrink
 from moontide.core.simplex import log_softmax
-from moontide.methods._alternation import Mixture, Smoothed, counted
+from moontide.methods._alternation import Components, Smoothed, counted
 from moontide.methods._gaussian import (
     anchored_variance,
     class_weights,
     log_density,
-    moments,
     pooled_variance,
     row_weights,
+    weighted_moments,
 )
 from moontide.options import option
 from moontide.types import Result, Task
@@ -55,10 +55,10 @@ class MOONGaussian(Smoothed):
         y = xp.exp(log_y)  # (N, K)
         centre = xp.mean(f, axis=0)  # (d,)
         around = f - centre  # (N, d)
-        anchor = pooled_variance(*moments(y, around, row_weights(f, faithful=False)), text - centre)  # (1, d)
+        anchor = pooled_variance(*weighted_moments(y, around, row_weights(f, faithful=False)), text - centre)  # (1, d)
         alpha = anchor_weights(class_confidence(xp.mean(y, axis=0), xp.max(y, axis=0)))  # (K,)
 
-        def m_step(log_z: Array) -> Mixture:
+        def m_step(log_z: Array) -> Components:
             z = xp.exp(log_z)  # (N, K)
             gamma = sample_weights(z)  # (N,)
             beta = formulas.shrinkage(counted(z, gamma, self.beta), alpha)  # (K,)
@@ -67,12 +67,12 @@ class MOONGaussian(Smoothed):
             mu = unit_rows(shrink(v, beta, text))  # mu_k = beta_k v_k + (1 - beta_k) t_k, (K, d)
             squares = weights @ around**2  # (K, d)
             spread = anchored_variance(squares, v - centre, mu - centre, beta, text - centre, anchor)  # (K, d)
-            return Mixture(mu, spread, beta)
+            return Components(mu, spread, beta)
 
         return self._alternate(
             task,
             log_y,
-            Mixture(text, anchor, xp.zeros_like(alpha)),
-            lambda mixture: log_density(f, mixture.mu, mixture.spread),
+            Components(text, anchor, xp.zeros_like(alpha)),
+            lambda classes: log_density(f, classes.mu, classes.spread),
             m_step,
         )

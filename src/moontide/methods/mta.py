@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 from moontide.core.arrays import Array, as_matrix, like, namespace, unit_rows
@@ -78,7 +78,7 @@ class MTA(Method):
                 f"The '{changed[0]}' option of mta has no effect if views=... is given; it is for views made from "
                 "images=... and encoder=... . Leave it out."
             )
-        super().require(replace(task, extras={**task.extras, "views": task.extras["images"]}) if made else task)
+        super().require(task.trusted(extras={**task.extras, "views": task.extras["images"]}) if made else task)
 
     def check(self, task: Task) -> Array:
         """Return the views as unit rows, or raise an error that names why they cannot be used."""

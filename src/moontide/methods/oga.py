@@ -125,7 +125,7 @@ class OGA(OnlineMethod):
 
 
 def precision_of(residuals: Array) -> Array:
-    """P = d pinv((n - 1) M + tr(M) I) for n <= 4 d residual rows of covariance M, else pinv(M); (n, d) -> (d, d).
+    """P = d pinv((n - 1) M + tr(M) I) for n <= 4 d residual rows of covariance M, otherwise pinv(M); (n, d) -> (d, d).
 
     >>> import numpy as np
     >>> precision_of(np.asarray([[1.0], [-1.0]] * 3)).round(6)

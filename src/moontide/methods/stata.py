@@ -26,8 +26,8 @@ from moontide.core.rows import Rows, check_graph
 from moontide.core.simplex import softmax_log_sum
 from moontide.core.sums import Doubles, Sums
 from moontide.errors import OptionError
-from moontide.methods._alternation import Mixture, Repeated
-from moontide.methods._gaussian import anchored_variance, moments, pooled_variance, row_weights
+from moontide.methods._alternation import Components, Repeated
+from moontide.methods._gaussian import anchored_variance, pooled_variance, row_weights, weighted_moments
 from moontide.options import option
 from moontide.protocols import Plan
 from moontide.types import Result, Task
@@ -60,7 +60,7 @@ class StatARows(Rows):
 
         def block(at: slice) -> GaussianSums:
             y, _, _ = self._zero_shot(at)
-            return GaussianSums(len(y), *moments(y, self.f[at] - centre, weight[at]), 0 * y[0], 0)
+            return GaussianSums(len(y), *weighted_moments(y, self.f[at] - centre, weight[at]), 0 * y[0], 0)
 
         return self._add_up(block, "zero-shot")  # type: ignore[no-any-return]
 
@@ -97,7 +97,7 @@ class StatARows(Rows):
         if self.around is not None:
             return self.around
         f = self.f[rows] - centre
-        self.around = (f, f**2) if self.alone else None
+        self.around = (f, f**2) if self.in_memory else None
         return self.around or (f, f**2)
 
     def _assign(self, rows: slice, scores: Array, new: Array) -> Array:
@@ -132,7 +132,7 @@ class StatA(Repeated):
 
     def _fit(self, task: Task) -> Result:
         check_graph(task.graph, self.name, self.neighbours)
-        rows = StatARows(self, task.features, task.text, task.logit_scale, task.graph, alone=True)
+        rows = StatARows(self, task.features, task.text, task.logit_scale, task.graph, in_memory=True)
         found = driver.solve(self.mixture(task.text, task.logit_scale), rows.call)
         details = {"mu": found.mu, "spread": found.spread}
         return Result(*rows.unpack(), None, (), self.iterations, found.converged, None, found.beta, details)
@@ -148,14 +148,14 @@ class StatA(Repeated):
         return Plan(self.iterations + 2, self.iterations + 1)
 
 
-class GaussianMixture(driver.Mixture[Mixture, Mixture]):
+class GaussianMixture(driver.Mixture[Components, Components]):
     """StatA for `driver.solve`: what it makes of the sums over its samples."""
 
     def __init__(self, options: StatA, text: Array, logit_scale: float) -> None:
         self.options, self.text, self.scale = options, text, options.text_weight * logit_scale
         self.m_steps = options.iterations
 
-    def begin(self, run: driver.Run) -> Mixture:
+    def begin(self, run: driver.Run) -> Components:
         """App. "Revisiting StatA": Sigma'_j = sum_ik y_ik (f_ij - t_kj)^2 / N, the square expanded."""
         centre = self.text.mean(0)  # (d,)
         first = run("first", centre)
@@ -163,9 +163,9 @@ class GaussianMixture(driver.Mixture[Mixture, Mixture]):
         sums, squares, soft = (x / first.n for x in (first.sums, first.squares, first.soft))
         self.anchor = pooled_variance(sums, squares, soft, self.t - centre)  # (1, d)
         self.centre = centre + sums.sum(0) / soft.sum()  # (d,) the mean of the samples, as sum_k y_ik = 1
-        return Mixture(self.t, self.anchor, 0 * self.t[:, 0])
+        return Components(self.t, self.anchor, 0 * self.t[:, 0])
 
-    def shown(self, classes: Mixture) -> tuple[Array, ...]:
+    def broadcast(self, classes: Components) -> tuple[Array, ...]:
         """Fold zero-shot logits and the tempered Gaussian likelihood into f linear' - f^2 quadratic' + offset."""
         temper, away, spread = self.options.temper, classes.mu - self.centre, classes.spread
         scaled = away / spread  # (K, d)
@@ -175,7 +175,7 @@ class GaussianMixture(driver.Mixture[Mixture, Mixture]):
         scaled += self.scale * self.t
         return self.centre, scaled, (0.5 / temper) / spread, offset
 
-    def update(self, classes: Mixture, step: GaussianSums) -> Mixture:
+    def update(self, classes: Components, step: GaussianSums) -> Components:
         """Eq. stata-shrinkage: means and variances of the classes from their statistics."""
         o, t = self.options, self.t
         beta = formulas.shrinkage(step.soft if o.beta == "soft" else step.counts, o.alpha)  # (K,)
@@ -183,9 +183,9 @@ class GaussianMixture(driver.Mixture[Mixture, Mixture]):
         mu = unit_rows(shrink(unit_rows(v + self.centre), beta, t))  # mu_k = beta_k v_k + (1 - beta_k) t_k, (K, d)
         squares = means(step.squares, step.soft, 0.0)  # (K, d)
         spread = anchored_variance(squares, v, mu - self.centre, beta, t - self.centre, self.anchor)  # Sigma_k, (K, d)
-        return Mixture(mu, spread, beta)
+        return Components(mu, spread, beta)
 
-    def finish(self, run: driver.Run, classes: Mixture, step: GaussianSums, trace: list[None]) -> Mixture:
+    def finish(self, run: driver.Run, classes: Components, step: GaussianSums, trace: list[None]) -> Components:
         """Return the classes in the dtype of the text, and whether the last E-step changed no label."""
         mu, spread, beta = (like(x, self.text) for x in classes[:3])
-        return Mixture(mu, spread, beta, int(step.changed) == 0)
+        return Components(mu, spread, beta, int(step.changed) == 0)

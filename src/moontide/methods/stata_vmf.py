@@ -30,7 +30,7 @@ from moontide.core.ple import (
     weighted_sums,
 )
 from moontide.core.simplex import log_softmax
-from moontide.methods._alternation import Mixture, Repeated, counted
+from moontide.methods._alternation import Components, Repeated, counted
 from moontide.options import option
 from moontide.types import Result, Task
 
@@ -65,23 +65,23 @@ class StatAvMF(Repeated):
         ones = xp.ones_like(log_y[:, 0])  # (N,)
         anchor_kappa = concentration(anchor_r, d, "banerjee", self.r_cap)  # (K,)
 
-        def log_likelihood(mixture: Mixture) -> Array:
-            kappa = mixture.spread  # (K,)
-            return f @ (kappa[:, None] * mixture.mu).T + log_c(d, kappa, "asymptotic")  # (N, K)
+        def log_likelihood(classes: Components) -> Array:
+            kappa = classes.spread  # (K,)
+            return f @ (kappa[:, None] * classes.mu).T + log_c(d, kappa, "asymptotic")  # (N, K)
 
-        def m_step(log_z: Array) -> Mixture:
+        def m_step(log_z: Array) -> Components:
             z = xp.exp(log_z)  # (N, K)
             beta = formulas.shrinkage(counted(z, ones, self.beta), self.alpha)  # (K,)
             v = means(*weighted_sums(z, ones, f), COUNT_EPSILON)  # (K, d)
             resultant = shrink(unit_rows(v) if self.unit_means else v, beta, text)  # (K, d)
             r = xp.linalg.vector_norm(resultant, axis=1)  # (K,)
             kappa = xp.clip(concentration(r, d, "banerjee", self.r_cap), max=self.kappa_cap)  # (K,)
-            return Mixture(unit_rows(resultant), kappa, beta)
+            return Components(unit_rows(resultant), kappa, beta)
 
         result = self._alternate(
             task,
             log_y,
-            Mixture(text, anchor_kappa, xp.zeros_like(anchor_kappa)),
+            Components(text, anchor_kappa, xp.zeros_like(anchor_kappa)),
             log_likelihood,
             m_step,
             self.inner_iterations,

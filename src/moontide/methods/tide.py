@@ -153,7 +153,7 @@ class TIDE(OnlineMethod):
             require_memory(12 * n * k * f.dtype.itemsize, f"{self.name} on {n} x {k} at once", f)
         literal = large or labels is not None or (shares is not None and fused(f))  # the equations as they stand
         backend: Any = choose(f, k, "tide_", literal)
-        how = {"half": large, "alone": not large, "known": labels, "cosine": cosine}
+        how = {"half": large, "in_memory": not large, "known": labels, "cosine": cosine}
 
         def together(f: Array, text: Array) -> tuple[Any, ...]:
             rows = backend.TIDERows(self, f, text, scale, graph, **how)
@@ -221,7 +221,7 @@ class TIDEMixture(Mixture[Assigned, "Solution"]):
         none, some = self.fixed.total[:0], namespace(text).arange(0, device=device(self.text))
         return Assigned(self.text[:0, :], none, none, self.fixed.total, none, 0.0, 0, 0, 0.0, some)
 
-    def shown(self, classes: Assigned) -> tuple[eq.Fixed, Assigned]:
+    def broadcast(self, classes: Assigned) -> tuple[eq.Fixed, Assigned]:
         """Return what the E-step of Eq. 11 needs; in the first, classes are at their anchors and none is left out."""
         return self.fixed if len(classes.hard) else self.fixed._replace(left_out=0.0), classes
 

@@ -23,8 +23,8 @@ from typing import Any, ClassVar
 
 from moontide.core.arrays import Array, namespace, unit_rows
 from moontide.core.simplex import log_softmax, softmax
-from moontide.methods._alternation import Mixture, Repeated
-from moontide.methods._gaussian import class_weights, log_density, moments, pooled_variance, row_weights
+from moontide.methods._alternation import Components, Repeated
+from moontide.methods._gaussian import class_weights, log_density, pooled_variance, row_weights, weighted_moments
 from moontide.options import option
 from moontide.types import Result, Task
 
@@ -55,18 +55,18 @@ class TransCLIP(Repeated):
         centre, weights = xp.mean(f, axis=0), row_weights(f, self.faithful)  # (d,), (N,)
         free = xp.ones_like(text[:, 0])  # (K,) beta = 1: the means are those of the batch alone
 
-        def m_step(log_z: Array) -> Mixture:
+        def m_step(log_z: Array) -> Components:
             # mu_k = normalise(sum_i z_ik f_i / sum_i z_ik),  sigma^2_j = sum_ik z_ik (f_ij - mu_kj)^2 / N
             mu = unit_rows(class_weights(log_z) @ f)  # (K, d)
-            spread = pooled_variance(*moments(xp.exp(log_z), f - centre, weights), mu - centre)  # (1, d)
-            return Mixture(mu, spread, free)
+            spread = pooled_variance(*weighted_moments(xp.exp(log_z), f - centre, weights), mu - centre)  # (1, d)
+            return Components(mu, spread, free)
 
         mu = text if self.initial_means == "text" else image_means(log_y, f)  # (K, d)
         return self._alternate(
             task,
             log_y,
-            Mixture(mu, xp.full_like(text[:1, :], 1 / task.d), free),
-            lambda mixture: log_density(f, mixture.mu, mixture.spread),
+            Components(mu, xp.full_like(text[:1, :], 1 / task.d), free),
+            lambda classes: log_density(f, classes.mu, classes.spread),
             m_step,
             self.inner_iterations,
         )

@@ -52,7 +52,7 @@ class ZLaP(Method):
     inductive: bool = option(False, "score an image by its neighbours, as if it were not in the graph")
 
     def peak_bytes(self, n: int, k: int, d: int, itemsize: int) -> int:
-        """Estimate the memory: the default, plus the edges and the blocks of the solver, in float64."""
+        """Estimate the memory: the default, plus the edges and the blocks of conjugate gradients, in float64."""
         edges = 2 * 24 * (n + k) * (2 * self.neighbours - 1)
         return super().peak_bytes(n, k, d, itemsize) + edges + 8 * 8 * max(n + k, min(BLOCK_ENTRIES, (n + k) * k))
 

@@ -180,7 +180,7 @@ def read_classes(classes: str) -> ClassList:
 
 
 def read_class_names(classes: str) -> list[str]:
-    """Read the names alone, of the same kinds.
+    """Return the names that `read_classes` finds.
 
     >>> read_class_names("cat, dog")
     ['cat', 'dog']

@@ -56,7 +56,7 @@ class Origin:
     logit_scale: float = 100.0
     dataset: str | None = None
     spec: str = ""  # what the encoder is made of again, from any folder
-    typed: str = ""  # the same as the user wrote it
+    typed: str = ""  # the `spec` that the user wrote
     precision: str = "float32"  # of the image tower
     decoding: str = "exact"  # or fast: on a GPU, with small differences
     runtime: str = ""  # of the image tower on a CPU, such as torch; vectors of two differ in their last digits only

@@ -1,4 +1,4 @@
-"""Three ways to compute the same, one of them chosen once for a task.
+"""Three implementations of the same equations; one of them is chosen once for each task.
 
 - `plain`    array API: numpy and torch, float32 and float64, any device; the equations of `core.ple` as they stand.
 - `loops`    Numba on a CPU, float32 in numpy (the extra `fast`): compiled loops over rows and products.

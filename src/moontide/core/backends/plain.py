@@ -1,7 +1,7 @@
 """MOON in the array API: the equations of `core.ple`, as they stand, on rows in memory or block by block.
 
-Products are made of the classes that have samples where these are known: in memory, on a CPU. Elsewhere they are made
-of all classes; counting would make a GPU wait, and on shards there are many more rows than classes.
+In memory on a CPU, products are computed only for the classes that have samples. Elsewhere they are computed for all
+classes: counting would make a GPU wait, and on shards there are many more rows than classes.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Rows(Base):
         n = len(self.f)
         self.gamma, self.log_sum_y = namespace(self.f).ones_like(self.f[:, 0]), self._empty(n)
         self.cosine: Any = None  # (n, K) in memory
-        self.counted = self.alone and device_type(self.f) == "cpu"  # whether absent classes are left out
+        self.counted = self.in_memory and device_type(self.f) == "cpu"  # whether absent classes are left out
 
     @property
     def vote_weight(self) -> Array | None:
@@ -64,14 +64,14 @@ class Rows(Base):
         return self._add_up(block, "zero-shot")  # type: ignore[no-any-return]
 
     def _first_weights(self, rows: slice, y: Array, log_sum: Array) -> None:
-        if self.alone and not self.method.m_steps:  # else nobody asks which labels the first E-step changed
+        if self.in_memory and not self.method.m_steps:  # to count the labels that the only E-step changes
             self.labels = namespace(y).argmax(y, axis=1)
         if self.method.gamma == "zero_shot" or self.method.votes == "gamma":  # asked for before the first E-step
             self.gamma[rows] = ple.sample_weights(y)
         self.log_sum_y[rows] = self.method.text_weight * log_sum
 
     def _zero_shot(self, rows: slice) -> tuple[Array, Array, Array]:
-        if not self.alone:
+        if not self.in_memory:
             return super()._zero_shot(rows)
         self.cosine = namespace(self.f).matmul(self.f, self.text.T, out=self._spare())  # (n, K)
         self.y, log_sum = ple.zero_shot(self.cosine, self.logit_scale, self.z)
@@ -80,7 +80,7 @@ class Rows(Base):
 
     def step(self, scores: Scores) -> Step:
         """E-step with the classes given, and the sums of the new assignments."""
-        if not self.alone:
+        if not self.in_memory:
             scores = Scores(scores.present, *(x if x is None else like(x, self.f) for x in scores[1:]))
         xp, new, found = namespace(self.f), self._room(), []
 

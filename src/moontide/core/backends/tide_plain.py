@@ -18,8 +18,8 @@ from moontide.core.tide import ALL, Assigned, Compared, Confident, Labels, Predi
 class TIDERows(Rows):
     """The samples of TIDE.
 
-    In memory, what an E-step needs of zero-shot predictions and cosines is kept; in blocks it is made again in every
-    step. In 16 bits, the fourth root of an assignment is stored: it is exact to 3e-5 near 1 (float16: 1e-3) and keeps
+    In memory, what E-steps need of zero-shot predictions and cosines is kept; in blocks every step computes it again.
+    In 16 bits, the fourth root of an assignment is stored: it is exact to 3e-5 near 1 (float16: 1e-3) and keeps
     what is far below 1 / 65535, of which the calibration raises powers. `known` labels are for samples in memory.
     """
 
@@ -53,7 +53,7 @@ class TIDERows(Rows):
             self.unknown[rows] = eq.unlikeness(cosine)
             if negatives is not None and len(negatives):
                 self.unknown[rows] += eq.negative_odds(self.f[rows], like(negatives, y), log_sum, self.logit_scale)
-            if self.alone:
+            if self.in_memory:
                 self.cosine, self.log_sum = cosine, log_sum
             if self.known is not None:
                 self.labels[self.known.there] = self.known.known
@@ -92,7 +92,7 @@ class TIDERows(Rows):
 
     def step(self, fixed: eq.Fixed, classes: Assigned) -> Assigned:
         """E-step with the classes given, Eq. 11, and the sums of Eq. 8 for the next M-step."""
-        if not self.alone:
+        if not self.in_memory:
             fixed, classes = fixed.like(self.f), classes.like(self.f)
         elif self.at_anchor is None:
             self._keep(fixed)
@@ -110,23 +110,24 @@ class TIDERows(Rows):
 
     def _keep(self, fixed: eq.Fixed) -> None:
         """Keep what all E-steps need of samples in memory."""
-        self.in_metric, self.at_anchor, self.log_y, _ = self._made(self.blocks[0], fixed)
+        self.in_metric, self.at_anchor, self.log_y, _ = self._prepared(self.blocks[0], fixed)
         self.cosine = None
         if self.known is not None:
             self.z = 1 * self.z
             self.known.clamp(self.z, self.labels)
 
-    def _made(self, rows: slice, fixed: eq.Fixed) -> tuple[Array, ...]:
+    def _prepared(self, rows: slice, fixed: eq.Fixed) -> tuple[Array, ...]:
         """Return some rows in the metric, their cosines to the anchors, log y less the bias of the text, and y."""
         if self.anchor is None:
             self.anchor = eq.anchor_rows(self.text, fixed.slope, fixed.offset, fixed.scale)
         f, _ = self._scaled(rows, fixed.scale)  # (b, d)
         # products use all cores by themselves, what follows in threads does not
-        at_anchor, cosine = f @ self.anchor.T, self.cosine if self.alone else self.f[rows] @ self.text.T  # (b, K) each
+        at_anchor = f @ self.anchor.T  # (b, K)
+        cosine = self.cosine if self.in_memory else self.f[rows] @ self.text.T  # (b, K)
 
         def part(at: slice) -> tuple[Array, Array]:
             near = cosine[at.start - rows.start : at.stop - rows.start]  # (b, K)
-            y, log_sum = (self.y[at], self.log_sum[at]) if self.alone else zero_shot(near, self.logit_scale)
+            y, log_sum = (self.y[at], self.log_sum[at]) if self.in_memory else zero_shot(near, self.logit_scale)
             bias = eq.text_bias(y, fixed.total, fixed.expected, fixed.presence)
             return self.logit_scale * near - log_sum[:, None] - fixed.bias_weight * bias, y
 
@@ -137,7 +138,7 @@ class TIDERows(Rows):
     ) -> Assigned:
         """Write the assignments of some rows to `new`, with the weight of the `text`, and add up what follows."""
         xp, k = namespace(self.f), len(self.text)
-        made = (self.in_metric, self.at_anchor, self.log_y, self.y) if self.alone else self._made(rows, fixed)
+        made = (self.in_metric, self.at_anchor, self.log_y, self.y) if self.in_memory else self._prepared(rows, fixed)
         f, at_anchor, log_y, y = made  # (b, d), (b, K), (b, K), (b, K)
         dots = f @ classes.sums.T  # (b, H)
 
@@ -169,7 +170,7 @@ class TIDERows(Rows):
         z = self._floats(new[rows])  # (b, K) as stored, so that a sample is left out as it was counted
         hard = like(class_counts(own, k, trusted), gamma)  # (K,)
         given = hard if self.known is None else hard + self.known.counts
-        some = ALL if not self.alone or is_torch_array(z) else xp.nonzero(given)[0]  # (H,)
+        some = ALL if not self.in_memory or is_torch_array(z) else xp.nonzero(given)[0]  # (H,)
         return Assigned(
             *weighted_sums(columns(z, some), gamma * trusted, f), hard[some], z.sum(0),
             like(class_counts(own, k), gamma), _total(right * free),
@@ -213,7 +214,7 @@ class TIDERows(Rows):
 
     def _log_ratios(self, at: slice) -> Array:
         """Return log(z_ik / z_il) of some samples with the labels l, (b, K); in memory they are made once."""
-        if not self.alone:
+        if not self.in_memory:
             return eq.log_ratios(self._wide(at), self.labels[at][:, None])
         if self.log_z is None:
             self.log_z = eq.log_ratios(self.z, self.labels[:, None])
