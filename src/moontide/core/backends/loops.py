@@ -179,8 +179,12 @@ class Rows(plain.Rows):
 
     def finish(self) -> Laplacian:
         """Return gamma_i z_i . (M z)_i of the assignments as they are, (N,)."""
-        edges, z = self.votes_of.weighted(self.vote_weight).edges, self._dense()
-        return Laplacian(self.gamma * row_dots(z, _numba.votes(edges, z, self._room())))
+        if self.absent is not None:
+            before = self.absent.assign(self.absent.z)[1].before
+            self._dense()
+            return Laplacian(self.gamma * before)
+        edges = self.votes_of.weighted(self.vote_weight).edges
+        return Laplacian(self.gamma * row_dots(self.z, _numba.votes(edges, self.z, self._room())))
 
 
 def worthwhile(z: Floats, present: Ints) -> bool:
@@ -213,15 +217,19 @@ class Absent:
         self.anchor = one, 0 * one, self.shift
         rows.spare.append(z)
 
+    def assign(self, values: Floats) -> tuple[Floats, Assignment, Floats, float]:
+        """Return q of the shared entries with these logits (N, L), and what `Rows.assign` returns of the others."""
+        rows, by = self.rows, self.each if self.rows.vote_weight is None else self.rows.vote_weight
+        q, rest = _numba.shared_sums(self.q, self.scale, by, *self.others)
+        given = (values, *self.anchor), self.columns[:0], values[:, :0], self.z, rest
+        return q, *rows.assign(*given, np.empty_like(self.z), self.present)
+
     def e_step(self, values: Floats) -> tuple[Assignment, Floats, float] | None:
         """Eq. update-z with the logits `values` (N, L) of the present classes; None where that is not accurate.
 
         The z of the answer is that of the present classes, (N, L).
         """
-        rows, by = self.rows, self.each if self.rows.vote_weight is None else self.rows.vote_weight
-        q, rest = _numba.shared_sums(self.q, self.scale, by, *self.others)
-        given = (values, *self.anchor), self.columns[:0], values[:, :0], self.z, rest
-        a, scale, moved = rows.assign(*given, np.empty_like(self.z), self.present)
+        q, a, scale, moved = self.assign(values)
         if not (scale.min() > TINY and scale.max() <= GROWTH):  # also for NaN
             return None
         self.z, self.q, self.scale = a.z, q, scale
