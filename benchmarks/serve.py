@@ -241,11 +241,11 @@ def control(arguments, k, batch):
         command = [sys.executable, __file__, *given, "--alone", str(size)]
         running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(processes)]
         rates.append(sum(float(process.communicate()[0]) for process in running))
-    rates = (
+    single = (
         f"{rates[0]:.0f} samples/s in steps of {batch}, {rates[1]:.0f} ({rates[1] / rates[0]:.2f}x) in steps of {large}"
     )
     both = f"two processes at once {rates[2]:.0f} ({rates[2] / rates[1]:.2f}x one)"
-    print(f"\n{arguments.method} alone, K={k}: {rates}; {both}", flush=True)
+    print(f"\n{arguments.method} alone, K={k}: {single}; {both}", flush=True)
 
 
 def throughput(arguments):
