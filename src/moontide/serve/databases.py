@@ -165,7 +165,7 @@ class SQLite(StreamStore):
             self._log.size = self._pending[-1].stop
             self._pushed = self._pending[-1].entry.number
             for start, _, entry in new_to(self._run, self._pending):
-                self._waiting.setdefault(entry.stream, []).append((start, entry.answered))
+                self._wait(start, entry.stream, entry.record, entry.answered)
             self.fold()
 
     def _check(self) -> None:
@@ -182,8 +182,9 @@ class SQLite(StreamStore):
         marked = self._mark.read()
         self._count, self._pushed = (self._run(f"PRAGMA {name}").fetchone()[0] for name in COUNTS)
         self._pending: list[Found] = []  # pushes of an earlier process in the log
-        # of each stream, where the pushes that are not in the tables begin in the log, and their answers
-        self._waiting: dict[str, list[tuple[int, Sequence[Answered]]]] = {}
+        # of each stream, the pushes that are not in the tables: where each begins in the log, its record without the
+        # embeddings, and its answers
+        self._waiting: dict[str, list[tuple[int, Record, Sequence[Answered]]]] = {}
         self._folding: list[str] = []  # streams whose pushes this transaction moves into the tables
         self._emptied = False  # whether none is left in the log then
         self._synced = 0 if marked is None else marked.synced
@@ -219,7 +220,7 @@ class SQLite(StreamStore):
             number = (self._pushed + 1) % WRAP
             start = self._log.append(Entry(number, stream, record, answered), sync=self.fsync == "always")
             self._pushed = number
-            self._waiting.setdefault(stream, []).append((start, answered))
+            self._wait(start, stream, record, answered)
             self._note(synced=self.fsync == "always")
         if self._log.size > LOG_BYTES:
             self.fold()
@@ -229,9 +230,13 @@ class SQLite(StreamStore):
         with self._transaction(pushes=EVERY):
             pass
 
+    def _wait(self, start: int, stream: str, record: Record, answered: Sequence[Answered]) -> None:
+        """Note a push that is in the log and not yet in the tables."""
+        self._waiting.setdefault(stream, []).append((start, record._replace(data=b""), answered))
+
     def _answers(self, stream: str, first: int, stop: int) -> list[Answered]:
         waiting = [] if stream in self._folding else self._waiting.get(stream, [])
-        mine = [row for _, rows in waiting for row in rows if row.first < stop and row.first + row.size > first]
+        mine = [row for _, _, rows in waiting for row in rows if row.first < stop and row.first + row.size > first]
         return super()._answers(stream, first, stop) + mine
 
     def _begin(self, write: bool, pushes: str | None, drop: Drop | None) -> bool:
@@ -246,10 +251,11 @@ class SQLite(StreamStore):
             self._run(f"PRAGMA user_version = {self._begun}")
         if self._log is not None:
             for stream in self._folding:
-                for start, _ in self._waiting[stream]:
-                    entry = self._log.read(start)
-                    keep = drop is None or not drop.has(stream, entry.record)
-                    insert(self._run, stream, entry.record, entry.answered, keep)
+                for start, record, answered in self._waiting[stream]:
+                    if drop is not None and drop.has(stream, record):
+                        insert(self._run, stream, record, answered, keep=False)
+                    else:
+                        insert(self._run, stream, self._log.read(start).record, answered)
         if self._emptied:
             self._run(f"PRAGMA application_id = {self._pushed}")
         return write

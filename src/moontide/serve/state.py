@@ -57,7 +57,7 @@ from moontide.types import Task
 
 # a checkpoint is due after so many records, bytes of them, or seconds of steps, which reading them again takes too
 LANDMARKS = 192  # samples of a window whose positions on the map are computed; others are placed near them
-CHECKPOINT_RECORDS, CHECKPOINT_BYTES, CHECKPOINT_SECONDS = 4096, 2**25, 5.0
+CHECKPOINT_RECORDS, CHECKPOINT_BYTES, CHECKPOINT_SECONDS = 4096, 2**26, 5.0
 
 MAX_BESIDE = 2**29  # bytes that a step over the largest push may need where others are under way
 MAX_STATE = 2**28  # bytes of a state beside the embeddings of its classes
