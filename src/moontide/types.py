@@ -393,7 +393,7 @@ class Result:
         return xp.take_along_axis(self.probs, self.labels[:, None], axis=1)[:, 0]
 
     def to_pandas(self, ids: Sequence[Any] | None = None) -> pandas.DataFrame:
-        """Return a pandas table with one row per sample, called by `ids`, else numbered from 0.
+        """Return a pandas table with one row per sample, named by `ids`, or numbered from 0.
 
         The columns are label (a class number), class_name (where there are names), confidence, zero_shot_label,
         changed, and unknown (where the method scores it).

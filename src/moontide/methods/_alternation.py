@@ -89,6 +89,14 @@ class Repeated(Smoothed):
     inner_iterations: int = option(5, "updates of the assignments in an E-step", low=1)
 
 
+@dataclass(frozen=True)
+class Anchored(Repeated):
+    """The options of a repeated mixture whose classes are shrunk towards text by one weight alpha for all classes."""
+
+    beta: str = option("hard", "counts in beta_k: argmax labels or soft assignments", choices=("hard", "soft"))
+    alpha: float = option(1.0, "anchor weight, the same for all classes", low=0)
+
+
 @dataclass
 class Alternation(driver.Mixture[Components, Components]):
     """A mixture for `driver.solve` whose M-step needs all assignments, log z (N, K), in memory."""

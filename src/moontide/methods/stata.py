@@ -26,7 +26,7 @@ from moontide.core.rows import Rows, check_graph
 from moontide.core.simplex import softmax_log_sum
 from moontide.core.sums import Doubles, Sums
 from moontide.errors import OptionError
-from moontide.methods._alternation import Components, Repeated
+from moontide.methods._alternation import Anchored, Components
 from moontide.methods._gaussian import anchored_variance, pooled_variance, row_weights, weighted_moments
 from moontide.options import option
 from moontide.protocols import Plan
@@ -114,7 +114,7 @@ class StatARows(Rows):
 
 
 @dataclass(frozen=True)
-class StatA(Repeated):
+class StatA(Anchored):
     """Transduction with class means and variances that are shrunk towards text by one weight alpha for all classes.
 
     >>> features = np.asarray([[1.0, 0.1, 0.5], [0.9, 0.2, 0.5], [0.2, 0.9, 0.5]])
@@ -126,8 +126,6 @@ class StatA(Repeated):
     citation: ClassVar[str] = "Zanella et al., CVPR 2025"
     rows_type: ClassVar[type[Rows]] = StatARows
 
-    beta: str = option("hard", "counts in beta_k: argmax labels or soft assignments", choices=("hard", "soft"))
-    alpha: float = option(1.0, "anchor weight, the same for all classes", low=0)
     faithful: bool = option(False, "above 2500 samples, repeat the published program's error in the anchor variance")
 
     def _fit(self, task: Task) -> Result:

@@ -30,7 +30,7 @@ from moontide.core.ple import (
     weighted_sums,
 )
 from moontide.core.simplex import log_softmax
-from moontide.methods._alternation import Components, Repeated, counted
+from moontide.methods._alternation import Anchored, Components, counted
 from moontide.options import option
 from moontide.types import Result, Task
 
@@ -38,7 +38,7 @@ COUNT_EPSILON = 1e-10  # added to soft counts where they divide, as in the relea
 
 
 @dataclass(frozen=True)
-class StatAvMF(Repeated):
+class StatAvMF(Anchored):
     """Transduction with class directions that are shrunk towards text by one weight alpha for all classes.
 
     >>> import numpy as np
@@ -49,8 +49,6 @@ class StatAvMF(Repeated):
 
     citation: ClassVar[str] = "Huang et al., ICML 2026"
 
-    beta: str = option("hard", "counts in beta_k: argmax labels or soft assignments", choices=("hard", "soft"))
-    alpha: float = option(1.0, "anchor weight, the same for all classes", low=0)
     unit_means: bool = option(False, "scale v_k to unit length before it is shrunk, as StatA does")
     kappa_cap: float = option(500.0, "largest re-estimated kappa (inf: none)", above=0, high=math.inf)
     r_cap: float = option(0.999, "largest mean resultant length (1: none)", above=0, high=1)

@@ -26,7 +26,7 @@ CHUNK = 64  # numbers that a vectorised loop takes at a time, or a multiple of t
 LOWEST = np.float32(-87)  # exp of less is taken as 0, near the end of float32
 BIAS = np.float32(127.5)
 LOG2_E = np.float32(1 / math.log(2))
-LOG2_HIGH = np.float32(0.693359375)  # log 2 in two parts, the first with width bits so that n times it is exact
+LOG2_HIGH = np.float32(0.693359375)  # log 2 in two parts, the first with so few bits that n times it is exact
 LOG2_LOW = np.float32(math.log(2) - 0.693359375)
 
 
@@ -47,13 +47,13 @@ MAGNITUDE = np.int32(0x7FFFFFFF)  # all bits but the sign
 
 
 class Compiling(event.Listener):
-    """Tells how far the functions are compiled, which happens once on a machine."""
+    """Reports how far the functions are compiled, which happens once on a machine."""
 
     def __init__(self) -> None:
         self.all, self.done = set[Any](), set[Any]()
 
     def on_start(self, event: Any) -> None:
-        """Tell what is done when one more begins."""
+        """Report progress when one more begins."""
         if event.data["dispatcher"].py_func in self.all:
             report("compiling, once", len(self.done), len(self.all))
 
@@ -116,7 +116,7 @@ def log_c_of(d, kappa):
 
 @loops
 def padded(k, value):
-    """Return an array of k or more numbers all the same: a whole number of the steps that a vectorised loop makes."""
+    """Return an array of k copies of a number, rounded up to whole steps of a vectorised loop."""
     return np.full((k + CHUNK - 1) // CHUNK * CHUNK, value, np.float32)
 
 
@@ -168,7 +168,10 @@ def first_at(values, top):
 
 @loops
 def nearest(gram, m):
-    """Return columns and values of the m largest entries of each row off the diagonal, sorted, of equals the first."""
+    """Return columns and values of the m largest entries of each row off the diagonal, largest first.
+
+    Of equal entries, those of lower columns come first.
+    """
     n = gram.shape[0]
     found, values = np.zeros((n, m), np.int64), np.full((n, m), -np.inf, np.float32)
     for i in range(n):
@@ -211,17 +214,17 @@ def zero_shot(start, stop, cosine, scale, y, labels, log_sum, confidence, unlike
 
 
 @loops
-def softmax(a, k, q, rest, rest_log):
+def softmax(a, k, q, absent, absent_log):
     """Write q = e^(a - top) of k logits a: return their largest column, 1 / sum q, log sum e^a and the entropy.
 
-    `a`, which becomes a - top, and `q` are padded. `rest` and `rest_log`, sums of e^b and b e^b over logits b of other
-    columns, count in all sums.
+    `a`, which becomes a - top, and `q` are padded. `absent` and `absent_log`, sums of e^b and b e^b over logits b of
+    absent classes, count in all sums.
     """
     top, total, inner = largest(a[:k]), ZERO, ZERO
     label = first_at(a[:k], top)
-    if rest > ZERO:
-        top = max(top, np.log(rest))
-        total, inner = np.exp(-top) * rest, np.exp(-top) * (rest_log - top * rest)
+    if absent > ZERO:
+        top = max(top, np.log(absent))
+        total, inner = np.exp(-top) * absent, np.exp(-top) * (absent_log - top * absent)
     for c in range(k):
         a[c] -= top  # not the padding, which stays far below zero
     for c in range(a.shape[0]):
@@ -333,7 +336,7 @@ def split(cosine, slope, offset, shift, present, edges, z, p, sums, negligible):
             found = np.append(found, found)
         for c in range(k):
             found[count] = i * k + c
-            count += votes[c] > negligible  # else it is written over
+            count += votes[c] > negligible  # otherwise the next one overwrites it
         for s in range(starts[i], count):
             out[found[s] - i * k] = ZERO
         add, product = ZERO, ZERO
@@ -364,7 +367,7 @@ def shared_votes(entries, row_of, edges, slot):
         for edge in range(pointer[i], pointer[i + 1]):
             at = slot[neighbour[edge] * k + c]
             voter[count], by[count] = at, weight[edge]
-            count += at >= 0  # else it is written over
+            count += at >= 0  # otherwise the next one overwrites it
     first[entries.shape[0]] = count
     return first, voter[:count].copy(), by[:count].copy()
 

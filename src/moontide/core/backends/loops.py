@@ -52,11 +52,11 @@ def products(
     f: Floats, gram: Floats | None, z: Floats, columns: Ints, gamma: Floats, cosine: Floats, some: Ints,
     keep: bool = False,
 ) -> tuple[tuple[Floats, ...], Callable[[], Floats]]:  # fmt: skip
-    """Return what the loops need of the sums S_k = sum_i gamma_i z_ik f_i of L classes, and what makes the vectors.
+    """Return what the loops need of the sums S_k = sum_i gamma_i z_ik f_i of L classes, and a function that makes them.
 
-    That is gamma_i z_ik, written over unless told to `keep` it, and f_i . t_k, (N, L) each, sum_i gamma_i z_ik and
-    S_k . t_k, (L,) each, f_i . S_k, (N, L), and |S_k|^2, (L,); and a function that returns S, (L, d). The classes are
-    `some` of the columns of `cosine`, f_i . t_k, and `columns` of z; `gram` (N, N) is f_i . f_j where it is at hand.
+    That is gamma_i z_ik, overwritten unless `keep`, and f_i . t_k, (N, L) each, sum_i gamma_i z_ik and S_k . t_k, (L,)
+    each, f_i . S_k, (N, L), and |S_k|^2, (L,); the function returns S, (L, d). The classes are `some` of the
+    columns of `cosine`, f_i . t_k, and `columns` of z; `gram` (N, N) is f_i . f_j, if available.
     """
     weight, near, soft, along = _numba.class_weights(z, columns, gamma, cosine, some)
     if gram is not None:
@@ -90,7 +90,7 @@ def m_step(vmf: VMF, step: Any) -> VMFClasses:
 
 @dataclass
 class LoopStep(Step):
-    """A step whose sums `m_step` makes, of the rows."""
+    """A step without sums: `m_step` computes them from the rows."""
 
     rows: Any = None
 
@@ -239,7 +239,7 @@ class Absent:
         return a._replace(log_sum=self.shift + a.log_sum), scale, moved
 
     def dense(self, which: Any = slice(None)) -> Floats:
-        """Return z of all classes for some samples; for all, it is made in place: the last thing to ask for."""
+        """Return z of all classes for some samples; for all, it is made in place, and nothing may follow."""
         self.p.ravel()[self.entry] = self.q
         z: Floats = self.p[which]
         z *= self.scale[which, None]
