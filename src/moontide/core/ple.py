@@ -147,7 +147,9 @@ def means(sums: Array, counts: Array, epsilon: float) -> Array:
 
 def shrink(v: Array, beta: Array, anchor: Array) -> Array:
     """Eq. expfam-shrinkage, the M-step in mean-parameter space: R_k = beta_k v_k + (1 - beta_k) anchor_k."""
-    return beta[:, None] * v + (1 - beta)[:, None] * anchor  # (K, d)
+    mean = beta[:, None] * v  # (K, d)
+    mean += (1 - beta)[:, None] * anchor
+    return mean
 
 
 def anchor_kl(aligned: Array, anchor_kappa: Array, anchor_r: Array, kappa: Array, d: int, form: str) -> Array:

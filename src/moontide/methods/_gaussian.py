@@ -8,7 +8,7 @@ first, so that float32 loses little precision where the terms cancel. No varianc
 
 from __future__ import annotations
 
-from moontide.core.arrays import Array, device, namespace
+from moontide.core.arrays import Array, clip, device, namespace
 from moontide.core.ple import shrink
 from moontide.core.simplex import softmax
 
@@ -58,7 +58,10 @@ def class_variance(squares: Array, v: Array, mu: Array) -> Array:
     >>> class_variance(w @ f**2, w @ f, np.asarray([[4.0]]))
     array([[10.]])
     """
-    return namespace(v).clip(squares - v**2, min=0.0) + (v - mu) ** 2
+    variance = v - mu
+    variance *= variance
+    variance += clip(squares - v**2, 0)
+    return variance
 
 
 def anchored_variance(squares: Array, v: Array, mu: Array, beta: Array, text: Array, anchor: Array) -> Array:
@@ -69,8 +72,11 @@ def anchored_variance(squares: Array, v: Array, mu: Array, beta: Array, text: Ar
     >>> anchored_variance(w @ f**2, w @ f, w @ f, np.asarray([0.5]), np.asarray([[4.0]]), np.asarray([[2.0]]))
     array([[6.]])
     """
-    variance = shrink(class_variance(squares, v, mu), beta, anchor + (text - mu) ** 2)  # (K, d)
-    return namespace(v).clip(variance, min=FLOOR / v.shape[1])
+    to_text = text - mu
+    to_text *= to_text
+    to_text += anchor
+    variance = shrink(class_variance(squares, v, mu), beta, to_text)  # (K, d)
+    return clip(variance, FLOOR / v.shape[1])
 
 
 def weighted_moments(z: Array, f: Array, w: Array) -> tuple[Array, Array, Array]:
@@ -89,7 +95,7 @@ def pooled_variance(sums: Array, squares: Array, soft: Array, mu: Array) -> Arra
     array([[5.]])
     """
     variance = squares + soft @ mu**2 - 2 * (mu * sums).sum(0)  # (1, d)
-    return namespace(mu).clip(variance, min=FLOOR / mu.shape[1])
+    return clip(variance, FLOOR / mu.shape[1])
 
 
 def row_weights(f: Array, faithful: bool) -> Array:

@@ -16,15 +16,30 @@ That program has two defects, which docs/methods.md names; `faithful=True` repea
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+import numpy as np
+
 from moontide.core import driver, formulas
-from moontide.core.arrays import Array, affine, class_counts, like, namespace, row_dots, unit_rows
+from moontide.core.arrays import (
+    Array,
+    affine,
+    cached_rows,
+    class_counts,
+    columns,
+    is_torch_array,
+    like,
+    namespace,
+    put,
+    row_dots,
+    unit_rows,
+)
+from moontide.core.mixture import ALL
 from moontide.core.ple import means, shrink
 from moontide.core.rows import Rows, check_graph
 from moontide.core.simplex import softmax_log_sum
-from moontide.core.sums import Doubles, Sums
+from moontide.core.sums import SAME, Doubles, Sums
 from moontide.errors import OptionError
 from moontide.methods._alternation import Anchored, Components
 from moontide.methods._gaussian import anchored_variance, pooled_variance, row_weights, weighted_moments
@@ -40,18 +55,30 @@ class GaussianSums(Sums):
     """Sums over the samples for the M-step, of features f around a centre: their mean, at first that of the text."""
 
     n: int
-    sums: Doubles  # (K, d) sum_i z_ik f_i
-    squares: Doubles  # (K, d) sum_i z_ik f_i^2; of zero-shot predictions (1, d) sum_i f_i^2
-    soft: Doubles  # (K,) sum_i z_ik
+    sums: Doubles  # (L, d) sum_i z_ik f_i
+    squares: Doubles  # (L, d) sum_i z_ik f_i^2; of zero-shot predictions (1, d) sum_i f_i^2
+    soft: Doubles  # (L,) sum_i z_ik
     counts: Doubles  # (K,) labels of each class
     changed: Any  # labels that differ from the z before
+    present: Any = field(default_factory=lambda: ALL, metadata=SAME)  # (L,) class numbers; a slice: all
 
 
 class StatARows(Rows):
-    """The samples of StatA: scores are quadratic in f, which is taken around the mean of all samples."""
+    """The samples of StatA: scores are quadratic in f, which is taken around the mean of all samples.
+
+    Where beta is made of labels, it is 0 for a class without any, which stays at its anchor: in memory in numpy, sums
+    and new scores are made only of the other classes, and of those that had labels one step before.
+    """
 
     SCORES: ClassVar[int] = 1
-    around: tuple[Array, Array] | None = None  # in memory, what `_centred` returns
+    around: Array | None = None  # in memory, what `_centred` returns
+    scores: Array | None = None  # (n, K), where they are kept
+    counts: Any = 0  # (K,) labels one step before
+
+    @property
+    def sparse(self) -> bool:
+        """Whether classes at their anchors are left out of sums and scores."""
+        return self.in_memory and self.method.beta == "hard" and not is_torch_array(self.f)
 
     def first(self, centre: Array) -> GaussianSums:  # type: ignore[override]
         """Make the zero-shot predictions and what the anchor variance needs of them."""
@@ -64,15 +91,20 @@ class StatARows(Rows):
 
         return self._add_up(block, "zero-shot")  # type: ignore[no-any-return]
 
-    def step(self, centre: Array, linear: Array, quadratic: Array, offset: Array) -> GaussianSums:
-        """E-step with scores f linear' - f^2 quadratic' + offset, repeated; then the sums for the next M-step."""
-        centre, linear, quadratic, offset = (like(x, self.f) for x in (centre, linear, quadratic, offset))
+    def step(self, present: Any, centre: Array, linear: Array, spread: Array, offset: Array) -> GaussianSums:
+        """E-step with scores f linear' - f^2 / (2 temper spread)' + offset, repeated; then the sums for an M-step."""
+        centre, linear, spread, offset = (like(x, self.f) for x in (centre, linear, spread, offset))
         xp, k, before = namespace(self.f), len(self.text), self.labels
-        scores = self._empty(len(self.f), k)  # (n, K)
+        scores = self.scores  # (n, K)
+        if scores is None:
+            scores = self._room() if self.in_memory else self._empty(len(self.f), k)
         for at in self.blocks:
-            f, square = self._centred(at, centre)  # (b, d), (b, d)
-            scores[at] = affine(f, linear, offset)
-            scores[at] -= square @ quadratic.T  # (b, K) or (b, 1)
+            f = self._centred(at, centre)  # (b, d)
+            some = affine(f, linear, offset)  # (b, L)
+            some -= f**2 @ ((0.5 / self.method.temper) / spread).T  # (b, L) or (b, 1)
+            scores[at, present] = some
+            del some  # before the next arrays of that size
+        self.scores = scores if self.in_memory else None
         for _ in range(self.method.inner_iterations - 1):
             new = self._room()
             for at in self.blocks:
@@ -81,24 +113,27 @@ class StatARows(Rows):
         new, labels = self._room(), xp.empty_like(before)
 
         def block(at: slice) -> GaussianSums:
-            (f, square), p = self._centred(at, centre), self._assign(at, scores, new)  # (b, d), (b, d), (b, K)
+            f, p = self._centred(at, centre), self._assign(at, scores, new)  # (b, d), (b, K)
             p *= p >= TINY
             labels[at] = xp.argmax(p, axis=1)
             counts = xp.astype(class_counts(labels[at], k), self.f.dtype)
-            return GaussianSums(len(p), p.T @ f, p.T @ square, p.sum(0), counts, (labels[at] != before[at]).sum())
+            some, self.counts = np.nonzero(counts + self.counts)[0] if self.sparse else ALL, counts  # (L,)
+            p, changed = columns(p, some), (labels[at] != before[at]).sum()
+            squares = p.T @ f**2
+            return GaussianSums(len(p), p.T @ f, squares, p.sum(0), counts, changed, some)
 
         found: GaussianSums = self._add_up(block, "iteration")
         self._replace(new)
         self.labels = labels
         return found
 
-    def _centred(self, rows: slice, centre: Array) -> tuple[Array, Array]:
-        """Return some features around the mean of all, and their squares, (b, d) each."""
+    def _centred(self, rows: slice, centre: Array) -> Array:
+        """Return some features around the mean of all, (b, d)."""
         if self.around is not None:
             return self.around
         f = self.f[rows] - centre
-        self.around = (f, f**2) if self.in_memory else None
-        return self.around or (f, f**2)
+        self.around = f if self.in_memory else None
+        return f
 
     def _assign(self, rows: slice, scores: Array, new: Array) -> Array:
         """Eq. update-z of some rows, written to `new`: softmax(scores + votes), (b, K)."""
@@ -151,7 +186,7 @@ class GaussianMixture(driver.Mixture[Components, Components]):
 
     def __init__(self, options: StatA, text: Array, logit_scale: float) -> None:
         self.options, self.text, self.scale = options, text, options.text_weight * logit_scale
-        self.m_steps = options.iterations
+        self.m_steps, self.present = options.iterations, ALL  # (L,) classes that are not at their anchors; a slice: all
 
     def begin(self, run: driver.Run) -> Components:
         """App. "Revisiting StatA": Sigma'_j = sum_ik y_ik (f_ij - t_kj)^2 / N, the square expanded."""
@@ -164,26 +199,33 @@ class GaussianMixture(driver.Mixture[Components, Components]):
         return Components(self.t, self.anchor, 0 * self.t[:, 0])
 
     def broadcast(self, classes: Components) -> tuple[Array, ...]:
-        """Fold zero-shot logits and the tempered Gaussian likelihood into f linear' - f^2 quadratic' + offset."""
-        temper, away, spread = self.options.temper, classes.mu - self.centre, classes.spread
-        scaled = away / spread  # (K, d)
-        inside = row_dots(away, scaled) + namespace(spread).log(spread).sum(1)  # (K,)
-        offset = self.scale * (self.t @ self.centre) - inside / (2 * temper)  # (K,)
+        """Fold zero-shot logits and the tempered likelihood into f linear' - f^2 / (2 temper spread)' + offset."""
+        temper, away, t = self.options.temper, classes.mu - self.centre, self.t[self.present]
+        scaled, spread = away / classes.spread, classes.spread  # (L, d), (L, d) or (1, d)
+        inside = row_dots(away, scaled) + namespace(spread).log(spread).sum(1)  # (L,)
+        offset = self.scale * (t @ self.centre) - inside / (2 * temper)  # (L,)
         scaled /= temper
-        scaled += self.scale * self.t
-        return self.centre, scaled, (0.5 / temper) / spread, offset
+        scaled += self.scale * t
+        return self.present, self.centre, scaled, spread, offset
 
     def update(self, classes: Components, step: GaussianSums) -> Components:
         """Eq. stata-shrinkage: means and variances of the classes from their statistics."""
-        o, t = self.options, self.t
-        beta = formulas.shrinkage(step.soft if o.beta == "soft" else step.counts, o.alpha)  # (K,)
-        v = means(step.sums, step.soft, 0.0)  # v_k around the centre, (K, d)
-        mu = unit_rows(shrink(unit_rows(v + self.centre), beta, t))  # mu_k = beta_k v_k + (1 - beta_k) t_k, (K, d)
-        squares = means(step.squares, step.soft, 0.0)  # (K, d)
-        spread = anchored_variance(squares, v, mu - self.centre, beta, t - self.centre, self.anchor)  # Sigma_k, (K, d)
+        o = self.options
+        self.present, t = step.present, self.t[step.present]
+        beta = formulas.shrinkage(step.soft if o.beta == "soft" else step.counts[step.present], o.alpha)  # (L,)
+        mu, spread = t + 0, t + 0  # (L, d), (L, d)
+        for k in cached_rows(mu):
+            v = means(step.sums[k], step.soft[k], 0.0)  # v_k around the centre
+            mu[k] = unit_rows(shrink(unit_rows(v + self.centre), beta[k], t[k]))  # mu_k = beta_k v_k + (1 - beta_k) t_k
+            squares, away = means(step.squares[k], step.soft[k], 0.0), mu[k] - self.centre
+            spread[k] = anchored_variance(squares, v, away, beta[k], t[k] - self.centre, self.anchor)  # Sigma_k
         return Components(mu, spread, beta)
 
     def finish(self, run: driver.Run, classes: Components, step: GaussianSums, trace: list[None]) -> Components:
         """Return the classes in the dtype of the text, and whether the last E-step changed no label."""
-        mu, spread, beta = (like(x, self.text) for x in classes[:3])
+        mu, spread, beta = classes[:3]
+        if not isinstance(self.present, slice):
+            mu, beta = put(self.t, self.present, mu), put(0 * self.t[:, 0], self.present, beta)
+            spread = put(self.anchor + 0 * self.t, self.present, spread)
+        mu, spread, beta = (like(x, self.text) for x in (mu, spread, beta))
         return Components(mu, spread, beta, int(step.changed) == 0)
