@@ -56,7 +56,7 @@ def no_bias(y: Any, total: Any, expected: Any, presence: Any) -> Any:
     return 0 * y
 
 
-def all_present(near: Any, most: Any, total: Any) -> Any:
+def all_present(near: Any, most: Any, total: Any, rho: Any) -> Any:
     """Every class that is predicted seldom is helped."""
     return 0 * total + 1
 

@@ -30,6 +30,7 @@ from moontide.core.tide import (
     excess,
     expected_right,
     log_ratios,
+    mean_agreement,
     metric,
     outlasting,
     presence,
@@ -204,7 +205,7 @@ def test_a_class_that_no_neighbours_agree_on_is_not_helped() -> None:
     y /= y.sum(1, keepdims=True)
     graph = (labels[:, None] == labels) * (1 - np.eye(60)) / 19
     near, most = agreement_by_class(y, graph @ y, np.ones((60, 1)))
-    there = presence(near, most, y.sum(0))
+    there = presence(near, most, y.sum(0), mean_agreement(near.sum(), most.sum()))
     np.testing.assert_allclose(there[:3], 1)
     assert there[3] < 0.5
     plain, held = (text_bias(y, y.sum(0), 59 / 4, pi) for pi in (np.ones(4), there))

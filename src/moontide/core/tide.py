@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from moontide.core.arrays import Array, class_sums, clip, is_torch_array, like, namespace, row_dots, row_sums
-from moontide.core.backends import fused
 from moontide.core.ple import EPS
 from moontide.core.simplex import log_softmax, softmax_log_sum
 from moontide.core.sums import SAME, Sums
@@ -34,13 +33,6 @@ def number(x: Array) -> Any:
     return x if on_gpu else float(x)
 
 
-def on_host(numbers: Sequence[Any]) -> list[float]:
-    """Return numbers as Python's floats; for those on a GPU, it is waited for once."""
-    there = [x.double() for x in numbers if is_torch_array(x)]
-    values = iter(namespace(there[0]).stack(there).tolist() if there else ())
-    return [next(values) if is_torch_array(x) else float(x) for x in numbers]
-
-
 def held(x: Any, low: float, high: float = math.inf) -> Any:
     """Return a number held in an interval."""
     return clip(x, low, high) if is_torch_array(x) else float(min(max(x, low), high))
@@ -58,15 +50,20 @@ class Crowd(NamedTuple):
 
     @classmethod
     def of(cls, excess: float, agreement: float, corroboration: float, false: float) -> Crowd:
-        """Eq. 3: a = 1 / (v chi), w = a / (1 + a), a* = a max(1, w false), `false` the wrong samples of a class."""
-        a = 1 / held(excess * corroboration, 1 / LARGEST)
-        w = a / (1 + a)
-        return cls(excess, agreement, corroboration, a, w, a * held(w * false, 1.0))
+        """Eq. 3 of v, rho, chi and how many samples of a class are wrong."""
+        return cls(excess, agreement, corroboration, *prior_counts(excess * corroboration, false))
 
     @classmethod
     def of_shares(cls, shares: Array) -> Crowd:
         """Eq. 3 for class shares (K,) that the user knows: v = K sum_k share_k^2 - 1."""
         return cls.of(held(len(shares) * number((shares**2).sum()) - 1, 1 / LARGEST), 1.0, 1.0, 0.0)
+
+
+def prior_counts(v: float, false: float) -> tuple[float, float, float]:
+    """Eq. 3: a = 1 / v, w = a / (1 + a), a* = a max(1, w false), v times chi and `false` the wrong of a class."""
+    a = 1 / held(v, 1 / LARGEST)
+    w = a / (1 + a)
+    return a, w, a * held(w * false, 1.0)
 
 
 def agreement_by_class(y: Array, votes: Array, degree: Array) -> tuple[Array, Array]:
@@ -89,26 +86,33 @@ def evened(y: Array, total: Array) -> tuple[Array, Array]:
     return (scale @ y) * weight, scale * scale * ((y * y) @ (weight * weight))
 
 
-def outlasting(v: Any, left: Any) -> Any:
+def outlasting(v: float, left: float) -> Any:
     """Eq. 2: v min(1, max(3 v_e / v, 1/4)), v_e the excess that is `left` of v in the predictions of `evened`."""
     return v * held(OUTLASTS * left / v, DOUBTED, 1.0)
 
 
 def crowd_of(found: Compared, n: int, k: int, m: int) -> Crowd:
     """Eqs. 1, 2 and 3 from sums over all n samples, with m neighbours each."""
-    u, sure, false = found.agree / n, found.own / n, (1 - found.confidence / n) * n / k
+    u, false = found.agree / n, (1 - found.confidence / n) * n / k
     if n < 2 or k < 2:
         return Crowd.of(1 / LARGEST, 1.0, 1.0, false)
-    deviation = held(found.agree_square / n - u * u, 0.0) ** 0.5  # of the agreements
-    left = (number((found.even**2).sum()) - found.even_own) / (n * (n - 1))
-    v = outlasting(excess(u - 2 * deviation / math.sqrt(n), sure, k), excess(left, found.even_own / n, k))
-    rho = mean_agreement(found.near, found.most)
-    return Crowd.of(v, rho, corroboration(rho, (n - 1) * u / sure, min(m, n - 1)), false)
+    error = (held(found.agree_square / n - u * u, 0.0) / n) ** 0.5  # of u
+    classes = number((found.even**2).sum()), number(found.near.sum()), number(found.most.sum())
+    return Crowd.of(*crowding(u, error, found.own, found.even_own, *classes, n, k, min(m, n - 1)), false)
 
 
-def mean_agreement(near: Array, most: Array) -> Any:
+def crowding(
+    u: float, error: float, own: float, even_own: float, even: float, near: float, most: float, n: int, k: int, m: int
+) -> tuple[float, float, float]:
+    """Eqs. 1 and 2 from the sums of `Compared`: v, rho and chi; `even` is sum_k (sum_i e_ik)^2."""
+    sure, left, rho = own / n, (even - even_own) / n / (n - 1), mean_agreement(near, most)
+    v = outlasting(excess(u - 2 * error, sure, k), excess(left, even_own / n, k))
+    return v, rho, corroboration(rho, (n - 1) * u / sure, m)
+
+
+def mean_agreement(near: float, most: float) -> float:
     """Return rho = sum_k near_k / sum_k most_k of `agreement_by_class`, held in [0.02, 1]."""
-    return held(number(near.sum()) / held(number(most.sum()), EPS), 0.02, 1.0)
+    return held(near / held(most, EPS), 0.02, 1.0)  # type: ignore[no-any-return]
 
 
 def excess(agree: float, sure: float, k: int) -> Any:
@@ -147,12 +151,11 @@ def anchor_rows(text: Array, slope: Any, offset: Array, scale: Array) -> Array:
     return found / clip(row_dots(found, found) ** 0.5, EPS)[:, None]
 
 
-def presence(near: Array, most: Array, total: Array) -> Array:
+def presence(near: Array, most: Array, total: Array, rho: float) -> Array:
     """Eq. 5, its pi_k: how far neighbours agree on class k, against how far they do on average, (K,).
 
     pi_k = min(1, (n_k rho_k + rho) / ((n_k + 1) rho)), n_k = `total`, rho_k = near_k / most_k (`agreement_by_class`).
     """
-    rho = mean_agreement(near, most)
     return clip((total * (near / clip(most, EPS)) + rho) / ((total + 1) * rho), 0, 1)
 
 
@@ -306,16 +309,11 @@ def confidences(log_z: Array, power: float) -> tuple[Array, Array]:
     return confidence, -power * row_dots(p, log_z) * confidence
 
 
-def calibration(target: Any, sums_at: Callable[[Any], tuple[Any, Any]], n: int) -> Any:
+def calibration(target: Any, sums_at: Callable[[float], Iterable[Any]], n: int) -> float:
     """Eq. 14, its T in [0.02, 5] with which z^T has the mean confidence `target`, by Newton's method on log T.
 
     An interval is halved where that leads outside. `sums_at(T)` returns sums over the n samples of `confidences`.
     """
-    target = number(target)
-    if is_torch_array(target) and fused(target.float()):
-        from moontide.core.backends import _triton
-
-        return _triton.calibration(target, sums_at, n, COLDEST, WARMEST, NEWTON)
     low, high, power = COLDEST, WARMEST, 1.0
     for _ in range(NEWTON):
         confidence, rise = map(float, sums_at(power))

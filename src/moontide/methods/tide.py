@@ -157,18 +157,18 @@ class TIDE(OnlineMethod):
 
         def together(f: Array, text: Array) -> tuple[Any, ...]:
             rows = backend.TIDERows(self, f, text, scale, graph, **how)
-            found = solve(TIDEMixture(self, text, **given), rows.call)
-            return *rows.unpack(), rows.unknown, rows.labels, *found[:-1], *found.crowd
+            found = solve(TIDEMixture(self, text, **given, backend=backend), rows.call)
+            return *rows.unpack(), rows.unknown, rows.labels if large else None, *found
 
         plain = shares is not None or graph is not None or len(given["negatives"]) > 0
         run = tide_plain.run if plain else backend.run
-        z, y, unknown, decided, steps, beta, *numbers = run(together, (self, scale), f, text)
+        z, y, unknown, decided, steps, beta, numbers = run(together, (self, scale), f, text)
         names = "changed", "anchor_weight", "sharpness", *eq.Crowd._fields
-        details = dict(zip(names, eq.on_host(numbers), strict=True))
+        details = dict(zip(names, numbers.tolist() if is_torch_array(numbers) else map(float, numbers), strict=True))
         converged = details.pop("changed") == 0
         if large:
             z, y, unknown, decided, beta = map(kind.asarray, (z, y, unknown, decided, beta))
-        return Result(z, y, None, (), steps, converged, None, beta, details, unknown, decided if large else None)
+        return Result(z, y, None, (), steps, converged, None, beta, details, unknown, decided)
 
     def mixture(self, text: Array, logit_scale: float, **given: Any) -> TIDEMixture:
         """Return what `driver.solve` needs."""
@@ -190,10 +190,11 @@ class TIDEMixture(Mixture[Assigned, "Solution"]):
     """TIDE for `driver.solve`: what it makes of the sums over its samples, equation by equation."""
 
     def __init__(
-        self, options: TIDE, text: Array, class_prior: Any = None, negatives: Any = None, known: Labels | None = None
-    ) -> None:
+        self, options: TIDE, text: Array, class_prior: Any = None, negatives: Any = None, known: Labels | None = None,
+        backend: Any = tide_plain,
+    ) -> None:  # fmt: skip
         self.options, self.text, self.shares, self.negatives, self.known = options, text, class_prior, negatives, known
-        self.m_steps, self.started = options.iterations, False
+        self.m_steps, self.started, self.backend = options.iterations, False, backend
 
     def begin(self, run: Run) -> Assigned:
         """Zero-shot predictions, how many classes are there, anchors and metric (Eqs. 1 to 7 and 10)."""
@@ -202,9 +203,9 @@ class TIDEMixture(Mixture[Assigned, "Solution"]):
         scale = eq.metric(first.square / n, first.sums, first.counts, n)  # (d,)
         found = run("compare", first.total, n, scale)
         if shares is None:
-            self.crowd = eq.crowd_of(found, n, k, o.neighbours)
+            self.crowd = self.backend.crowd_of(found, n, k, o.neighbours)
             expected, prior, weight = (n - 1) / k, None, eq.bias_weight(self.crowd.pseudo_count)
-            there = eq.presence(found.near, found.most, first.total)  # (K,)
+            there = eq.presence(found.near, found.most, first.total, self.crowd.agreement)  # (K,)
         else:
             self.crowd, shares = eq.Crowd.of_shares(shares), like(shares, scale)
             expected, prior, weight = (n - 1) * shares, namespace(scale).log(shares + EPS), 1.0
@@ -244,14 +245,12 @@ class TIDEMixture(Mixture[Assigned, "Solution"]):
 
     def finish(self, run: Run, classes: Assigned, step: Assigned, trace: list[None]) -> Solution:
         """Eq. 14, the calibration, and the shares of the samples in the class means."""
-        power = None
-        if step.free:
-            target = eq.expected_right(step.right / step.free, self.crowd.density, self.n)
-            power = eq.calibration(target, lambda power: tuple(vars(run("confidence", power)).values()), step.free)
-        run("finish", power)
+        run("finish", self.backend.power(run, step, self.crowd.density, self.n) if step.free else None)
         hard = like(step.labels, self.text) + (0 if self.known is None else self.known.counts)  # (K,)
-        beta, sharpness = hard / (hard + self.alpha), self.fixed.sharpness
-        return Solution(len(trace) - 1, beta, step.changed, self.alpha, sharpness, self.crowd)
+        numbers: Any = step.changed, self.alpha, self.fixed.sharpness, *self.crowd
+        if is_torch_array(step.changed):  # on a GPU, where all are waited for at once
+            numbers = namespace(step.changed).stack(numbers)
+        return Solution(len(trace) - 1, hard / (hard + self.alpha), numbers)
 
 
 class Solution(NamedTuple):
@@ -259,10 +258,7 @@ class Solution(NamedTuple):
 
     steps: int
     beta: Array  # (K,)
-    changed: Any  # labels that the last E-step changed
-    alpha: float
-    sharpness: float
-    crowd: eq.Crowd
+    numbers: Any  # labels that the last E-step changed, alpha, sharpness, and those of `Crowd`
 
 
 def given_by(state: TIDEState, known: Array) -> dict[str, Any]:

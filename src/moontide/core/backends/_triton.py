@@ -7,7 +7,8 @@ CPU, which is how they are tested where there is no GPU.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -15,15 +16,34 @@ import triton
 import triton.language as tl
 
 from moontide.core import formulas
+from moontide.core import tide as eq
 from moontide.core.arrays import Array
 from moontide.core.graph import SLOTS
 from moontide.core.ple import log_classes
 
+LEAST = tl.constexpr(1 / eq.LARGEST)
 GATHER = 512  # columns of a row up to which 4 warps gather votes, which waits for memory
 
 _compiled: Any = (lambda f: f) if os.environ.get("TRITON_INTERPRET") == "1" else triton.jit
 _shrinkage, _entropy_weight = _compiled(formulas.shrinkage), _compiled(formulas.entropy_weight)
 _banerjee, _log_c, _anchor_kl = map(_compiled, (formulas.banerjee, formulas.log_c, formulas.anchor_kl))
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _held(x, low, high=float("inf")):
+    """`core.tide.held`."""
+    return tl.minimum(tl.maximum(x, low), high)
+
+
+def _equation(f: Any, *inner: Any) -> Any:
+    """Compile an equation of `core.tide` between single numbers from its source, with those that it calls."""
+    named = {name: tl.constexpr(getattr(eq, name)) for name in ("EPS", "LARGEST", "OUTLASTS", "DOUBTED")}
+    named |= {x.__name__: _equation(x) for x in inner} | {"held": _held}
+    return _compiled(FunctionType(f.__code__, {**vars(eq), **named}))
+
+
+_crowding = _equation(eq.crowding, eq.excess, eq.outlasting, eq.corroboration, eq.mean_agreement)
+_prior_counts = _equation(eq.prior_counts)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -191,17 +211,12 @@ def m_step(sums, soft, counts, text, anchor_kappa, anchor_r, alpha, beta, mu, ka
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _votes(z, pointer, neighbour, weight, order, found, k, AGREEMENT: tl.constexpr, BLOCK: tl.constexpr):
-    """The votes of the neighbours of a row, or its agreement z_i . votes_i with them."""
+def agreement(z, pointer, neighbour, weight, order, found, k, BLOCK: tl.constexpr):
+    """The agreement z_i . votes_i of a row with its neighbours."""
     i = tl.load(order + tl.program_id(0))
     cols = tl.arange(0, BLOCK)
-    inside = cols < k
-    votes = _votes_for(i, z, pointer, neighbour, weight, cols, k)
-    if AGREEMENT:
-        own = tl.load(z + i * k + cols, mask=inside, other=0.0).to(tl.float32)
-        tl.store(found + i, tl.sum(own * votes, axis=0))
-    else:
-        tl.store(found + i * k + cols, votes, mask=inside)
+    own = tl.load(z + i * k + cols, mask=cols < k, other=0.0).to(tl.float32)
+    tl.store(found + i, tl.sum(own * _votes_for(i, z, pointer, neighbour, weight, cols, k), axis=0))
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -268,76 +283,89 @@ def tide_step(base, cosine, dots, z, pointer, neighbour, weight, order, hard, so
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def tide_rows(y, total, agree, own, scale, even_own, others, k, BLOCK: tl.constexpr):
-    """Eqs. 1 and 2 of TIDE: the agreement of a row, |y_i|^2, and the scale and |e_i|^2 of `evened`."""
-    i = tl.program_id(0).to(tl.int64)
-    cols = tl.arange(0, BLOCK)
-    p = tl.load(y + i * k + cols, mask=cols < k, other=0.0)
-    sums = tl.load(total + cols, mask=cols < k, other=0.0)
-    e = p / (sums + 1)
-    by = 1 / tl.sum(e, axis=0)
-    tl.store(agree + i, tl.sum(p * (sums - p), axis=0) / others)
-    tl.store(own + i, tl.sum(p * p, axis=0))
-    tl.store(scale + i, by)
-    tl.store(even_own + i, by * by * tl.sum(e * e, axis=0))
+def tide_rows(y, total, f, scale, sure, unknown, pointer, neighbour, weight, order, rows, products, in_metric, averaged,
+              n, k, d, BLOCK: tl.constexpr, DEPTH: tl.constexpr):  # fmt: skip
+    """A row's predictions beside those of all others and of its neighbours; comments name functions of `core.tide`.
+
+    Written are numbers, (5, N), and products, (3, N, K), whose sums are those of `Compared`; the row in the metric; and
+    its score for the unknown.
+    """
+    i = tl.load(order + tl.program_id(0)).to(tl.int64)
+    cols, depth = tl.arange(0, BLOCK), tl.arange(0, DEPTH)
+    inside, at, plane = cols < k, products + i * k + cols, tl.num_programs(0).to(tl.int64) * k
+    p, sums = tl.load(y + i * k + cols, mask=inside, other=0.0), tl.load(total + cols, mask=inside, other=0.0)
+    own, degree, around = tl.load(unknown + i), 0.0, 0.0
+    for edge in range(tl.load(pointer + i), tl.load(pointer + i + 1)):
+        degree += tl.load(weight + edge)
+        around += tl.load(weight + edge) * tl.load(unknown + tl.load(neighbour + edge))
+    around = tl.where(degree > 0, around / tl.maximum(degree, 1e-12), own)
+    tl.store(averaged + i, (own + around) / 2)  # with_neighbours
+    agree, e = tl.sum(p * (sums - p), axis=0) / tl.maximum(n - 1, 1), p / (sums + 1)  # agreements
+    e = e / tl.sum(e, axis=0)  # evened
+    tl.store(rows + i, agree)
+    tl.store(rows + n + i, agree * agree)
+    tl.store(rows + 2 * n + i, tl.sum(p * p, axis=0))
+    tl.store(rows + 3 * n + i, tl.load(sure + i))
+    tl.store(rows + 4 * n + i, tl.sum(e * e, axis=0))
+    tl.store(at, p * _votes_for(i, y, pointer, neighbour, weight, cols, k), mask=inside)  # agreement_by_class
+    tl.store(at + plane, degree * p * p, mask=inside)
+    tl.store(at + 2 * plane, e, mask=inside)
+    row = tl.load(f + i * d + depth, mask=depth < d, other=0.0)
+    row = row / tl.load(scale + depth, mask=depth < d, other=1.0)
+    tl.store(in_metric + i * d + depth, row / tl.sqrt(tl.sum(row * row, axis=0)), mask=depth < d)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _column_sums(y, x, by, square_by, parts, n, k, ROWS: tl.constexpr, COLS: tl.constexpr):
-    """Sums over some rows of y by, y x and y^2 square_by, and the largest y, (4, K) of each part of the rows."""
-    part, step = tl.program_id(0), tl.num_programs(0) * ROWS
-    cols = tl.program_id(1) * COLS + tl.arange(0, COLS)
-    total, along, top = tl.zeros((COLS,), tl.float32), tl.zeros((COLS,), tl.float32), tl.zeros((COLS,), tl.float32)
-    squares = tl.zeros((COLS,), tl.float32)
-    for start in range(part * ROWS, n, step):
-        rows = start + tl.arange(0, ROWS)
-        at = rows[:, None].to(tl.int64) * k + cols[None, :]
-        inside = (rows < n)[:, None] & (cols < k)[None, :]
-        p = tl.load(y + at, mask=inside, other=0.0)
-        total += tl.sum(p * tl.load(by + rows, mask=rows < n, other=0.0)[:, None], axis=0)
-        along += tl.sum(p * tl.load(x + at, mask=inside, other=0.0), axis=0)
-        squares += tl.sum(p * p * tl.load(square_by + rows, mask=rows < n, other=0.0)[:, None], axis=0)
-        top = tl.maximum(top, tl.max(p, axis=0))
-    out = parts + part * k + cols
-    part_size = tl.num_programs(0) * k
-    tl.store(out, total, mask=cols < k)
-    tl.store(out + part_size, along, mask=cols < k)
-    tl.store(out + 2 * part_size, squares, mask=cols < k)
-    tl.store(out + 3 * part_size, top, mask=cols < k)
+def tide_crowd(agree, square, own, sure, even_own, even, near, most, crowd, n, k, m, ALONE: tl.constexpr):
+    """`core.tide.crowd_of`, by one program; ALONE: there is one sample or one class."""
+    u, false = tl.load(agree) / n, (1 - tl.load(sure) / n) * n / k
+    error = tl.sqrt(tl.maximum(tl.load(square) / n - u * u, 0.0) / n)
+    even_own, even, near, most = tl.load(even_own), tl.load(even), tl.load(near), tl.load(most)
+    v, rho, chi = _crowding(u, error, tl.load(own), even_own, even, near, most, n, k, m)
+    v, rho, chi = tl.where(ALONE, LEAST, v), tl.where(ALONE, 1.0, rho), tl.where(ALONE, 1.0, chi)
+    a, w, smoothing = _prior_counts(v * chi, false)
+    tl.store(crowd, v)
+    tl.store(crowd + 1, rho)
+    tl.store(crowd + 2, chi)
+    tl.store(crowd + 3, a)
+    tl.store(crowd + 4, w)
+    tl.store(crowd + 5, smoothing)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _newton(target, confidence, rise, state, new, parts, n, BLOCK: tl.constexpr):
-    """One step of `core.tide.calibration`, from parts of two sums over n samples; the state: low, high and T."""
-    sure, slope = tl.zeros((BLOCK,), tl.float32), tl.zeros((BLOCK,), tl.float32)
-    for start in range(0, parts, BLOCK):
-        at = start + tl.arange(0, BLOCK)
-        sure += tl.load(confidence + at, mask=at < parts, other=0.0)
-        slope += tl.load(rise + at, mask=at < parts, other=0.0)
-    low, high, power = tl.load(state), tl.load(state + 1), tl.load(state + 2)
-    gap = tl.load(target) - tl.sum(sure, axis=0) / n
-    low, high = tl.where(gap > 0, power, low), tl.where(gap > 0, high, power)
-    step = power * tl.exp(tl.minimum(tl.maximum(gap / tl.maximum(tl.sum(slope, axis=0) / n, 1e-6), -1.0), 1.0))
-    tl.store(new, low)
-    tl.store(new + 1, high)
-    tl.store(new + 2, tl.where((low <= step) & (step <= high), step, tl.sqrt(low * high)))
+def tide_power(z, label, target, before, state, parts_before, parts, n, k, coldest, warmest, FIRST: tl.constexpr,
+               LAST: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr):  # fmt: skip
+    """Eq. 14 of TIDE: a step of `calibration`, and `confidences` and slopes at the T it leads to; z^T if LAST.
 
-
-@triton.jit  # type: ignore[untyped-decorator]
-def tide_confidence(z, label, power, confidence, slope, k, WRITE: tl.constexpr, BLOCK: tl.constexpr):
-    """Eq. 14 of TIDE: `confidences` under the power that z is raised to; with WRITE, z^T takes the place of z."""
-    i = tl.program_id(0).to(tl.int64)
-    cols = tl.arange(0, BLOCK)
-    inside = cols < k
-    by = tl.load(power)
-    x = tl.log(tl.load(z + i * k + cols, mask=inside, other=1.0) + 1e-30)  # log_ratios
-    x -= tl.log(tl.load(z + i * k + tl.load(label + i)) + 1e-30)
-    e = tl.where(inside, tl.exp(by * x), 0.0)
-    c = 1 / tl.sum(e, axis=0)
-    tl.store(confidence + i, c)
-    tl.store(slope + i, -by * tl.sum(e * x, axis=0) * c * c)
-    if WRITE:
-        tl.store(z + i * k + cols, e * c, mask=inside)
+    Each program adds up some rows, and all of them the parts of the step before. The state: low, high, T; equal: found.
+    """
+    i, programs, cols = tl.program_id(0).to(tl.int64), tl.num_programs(0), tl.arange(0, BLOCK)
+    low, high, by, stop = coldest, warmest, 1.0, n
+    if not FIRST:
+        at = tl.arange(0, PARTS)
+        low, high, power = tl.load(before), tl.load(before + 1), tl.load(before + 2)
+        gap = tl.load(target) - tl.sum(tl.load(parts_before + at, mask=at < programs, other=0.0), axis=0) / n
+        rise = tl.sum(tl.load(parts_before + programs + at, mask=at < programs, other=0.0), axis=0) / n
+        found = (tl.abs(gap) < 1e-5) | (high - low < 1e-3 * low)
+        low, high = tl.where((gap > 0) | found, power, low), tl.where((gap > 0) & ~found, high, power)
+        step = power * tl.exp(_held(gap / tl.maximum(rise, 1e-6), -1.0, 1.0))
+        by = tl.where(found, power, tl.where((low <= step) & (step <= high), step, tl.sqrt(low * high)))
+        stop = n if LAST else tl.where(found, 0, n)
+    tl.store(state, low)
+    tl.store(state + 1, high)
+    tl.store(state + 2, by)
+    confidence, slope = 0.0, 0.0
+    for row in range(i, stop, programs):
+        x = tl.log(tl.load(z + row * k + cols, mask=cols < k, other=1.0) + 1e-30)  # log_ratios
+        x -= tl.log(tl.load(z + row * k + tl.load(label + row)) + 1e-30)
+        e = tl.where(cols < k, tl.exp(by * x), 0.0)
+        c = 1 / tl.sum(e, axis=0)
+        confidence += c
+        slope -= by * tl.sum(e * x, axis=0) * c * c
+        if LAST:
+            tl.store(z + row * k + cols, e * c, mask=cols < k)
+    tl.store(parts + i, confidence)
+    tl.store(parts + programs + i, slope)
 
 
 def launch(kernel: Any, rows: int, columns: int, *given: Any, few: int = 2048, **more: Any) -> None:
@@ -402,17 +430,6 @@ def zero_shot(cosine: Array, scale: float) -> tuple[Array, ...]:
     return y, labels, *rows
 
 
-def votes(z: Array, edges: tuple[Array, ...], agreement: bool = False) -> Array:
-    """Return the votes of the neighbours, (N, K), or the `agreement` z_i . votes_i of each sample with them, (N,).
-
-    A sparse product would sort the edges first, for which it waits.
-    """
-    n, k = z.shape
-    found = floats(z, n) if agreement else floats(z, n, k)
-    launch(_votes, n, k, z.contiguous(), *edges, found, k, agreement, few=GATHER)
-    return found
-
-
 def step(kernel: Any, count: int, z: Array, f: Array, weighted: Array, given: Any, more: Any) -> tuple[Array, ...]:
     """Return what `e_step` or `tide_step` writes: z, labels, the given count of numbers per sample, and K + 1 counts.
 
@@ -425,23 +442,3 @@ def step(kernel: Any, count: int, z: Array, f: Array, weighted: Array, given: An
     given = *given, f, new, labels, *rows, counts, weighted, k, d, weighted.shape[1], log_classes(k), *more
     launch(kernel, n, k, *given, few=GATHER, DEPTH=padded(d))
     return new, labels, *rows, counts
-
-
-def column_sums(y: Array, x: Array, by: Array, square_by: Array) -> tuple[Array, ...]:
-    """Return sum_i by_i y_ik, sum_i y_ik x_ik, sum_i square_by_i y_ik^2 and max_i y_ik >= 0, (K,) each, in one pass."""
-    n, k = y.shape
-    tiles = min(triton.cdiv(n, 32), 64)
-    parts = floats(y, 4, tiles, k)
-    _column_sums[(tiles, triton.cdiv(k, 128))](y, x, by, square_by, parts, n, k, 32, 128, num_warps=4)
-    return *parts[:3].sum(1), parts[3].amax(0)
-
-
-def calibration(target: Array, sums_at: Callable[[Array], tuple[Array, Array]], n: int, low: float, high: float,
-                rounds: int) -> Array:  # fmt: skip
-    """Return the T of `core.tide.calibration`; `sums_at(T)` may be arrays, which one kernel per round adds up."""
-    target, state = target.float(), numbers((low, high, 1.0), target)
-    for _ in range(rounds):
-        (confidence, rise), new = (x.float() for x in sums_at(state[2])), torch.empty_like(state)
-        _newton[(1,)](target, confidence, rise, state, new, confidence.numel(), n, 1024, num_warps=8)
-        state = new
-    return state[2]

@@ -19,7 +19,7 @@ import torch
 from moontide.core.arrays import Array, class_counts
 from moontide.core.backends import _triton, plain
 from moontide.core.graph import Affinity
-from moontide.core.mixture import ALL, VMF, First, Laplacian, Scores, Step, VMFClasses
+from moontide.core.mixture import ALL, VMF, Laplacian, Scores, Step, VMFClasses
 
 HALF = 2**23  # N x K above which precision "half" stores assignments in 16 bits: below, nothing is gained
 LARGEST = 2**25  # N x K above which launches no longer matter
@@ -47,7 +47,7 @@ def m_step(vmf: VMF, step: Step) -> VMFClasses:
 
 
 class Votes(Affinity):
-    """The votes of the neighbours, by kernels, which begin with the samples that get most votes: they take longest."""
+    """The votes of the neighbours for kernels, which begin with the samples that get most votes: they take longest."""
 
     @cached_property
     def order(self) -> Array:
@@ -65,10 +65,6 @@ class Votes(Affinity):
     def weighted(self, by: Array | None) -> Affinity:
         """Return the votes with that of each sample multiplied by its entry of `by`, (N,); None: 1."""
         return self if by is None else Votes(*super().weighted(by).edges)
-
-    def __call__(self, z: Array) -> Array:
-        """Return the votes of the neighbours, (N, K)."""
-        return _triton.votes(z, self.edges)
 
 
 class Rows(plain.Rows):
@@ -88,12 +84,6 @@ class Rows(plain.Rows):
         self.labels = torch.zeros(len(self.f), dtype=torch.int64, device=self.f.device)
         self.weighted = weighted_room(self.low)
         return self.y, self.cosine, log_sum
-
-    def _first(self, rows: slice) -> First:
-        y, cosine, log_sum = self._zero_shot(rows)
-        total, along, _, largest = _triton.column_sums(y, cosine, self.gamma, self.gamma)  # gamma is still 1
-        self._first_weights(rows, y, log_sum)
-        return First(len(y), total, along, largest)
 
     def step(self, scores: Scores) -> Step:
         """E-step with the classes given, and the sums of the new assignments."""
@@ -117,8 +107,10 @@ class Rows(plain.Rows):
 
     def finish(self) -> Laplacian:
         """Return gamma_i z_i . (M z)_i of the assignments as they are."""
-        edges = self.votes_of.weighted(self.vote_weight).edges
-        return Laplacian(self.gamma * _triton.votes(self.z, edges, agreement=True))
+        (n, k), edges = self.z.shape, self.votes_of.weighted(self.vote_weight).edges
+        found = _triton.floats(self.f, n)  # a sparse product would sort the edges first, for which it waits
+        _triton.launch(_triton.agreement, n, k, self.z, *edges, found, k, few=_triton.GATHER)
+        return Laplacian(self.gamma * found)
 
     def unpack(self) -> tuple[Array, Array]:
         """Return z and y."""

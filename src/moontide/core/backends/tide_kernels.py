@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,15 +15,29 @@ import torch
 from moontide.core import tide as eq
 from moontide.core.arrays import Array, class_sums
 from moontide.core.backends import _triton, kernels, tide_plain
+from moontide.core.driver import Run
 from moontide.core.graph import Affinity
 from moontide.core.sums import Counted
-from moontide.core.tide import ALL, Assigned, Compared, Confident, Predicted
+from moontide.core.tide import ALL, Assigned, Compared, Predicted
 
 
 def run(solve: Callable[[Array, Array], tuple[Any, ...]], key: Any, f: Array, text: Array) -> tuple[Any, ...]:
     """Return solve(f, text), by a captured graph where one is there or worth it; `key` is all else it depends on."""
     with kernels.products("full"):
         return kernels.replayed(solve, key, f, text)
+
+
+def crowd_of(found: Compared, n: int, k: int, m: int) -> eq.Crowd:
+    """Eqs. 1, 2 and 3 from sums over all n samples, with m neighbours each."""
+    pairs = found.agree, found.agree_square, found.own, found.confidence, found.even_own
+    crowd, classes = _triton.floats(found.near, 6), ((found.even**2).sum(), found.near.sum(), found.most.sum())
+    _triton.tide_crowd[(1,)](*pairs, *classes, crowd, n, k, min(m, n - 1), n < 2 or k < 2, num_warps=1)
+    return eq.Crowd(*crowd)
+
+
+def power(run: Run, step: Assigned, density: Any, n: int) -> Any:
+    """Eq. 14: return the share of labels that is expected right, for which `TIDERows.finish` finds the power."""
+    return eq.expected_right(step.right.sum() / n, density, n)  # type: ignore[attr-defined]
 
 
 class TIDERows(tide_plain.TIDERows):
@@ -38,8 +53,7 @@ class TIDERows(tide_plain.TIDERows):
     def first(self, negatives: Array | None) -> Predicted:  # type: ignore[override]
         """Make the zero-shot predictions, and score how unlike all of the classes each sample is (Eq. 15)."""
         self.cosine = self.f @ self.text.T  # (N, K)
-        found = _triton.zero_shot(self.cosine, self.logit_scale)
-        self.y, self.labels, self.log_sum, self.sure, self.unknown = found
+        self.y, self.labels, self.log_sum, self.sure, self.unknown = _triton.zero_shot(self.cosine, self.logit_scale)
         if negatives is not None and len(negatives):
             self.unknown += eq.negative_odds(self.f, negatives, self.log_sum, self.logit_scale)
         self.z = self.y
@@ -47,16 +61,14 @@ class TIDERows(tide_plain.TIDERows):
 
     def compare(self, total: Array, n: int, scale: Array) -> Compared:
         """Compare the zero-shot predictions with those of all samples and of the neighbours (Eqs. 1, 2)."""
-        degree, k, others = self.votes_of(torch.ones_like(self.f[:, :1])), len(self.text), float(max(n - 1, 1))
-        agree, own, by, even_own = _triton.floats(self.y, 4, n)
-        _triton.launch(_triton.tide_rows, n, k, self.y, total, agree, own, by, even_own, others, k)
-        even, near, most, _ = _triton.column_sums(self.y, self.votes_of(self.y), by, degree)
-        self.in_metric, lengths = self._scaled(self.blocks[0], scale)
-        rows = torch.stack([agree, agree, own, self.sure, even_own, lengths]).double()
-        rows[1].square_()
-        agreed, squared, same, sure, evened, length = rows.sum(1)
-        sums = class_sums(self.labels, self.in_metric, len(self.text))
-        return Compared(agreed, squared, same, sure, evened, near, most, even / (total + 1), length, sums)
+        (_, d), f, k, new = self.f.shape, self.f, len(self.text), partial(_triton.floats, self.f)
+        rows, products, alone, self.in_metric = new(5, n), new(3, n, k), self.unknown, torch.empty_like(f)
+        self.unknown = torch.empty_like(alone)
+        given = self.y, total, f, scale, self.sure, alone, *self.votes_of.edges, rows, products
+        given = *given, self.in_metric, self.unknown, n, k, d
+        _triton.launch(_triton.tide_rows, n, k, *given, few=_triton.GATHER, DEPTH=_triton.padded(d))
+        sums = class_sums(self.labels, self.in_metric, k)
+        return Compared(*rows.sum(1, dtype=torch.float64), *products.sum(1), math.nan, sums)  # type: ignore[call-arg]
 
     def step(self, fixed: eq.Fixed, classes: Assigned) -> Assigned:
         """E-step with the classes given, Eq. 11, and the sums of Eq. 8 for the next M-step."""
@@ -84,19 +96,15 @@ class TIDERows(tide_plain.TIDERows):
         )
         (changed, hard), d, both = (hard[-1], hard[:-1]), f.shape[1], self.z.T @ self.weighted  # (K, d + PAD)
         found = both[:, :d], both[:, d], hard, both[:, d + 1], hard
-        return Assigned(*found, right.sum(), len(f), changed, math.inf, ALL)
-
-    def confidence(self, power: Any, write: bool = False) -> Confident:
-        """Return the confidences under a power of z and their slopes (Eq. 14), (n,) each, which `_triton` adds up.
-
-        With `write`, z is raised to that power.
-        """
-        (n, k), found = self.z.shape, _triton.floats(self.z, 2, len(self.z))
-        _triton.launch(_triton.tide_confidence, n, k, self.z, self.labels, power.to(self.f.dtype), *found, k, write)
-        return Confident(*found)
+        return Assigned(*found, right, len(f), changed, math.inf, ALL)
 
     def finish(self, power: Any) -> Counted:
-        """Calibrate the assignments by a temperature, and average scores for the unknown with those of neighbours."""
-        self.confidence(power, write=True)
-        self.unknown = eq.with_neighbours(self.unknown, self.votes_of)
-        return Counted(len(self.f))
+        """Calibrate the assignments: raise z to the power T of `core.tide.calibration` for the target `power`."""
+        (n, k), rounds = self.z.shape, eq.NEWTON + 1
+        programs = min(n, 512 if n <= kernels.MANY else 2048)  # that share the rows
+        state, parts = _triton.floats(self.z, rounds, 3), _triton.floats(self.z, rounds, 2, programs)
+        for i in range(rounds):
+            given = self.z, self.labels, power, state[i - 1], state[i], parts[i - 1], parts[i], n, k
+            last = eq.COLDEST, eq.WARMEST, i == 0, i == rounds - 1
+            _triton.launch(_triton.tide_power, programs, k, *given, *last, PARTS=_triton.padded(programs))
+        return Counted(n)

@@ -29,7 +29,7 @@ LOWEST = np.float32(-87)  # exp of less is near the end of float32
 FEW = 256  # classes of which none is left alone
 NARROW = 128  # rows up to which a product of the text with samples is faster than one of samples with the text
 one = np.float32
-run = tide_plain.run
+run, crowd_of, power = tide_plain.run, tide_plain.crowd_of, tide_plain.power
 
 
 class Idle(NamedTuple):

@@ -7,12 +7,14 @@ from typing import Any, ClassVar
 
 from moontide.core import tide as eq
 from moontide.core.arrays import Array, class_counts, class_sums, columns, is_torch_array, like, namespace, row_dots
+from moontide.core.driver import Run
 from moontide.core.ple import entropy_weights, weighted_sums, zero_shot
 from moontide.core.rows import Rows
 from moontide.core.simplex import softmax_log_sum
 from moontide.core.sums import Counted
 from moontide.core.threads import in_threads
 from moontide.core.tide import ALL, Assigned, Compared, Confident, Labels, Predicted
+from moontide.core.tide import crowd_of as crowd_of
 
 
 class TIDERows(Rows):
@@ -245,6 +247,12 @@ class TIDERows(Rows):
 def _total(x: Array) -> Any:
     """Return the sum of one number per sample, in float64."""
     return eq.number(x.sum(dtype=namespace(x).float64))
+
+
+def power(run: Run, step: Assigned, density: float, n: int) -> float:
+    """Eq. 14: the power that assignments are raised to, so that they are as sure as is expected of n labels."""
+    target = eq.expected_right(step.right / step.free, density, n)
+    return eq.calibration(target, lambda power: vars(run("confidence", power)).values(), step.free)
 
 
 def run(solve: Callable[[Array, Array], tuple[Any, ...]], key: Any, f: Array, text: Array) -> tuple[Any, ...]:
