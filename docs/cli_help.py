@@ -25,8 +25,8 @@ This page shows the output of `moontide COMMAND --help`; `python docs/cli_help.p
 examples.
 
 Bad input prints one sentence on standard error, exits with status 2 and writes nothing; so does an output that is full
-or closed. The status is 130 after Ctrl-C, and 141 if the reader of a pipe has gone. The user, password and query of
-a URL are never printed.
+or closed. The status is 130 after Ctrl-C, 143 after SIGTERM, and 141 if the reader of a pipe has gone. The user,
+password and query of a URL are never printed.
 """
 
 

@@ -1,7 +1,7 @@
 """The command line, one file per command. Bad input prints one sentence on stderr and exits with status 2.
 
-Other statuses: 1 if a run found nothing to do or succeeded only in part, 130 after Ctrl-C, and 141 (silently, as other
-programs in a pipe) if the reader of the output has gone.
+Other statuses: 1 if a run found nothing to do or succeeded only in part, 130 after Ctrl-C, 143 after SIGTERM,
+and 141 (silently, as other programs in a pipe) if the reader of the output has gone.
 
 >>> main(["--version"])
 0.2.0
@@ -41,7 +41,7 @@ from moontide.cli.serve import serve
 from moontide.cli.stream import stream
 from moontide.cli.undo import undo
 from moontide.errors import MoontideError, shorten, without_credentials
-from moontide.interrupts import INTERRUPTED, leave, on_interrupt, until_it_came_through
+from moontide.interrupts import ending, leave, on_interrupt, until_it_came_through
 
 app = App(
     "moontide",
@@ -73,10 +73,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             on_interrupt(signal.SIG_IGN)
         return status
     except KeyboardInterrupt:
-        _fail("interrupted", INTERRUPTED)
+        status = _fail(*ending())
         if own:
             leave()
-        return INTERRUPTED
+        return status
 
 
 def _speak(arguments: Sequence[str] | None) -> int:
