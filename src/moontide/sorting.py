@@ -196,6 +196,8 @@ def apply(moves: Sequence[Move], folder: Path) -> Path:
 
     All moves are made, or, after a failure or Ctrl-C, none.
     """
+    for move in moves:
+        _check_charset(move.target)
     moves = [replace(move, source=_real(move.source), target=_real(move.target)) for move in moves]
     if os.path.lexists(folder / UNDO):
         raise FileError(f"{folder} was sorted before; reverse that first: moontide undo {folder}")
@@ -227,19 +229,22 @@ def apply(moves: Sequence[Move], folder: Path) -> Path:
     return folder / UNDO
 
 
+def _check_charset(path: Path) -> None:
+    try:
+        os.fsencode(path)
+    except UnicodeEncodeError:
+        raise FileError(
+            f"{str(path)!a} cannot be named in the character set of this locale; set PYTHONUTF8=1."
+        ) from None
+
+
 def _check_targets(moves: Sequence[Move]) -> None:
-    """Refuse names that the file system cannot have, and those of other files."""
+    """Refuse names of other files, and to rename an image twice."""
     renamed = [move.source for move in moves if move.how == "rename"]
     sources = set(renamed)
     if len(sources) < len(renamed):
         raise FileError("An image cannot be renamed twice; list each image once.")
     for move in moves:
-        try:
-            os.fsencode(move.target)
-        except UnicodeEncodeError:
-            raise FileError(
-                f"{str(move.target)!a} cannot be named in the character set of this locale; set PYTHONUTF8=1."
-            ) from None
         if os.path.lexists(move.target) and move.target not in sources:
             raise FileError(f"{move.target} exists already and is not overwritten; choose another folder or pattern.")
 

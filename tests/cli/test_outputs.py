@@ -111,3 +111,13 @@ def test_credentials_are_never_shown(moontide, features):
     assert status == 2
     assert "hunter" not in out + err
     assert without_credentials("a@b.org and c://x/y?") == "a@b.org and c://x/y?"
+
+
+def test_half_a_character_is_not_blamed_on_the_locale(moontide, tmp_path, arrays):
+    np.savez(tmp_path / "f.npz", **arrays, classnames=["a\ud800", "b", "c", "d"])
+    status, _, err = moontide("adapt", tmp_path / "f.npz", "--out", tmp_path / "p.csv")
+    assert status == 2
+    assert err.splitlines()[-1] == (
+        "error: '\\ud800' is half a character of UTF-16, which no file can hold; correct the name."
+    )
+    assert [path.name for path in tmp_path.iterdir()] == ["f.npz"]

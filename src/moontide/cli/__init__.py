@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import signal
 import sys
 import warnings
@@ -106,6 +107,8 @@ def _run(arguments: Sequence[str] | None) -> int:
         raise
     except UnicodeEncodeError as error:
         what = error.object[error.start : error.end]
+        if re.search("[\ud800-\udfff]", what):
+            return _fail(f"{what!a} is half a character of UTF-16, which no file can hold; correct the name.", 2)
         return _fail(f"{what!a} cannot be written in the character set of this locale; set PYTHONUTF8=1.", 2)
     except OSError as error:
         if error.errno is None:
