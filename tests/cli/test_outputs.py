@@ -121,3 +121,15 @@ def test_half_a_character_is_not_blamed_on_the_locale(moontide, tmp_path, arrays
         "error: '\\ud800' is half a character of UTF-16, which no file can hold; correct the name."
     )
     assert [path.name for path in tmp_path.iterdir()] == ["f.npz"]
+
+
+def test_names_do_nothing_to_a_terminal(moontide, tmp_path, arrays):
+    unlabelled = {name: arrays[name] for name in ("image_features", "text_features")}
+    np.savez(tmp_path / "f.npz", **unlabelled, classnames=[f"\x1b[31m{k}\x9b2J\x07" for k in range(4)])
+    status, out, err = moontide("adapt", tmp_path / "f.npz", "--out", tmp_path / "\x1b[2J.csv")
+    assert status == 0
+    assert "\\x1b[31m" in out
+    assert "wrote " in err
+    assert not {"\x1b", "\x9b", "\x07"} & set(out + err)
+    status, out, err = moontide("adapt", tmp_path / "\x1b[2J.npz")
+    assert (status, out, "\x1b" in err) == (2, "", False)

@@ -34,6 +34,7 @@ from cyclopts import Group, Parameter
 
 CONFIG = Path(os.environ.get("MOONTIDE_CONFIG", "moontide.toml"))
 EVERYWHERE = Group("Every command")
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 LINES = "lines"  # printed lines, for commands without other JSON
 WHOLE = ""  # the name of a value that is the whole output
 
@@ -87,7 +88,16 @@ def say(line: str) -> None:
     changed    3 of 9
     """
     if not output().quiet:
-        print(line)
+        print(printable(line))
+
+
+def printable(text: str) -> str:
+    r"""Return a text whose control characters, which a name may hold, do nothing to a terminal.
+
+    >>> print(printable("a\x1b[31mb"))
+    a\x1b[31mb
+    """
+    return CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
 
 
 def counted(number: int, what: str) -> str:

@@ -177,8 +177,8 @@ def read_classes(classes: str) -> ClassList:
         found = read(path, text)
     if not found.names:
         raise FileError(f"{path} has no class names; add at least one.")
-    for words in (found.names, *found.synonyms.values(), *found.descriptions.values()):
-        if bad := NO_TEXT.search("\n".join(words)):
+    for texts in (found.names, *found.synonyms.values(), *found.descriptions.values()):
+        if bad := NO_TEXT.search("\n".join(texts)):
             raise FileError(f"{path} has {bad[0]!a} in a name, which no prompt or table can hold; correct it.")
     return found
 
