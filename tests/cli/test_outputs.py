@@ -59,6 +59,14 @@ def test_messages_that_nobody_reads_change_nothing(features):
     assert bash("moontide adapt nowhere.npz 2>&-", features.parent) == (2, "", "")
 
 
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full here")
+def test_messages_that_cannot_be_written_change_nothing(features):
+    status, out, _ = bash("moontide adapt features.npz --out p.csv 2>/dev/full", features.parent)
+    assert (status, (features.parent / "p.csv").exists()) == (0, True)
+    assert "adapted" in out
+    assert bash("moontide adapt nowhere.npz 2>/dev/full", features.parent)[:2] == (2, "")
+
+
 def test_names_that_the_character_set_lacks_are_written_all_the_same(tmp_path, arrays):
     np.savez(tmp_path / "f.npz", **arrays)
     (tmp_path / "names.txt").write_text("Käse\nмолоко\n茶\ncafé\n", encoding="utf-8")

@@ -37,7 +37,7 @@ from moontide.cli.export import export
 from moontide.cli.export_labels import export_labels
 from moontide.cli.import_labels import import_labels
 from moontide.cli.methods import methods
-from moontide.cli.output import CONFIG, everywhere, output, printable
+from moontide.cli.output import CONFIG, everywhere, output, write_line
 from moontide.cli.serve import serve
 from moontide.cli.stream import stream
 from moontide.cli.undo import undo
@@ -152,8 +152,8 @@ def _drop_outputs(*outputs: TextIO) -> None:
 
 
 def _fail(sentence: str, status: int) -> int:
-    with suppress(OSError):  # stderr is gone
-        print(printable(without_credentials(f"error: {shorten(' '.join(sentence.split()))}")), file=sys.stderr)
+    with suppress(BrokenPipeError):
+        write_line(without_credentials(f"error: {shorten(' '.join(sentence.split()))}"), sys.stderr)
     return status
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 from cyclopts import Group, Parameter
 
-from moontide.cli.output import counted, emit, output, printable, say
+from moontide.cli.output import counted, emit, output, say, write_line
 from moontide.errors import FileError, OptionError, without_credentials
 
 if TYPE_CHECKING:
@@ -190,7 +190,7 @@ def note(sentence: str) -> None:
     >>> note("done")
     """
     if not output().quiet:
-        print(printable(without_credentials(sentence)), file=sys.stderr)
+        write_line(without_credentials(sentence), sys.stderr)
 
 
 def table_console() -> Console:

@@ -27,7 +27,7 @@ from contextlib import contextmanager, redirect_stdout
 from contextvars import ContextVar
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TextIO
 
 import numpy as np
 from cyclopts import Group, Parameter
@@ -88,7 +88,22 @@ def say(line: str) -> None:
     changed    3 of 9
     """
     if not output().quiet:
-        print(printable(line))
+        write_line(line, sys.stdout)
+
+
+def write_line(line: str, channel: TextIO) -> None:
+    """Print a line on an output; on stderr, one that cannot be written is lost, and changes nothing.
+
+    >>> write_line("done", sys.stdout)
+    done
+    """
+    try:
+        print(printable(line), file=channel)
+    except BrokenPipeError:
+        raise
+    except OSError:
+        if channel is not sys.stderr:
+            raise
 
 
 def printable(text: str) -> str:
