@@ -21,7 +21,6 @@ from contextlib import suppress
 from typing import Any, TextIO
 
 from cyclopts import App, CycloptsError, Parameter
-from cyclopts.config import Toml
 
 import moontide
 from moontide.cli.adapt import adapt
@@ -37,7 +36,7 @@ from moontide.cli.export import export
 from moontide.cli.export_labels import export_labels
 from moontide.cli.import_labels import import_labels
 from moontide.cli.methods import methods
-from moontide.cli.output import CONFIG, everywhere, output, write_line
+from moontide.cli.output import CONFIG, NAMED, Defaults, everywhere, output, write_line
 from moontide.cli.serve import serve
 from moontide.cli.stream import stream
 from moontide.cli.undo import undo
@@ -52,7 +51,7 @@ app = App(
     result_action="return_value",
     suppress_keyboard_interrupt=False,
     default_parameter=Parameter(converter=value_of),
-    config=Toml(CONFIG),
+    config=Defaults(CONFIG, must_exist=bool(NAMED)),
 )
 # each imports what it needs when it is called
 for command in (
@@ -113,6 +112,8 @@ def _run(arguments: Sequence[str] | None) -> int:
     except OSError as error:
         if error.errno is None:
             raise
+        if error.filename is None and isinstance(error, FileNotFoundError):  # of os.getcwd
+            return _fail("The current folder does not exist any more; change to another one.", 2)
         if error.filename is None:  # a write to standard output: files have names
             _drop_outputs(sys.stdout)
             return _fail(f"Standard output cannot be written: {error.strerror}.", 2)
