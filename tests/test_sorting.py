@@ -156,7 +156,7 @@ def test_a_name_that_is_taken_on_the_way_is_not_replaced(tmp_path: Path, monkeyp
     monkeypatch.setattr(sorting, "_check_targets", lambda moves: None)  # as if it came later
     (tmp_path / "in" / "xb.jpg").write_text("mine")
     before = texts(tmp_path)
-    with pytest.raises(FileError, match=r"File exists. Everything was reversed"):
+    with pytest.raises(FileError, match=r"File exists\. Everything was reversed\.$"):
         apply(plan(files, ["x"] * 3, [1.0] * 3, pattern="{label}{name}"), tmp_path / "in")
     assert texts(tmp_path) == before
 

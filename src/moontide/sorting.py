@@ -225,7 +225,8 @@ def apply(moves: Sequence[Move], folder: Path) -> Path:
             ) from failed
         if isinstance(error, KeyboardInterrupt):
             raise
-        raise FileError(f"{folder} cannot be sorted into: {why}. Everything was reversed; try '--copy'.") from error
+        hint = "; try '--copy'" if any(move.how == "link" for move in moves) else ""
+        raise FileError(f"{folder} cannot be sorted into: {why}. Everything was reversed{hint}.") from error
     return folder / UNDO
 
 
