@@ -24,9 +24,9 @@ INTRODUCTION = """# Command line
 This page shows the output of `moontide COMMAND --help`; `python docs/cli_help.py` generates it. [](quickstart.md) has
 examples.
 
-Bad input prints one sentence on standard error, exits with status 2 and writes nothing; so does an output that is full
-or closed. The status is 130 after Ctrl-C, and 141 if the reader of a pipe has gone. The user, password and query of
-a URL are never printed.
+Bad input prints one sentence on standard error, exits with status 2 and writes nothing; so does a standard output that
+is full or closed. Messages that cannot be written are lost, and change nothing. The status is 130 after Ctrl-C, 143
+after SIGTERM, and 141 if the reader of a pipe has gone. The user, password and query of a URL are never printed.
 """
 
 

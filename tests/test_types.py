@@ -52,6 +52,7 @@ def test_a_task_has_no_labels_and_cannot_be_changed() -> None:
         ({"logit_scale": -5}, "'logit_scale' .* Got -5 instead"),
         ({"logit_scale": float("nan")}, "'logit_scale' .* Got nan instead"),
         ({"logit_scale": float("inf")}, "'logit_scale' .* Got inf instead"),
+        ({"logit_scale": 1e300}, "'logit_scale' must be a positive number up to 1e\\+08 .* Got 1e\\+300 instead"),
         ({"logit_scale": 10**400}, "'logit_scale' must be a positive number .* Got 1000"),
         ({"logit_scale": "large"}, "'logit_scale' .* Got large instead"),
         ({"class_names": ["cat", "dog"]}, "'class_names' must have one name for each of the 3 rows .* Got 2."),

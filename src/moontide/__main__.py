@@ -6,7 +6,7 @@ from moontide.interrupts import at_once, on_interrupt
 
 
 def main() -> int:
-    """Run the command line; Ctrl-C while it is loaded leaves at once."""
+    """Run the command line; a signal while it is loaded ends it at once."""
     on_interrupt(at_once)
     from moontide import cli
 

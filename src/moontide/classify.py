@@ -87,7 +87,7 @@ class Classified:
         given = self.answers or answer(self.result, names)
         columns = {
             "id": [image.id for image in self.images],
-            "path": [os.path.abspath(image.path) for image in self.images],
+            "path": [path_id(Path(os.path.abspath(image.path))) for image in self.images],
             "label": given.texts,
             "confidence": given.confidence.round(6).tolist(),
             "top5": top_classes(probs, names),

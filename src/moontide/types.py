@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 PER_SAMPLE = ("views", "images")  # extras with one row per sample
 SHOWN = 5  # of the names in a warning
+MOST_SCALE = 1e8  # of logits, whose squares and sums still fit into float32
 
 
 @dataclass(frozen=True)
@@ -74,9 +75,11 @@ class Task:
             scale = float(self.logit_scale)
         except (TypeError, ValueError, OverflowError):  # such as an integer of 400 digits
             scale = math.nan
-        if not (math.isfinite(scale) and scale > 0):
+        if not 0 < scale <= MOST_SCALE:
             given = str(self.logit_scale)[:50]
-            raise InputError(f"'logit_scale' must be a positive number (100 for CLIP). Got {given} instead.")
+            raise InputError(
+                f"'logit_scale' must be a positive number up to {MOST_SCALE:.0e} (100 for CLIP). Got {given} instead."
+            )
         set_ = object.__setattr__
         features, text = self._unit_rows(features, text)
         set_(self, "features", features)

@@ -18,6 +18,7 @@ from moontide.errors import FileError, InputError, MoontideError, OptionError
 from moontide.multi import multi_label
 from moontide.simulate import simulate
 from moontide.sorting import UNDO, apply, plan, undo
+from moontide.store.tables import write_table
 
 TREE = ["animal/dog/beagle", "animal/dog/pug", "animal/cat", "car"]
 
@@ -69,6 +70,15 @@ def test_a_name_that_begins_like_a_formula_stays_a_text_in_a_workbook(features: 
     cells = [cell for row in openpyxl.load_workbook(out).active.iter_rows() for cell in row if cell.value == "=1+1"]
     assert cells
     assert all(cell.data_type == "s" for cell in cells)
+
+
+def test_a_workbook_can_be_opened_whatever_its_names_hold(tmp_path: Path) -> None:
+    openpyxl = pytest.importorskip("openpyxl")
+    names = ["a\x00b", "a\x1bb", "a\ud800b", "a\ufffeb", "a\uffffb", "a\udce9b"]
+    with open(tmp_path / "out.xlsx", "wb") as handle:
+        write_table(handle, {"name": names}, ".xlsx")
+    held = [row[0] for row in openpyxl.load_workbook(tmp_path / "out.xlsx").active.values]
+    assert held == ["name", *["a b"] * len(names)]
 
 
 @pytest.mark.parametrize("rule", ["2", "-0.1", "many", ">", ">nan"])

@@ -4,6 +4,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 
 from moontide.bench import runner
 from moontide.bench.data import read_pack
+from moontide.bench.processes import in_processes
 from moontide.bench.records import key, read_records
 from moontide.bench.runner import run_suite, score
 from moontide.bench.suites import load_suite
@@ -312,3 +314,11 @@ def alive(pid):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
+
+
+@pytest.mark.skipif(not hasattr(signal, "pthread_sigmask"), reason="signals of another kind")
+def test_ctrl_c_does_not_reach_the_workers_not_even_while_they_load():
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    (blocked,) = in_processes(partial(signal.pthread_sigmask, signal.SIG_BLOCK), [()], 1)
+    assert signal.SIGINT in blocked
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before

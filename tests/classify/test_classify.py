@@ -5,6 +5,7 @@ import io
 import json
 import os
 import re
+import sys
 import tarfile
 from pathlib import Path
 
@@ -299,3 +300,18 @@ def test_demo_on_photographs(moontide, clothes, tmp_path):
     assert "moontide classify FOLDER" in typed
     assert "tide" in (tmp_path / "out" / "report.html").read_text()
     assert (tmp_path / "out" / "report.html").exists()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such names")
+@pytest.mark.parametrize("kind", ["csv", "jsonl", "json", "xlsx", "parquet"])
+def test_a_photo_whose_name_is_not_utf_8_is_in_every_table(moontide, photos, colours, rows_of, kind):
+    pytest.importorskip({"xlsx": "openpyxl", "parquet": "pyarrow"}.get(kind, "csv"))
+    os.rename(photos / "red" / "00.png", os.fsencode(photos / "red") + b"/caf\xe9.png")
+    status, _, err = moontide("classify", photos, *colours, "--out", f"out.{kind}", "--report", "out.html")
+    assert (status, "error" in err) == (0, False)
+    if kind == "csv":
+        (path,) = [row["path"] for row in rows_of("out.csv") if "caf" in row["id"]]
+        assert path.endswith("/red/caf\\xe9.png")
+        Path("known.csv").write_text(f"path,label\n{path},lime\n")
+        assert moontide("classify", photos, *colours, "--known", "known.csv", "--out", "out.csv")[0] == 0
+        assert [row["label"] for row in rows_of("out.csv") if row["known"] == "True"] == ["lime"]

@@ -141,6 +141,8 @@ OTHERS = [
     ("encode", "nowhere", "--out", "store"),
     (*PHOTOS[:2],),
     ("classify", "nowhere/*.jpg", *PHOTOS[2:]),
+    *((*PHOTOS, "--frame-step", value) for value in ("0", "-1", "nan", "inf")),
+    *((*PHOTOS, "--sort-into", value) for value in ("photos", "features.npz/x", "/proc/x", LONG)),
     ("serve", "--verify", "nowhere"),
     ("serve", "--new-token", "a", "--stream", "b", "--expires", "-1d"),
     ("serve", "--new-token", "a", "--expires", "0s"),

@@ -227,3 +227,11 @@ def test_a_state_has_its_own_class_balance(moontide, features, tmp_path):
     status, _, err = moontide("stream", features, "--resume", state, "--class-prior", tmp_path / "p.csv")
     assert status == 2
     assert "are part of a state; do not use them" in err
+
+
+def test_embeddings_are_checked_and_scaled_once(moontide, features, known, monkeypatch):
+    made = []
+    check = library.Task.__post_init__
+    monkeypatch.setattr(library.Task, "__post_init__", lambda self: made.append(self) or check(self))
+    assert moontide("adapt", features, "--known", known)[0] == 0
+    assert len(made) == 1

@@ -1,4 +1,4 @@
-"""Ctrl-C, once or twice, while compiled loops run in threads: status 130, one line, and no file."""
+"""Ctrl-C and SIGTERM, once or twice, while compiled loops run in threads: one line, their status, and no file."""
 
 from __future__ import annotations
 
@@ -15,11 +15,22 @@ import pytest
 
 from moontide.cli import main
 from moontide.core.threads import in_threads
+from moontide.interrupts import ENDINGS
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals of another kind")
-@pytest.mark.parametrize(("method", "seconds", "times"), [("moon", 0.2, 1), ("tide", 0.5, 2), ("moon", 1.0, 3)])
-def test_ctrl_c_ends_a_run_with_130_and_writes_nothing(tmp_path: Path, method: str, seconds: float, times: int) -> None:
+@pytest.mark.parametrize(
+    ("method", "seconds", "times", "number"),
+    [
+        ("moon", 0.2, 1, signal.SIGINT),
+        ("tide", 0.5, 2, signal.SIGINT),
+        ("moon", 1.0, 3, signal.SIGTERM),
+        ("moon", 0.2, 1, signal.SIGTERM),
+    ],
+)
+def test_a_signal_ends_a_run_with_its_status_and_writes_nothing(
+    tmp_path: Path, method: str, seconds: float, times: int, number: signal.Signals
+) -> None:
     rng = np.random.default_rng(0)
     text = rng.normal(size=(300, 64)).astype(np.float32)
     x = text[rng.integers(300, size=60_000)] + rng.normal(size=(60_000, 64)).astype(np.float32)
@@ -40,41 +51,46 @@ def test_ctrl_c_ends_a_run_with_130_and_writes_nothing(tmp_path: Path, method: s
         assert process.stdout.readline() == "ready\n"
         time.sleep(seconds + 1)
         for _ in range(times):
-            process.send_signal(signal.SIGINT)
+            process.send_signal(number)
             time.sleep(0.02)
         _, err = process.communicate(timeout=120)
-    assert process.returncode == 130, err
-    assert err.splitlines()[-1] == "error: interrupted"
+    assert process.returncode == 128 + number, err
+    assert err.splitlines()[-1] == f"error: {ENDINGS[number]}"
     assert "Traceback" not in err
     assert [path.name for path in tmp_path.iterdir()] == ["a.npz"]
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals of another kind")
-def test_ctrl_c_while_the_program_is_loaded_is_one_line_too() -> None:
+@pytest.mark.parametrize("number", list(ENDINGS))
+def test_a_signal_while_the_program_is_loaded_is_one_line_too(number: signal.Signals) -> None:
     """The import of numpy, by then the first of several, gets the signal in the middle."""
     started = (
-        "import builtins, os, signal, sys; load = builtins.__import__\n"
+        "import builtins, os, signal, sys; load = builtins.__import__; number = int(sys.argv.pop())\n"
         "def slow(name, *rest):\n"
         "    if name == 'numpy':\n"
-        "        os.kill(os.getpid(), signal.SIGINT)\n"
+        "        os.kill(os.getpid(), number)\n"
         "    return load(name, *rest)\n"
         "builtins.__import__ = slow\n"
         "from moontide.__main__ import main\n"
         "print('loaded', 'numpy' in sys.modules, flush=True)\n"
         "sys.exit(main())"
     )
-    done = subprocess.run([sys.executable, "-c", started, "--version"], capture_output=True, text=True, timeout=50)
-    assert (done.returncode, done.stdout, done.stderr) == (130, "loaded False\n", "error: interrupted\n")
+    command = [sys.executable, "-c", started, "--version", str(int(number))]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=50)
+    ending = f"error: {ENDINGS[number]}\n"
+    assert (done.returncode, done.stdout, done.stderr) == (128 + number, "loaded False\n", ending)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals of another kind")
-def test_ctrl_c_after_the_command_is_too_late() -> None:
+@pytest.mark.parametrize("number", list(ENDINGS))
+def test_a_signal_after_the_command_is_too_late(number: signal.Signals) -> None:
     started = (
         "import atexit, os, signal, sys; from moontide.__main__ import main\n"
-        "atexit.register(lambda: os.kill(os.getpid(), signal.SIGINT))\n"
+        "number = int(sys.argv.pop()); atexit.register(lambda: os.kill(os.getpid(), number))\n"
         "sys.exit(main())"
     )
-    done = subprocess.run([sys.executable, "-c", started, "--version"], capture_output=True, text=True, timeout=50)
+    command = [sys.executable, "-c", started, "--version", str(int(number))]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=50)
     assert (done.returncode, done.stderr) == (0, "")
 
 

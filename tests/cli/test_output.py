@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import shutil
 import subprocess
 import sys
@@ -171,3 +172,50 @@ def test_python_dash_m_is_the_command() -> None:
 
 def test_the_app_names_every_command() -> None:
     assert {*COMMANDS, "bench", "completion"} <= set(app)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (b"[[[[", "moontide.toml cannot be read"),
+        (b"\xff\xfe", "moontide.toml cannot be read"),
+        (b'[adapt]\nout = "a\\u0000b.csv"\n', "NUL"),
+        (b'[classify]\nsort-into = "a\\u0000b"\n', "NUL"),
+        (b'[adapt]\nset = ["neighbours=4", "\\u0000=1"]\n', "NUL"),
+        (b"[adapt]\nbatch-size = inf\n", "must be a whole number"),
+        (b"adapt = 3\n", "must be a mapping"),
+        (None, "moontide.toml is a folder"),
+    ],
+)
+def test_a_configuration_that_cannot_be_used_is_one_sentence(
+    pack: str, capsys: pytest.CaptureFixture[str], text: bytes | None, words: str
+) -> None:
+    Path("moontide.toml").mkdir() if text is None else Path("moontide.toml").write_bytes(text)
+    command = ["classify", ".", "--classes", "a,b"] if text and b"[classify]" in text else ["adapt", pack]
+    assert main(command) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("error: ")
+    assert words in err
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(("name", "status", "words"), [("nowhere.toml", 2, "nowhere.toml"), ("", 0, "")])
+def test_a_configuration_that_the_environment_names_must_exist(pack: str, name: str, status: int, words: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "moontide", "adapt", pack], capture_output=True, text=True,
+        env={**os.environ, "MOONTIDE_CONFIG": name}, timeout=50,
+    )  # fmt: skip
+    assert done.returncode == status
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_folder_that_was_removed_under_the_command_is_one_sentence(pack: str, tmp_path: Path) -> None:
+    (tmp_path / "gone").mkdir()
+    done = subprocess.run(
+        ["bash", "-c", f'rmdir ../gone; "{sys.executable}" -m moontide adapt {pack}'],
+        cwd=tmp_path / "gone", capture_output=True, text=True, timeout=50,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "error: The current folder does not exist any more; change to another one.\n"

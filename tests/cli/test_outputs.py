@@ -59,6 +59,14 @@ def test_messages_that_nobody_reads_change_nothing(features):
     assert bash("moontide adapt nowhere.npz 2>&-", features.parent) == (2, "", "")
 
 
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full here")
+def test_messages_that_cannot_be_written_change_nothing(features):
+    status, out, _ = bash("moontide adapt features.npz --out p.csv 2>/dev/full", features.parent)
+    assert (status, (features.parent / "p.csv").exists()) == (0, True)
+    assert "adapted" in out
+    assert bash("moontide adapt nowhere.npz 2>/dev/full", features.parent)[:2] == (2, "")
+
+
 def test_names_that_the_character_set_lacks_are_written_all_the_same(tmp_path, arrays):
     np.savez(tmp_path / "f.npz", **arrays)
     (tmp_path / "names.txt").write_text("Käse\nмолоко\n茶\ncafé\n", encoding="utf-8")
@@ -111,3 +119,25 @@ def test_credentials_are_never_shown(moontide, features):
     assert status == 2
     assert "hunter" not in out + err
     assert without_credentials("a@b.org and c://x/y?") == "a@b.org and c://x/y?"
+
+
+def test_half_a_character_is_not_blamed_on_the_locale(moontide, tmp_path, arrays):
+    np.savez(tmp_path / "f.npz", **arrays, classnames=["a\ud800", "b", "c", "d"])
+    status, _, err = moontide("adapt", tmp_path / "f.npz", "--out", tmp_path / "p.csv")
+    assert status == 2
+    assert err.splitlines()[-1] == (
+        "error: '\\ud800' is half a character of UTF-16, which no file can hold; correct the name."
+    )
+    assert [path.name for path in tmp_path.iterdir()] == ["f.npz"]
+
+
+def test_names_do_nothing_to_a_terminal(moontide, tmp_path, arrays):
+    unlabelled = {name: arrays[name] for name in ("image_features", "text_features")}
+    np.savez(tmp_path / "f.npz", **unlabelled, classnames=[f"\x1b[31m{k}\x9b2J\x07" for k in range(4)])
+    status, out, err = moontide("adapt", tmp_path / "f.npz", "--out", tmp_path / "\x1b[2J.csv")
+    assert status == 0
+    assert "\\x1b[31m" in out
+    assert "wrote " in err
+    assert not {"\x1b", "\x9b", "\x07"} & set(out + err)
+    status, out, err = moontide("adapt", tmp_path / "\x1b[2J.npz")
+    assert (status, out, "\x1b" in err) == (2, "", False)

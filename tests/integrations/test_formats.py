@@ -81,6 +81,8 @@ def test_a_table_is_read_as_it_was_written(labels, tmp_path):
         ("a.csv", "id,label,confidence\na,b\n", "same set of columns"),
         ("a.jsonl", "{", "must be JSON"),
         ("a.json", "{}", "rows"),
+        ("a.json", "[1, 2]", "rows"),
+        ("a.jsonl", "NaN", "rows"),
         ("a.txt", "", "must end in"),
     ],
 )

@@ -46,6 +46,8 @@ def test_every_usual_file_gives_its_names(tmp_path: Path, name: str, text: str) 
         ("a.json", '{"cat": 1}', "texts for the class 'cat'"),
         ("a.json", '{"cat": [], "cat": []}', "more than one entry for 'cat'"),
         ("a.json", '["cat", 3]', "list of names"),
+        ("a.json", '["cat", "d\\ud800g"]', "no prompt or table can hold"),
+        ("a.json", '{"cat": ["kitty\\u0000"]}', "no prompt or table can hold"),
         ("a.csv", "cat\ndog\n", "must have a column of names"),
         ("a.csv", "name\ncat,dog\n", "more values than its header"),
         ("a.txt", "cat, dog\n", "one line with commas"),

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
+from multiprocessing import resource_tracker
 from typing import Any, TypeVar
 
 from moontide.errors import ResourceError
@@ -33,7 +34,9 @@ def in_processes(worker: Callable[[Job], Answer], jobs: Sequence[Job], processes
     context = multiprocessing.get_context("spawn")  # fresh interpreters, which read the thread settings
     with _one_thread(), ProcessPoolExecutor(processes, context, _start, (worker,)) as pool:
         try:
-            for done in as_completed([pool.submit(_do, job) for job in jobs]):
+            with _deaf_to_interrupts():
+                waiting = [pool.submit(_do, job) for job in jobs]
+            for done in as_completed(waiting):
                 yield done.result()
         except BrokenProcessPool:
             raise ResourceError(
@@ -54,7 +57,6 @@ _worker: Callable[[Any], Any]
 def _start(worker: Callable[[Any], Any]) -> None:
     global _worker
     _worker = worker
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends its workers
     warnings.simplefilter("ignore", UserWarning)  # the parent has read the same files and warned
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
@@ -69,6 +71,23 @@ def _end_with_parent() -> None:
 
 def _do(job: Any) -> Any:
     return _worker(job)
+
+
+@contextmanager
+def _deaf_to_interrupts() -> Iterator[None]:
+    """Start processes that Ctrl-C does not reach, not even while they load: their parent ends them.
+
+    A blocked signal stays blocked in a new process, and reaches this one afterwards.
+    """
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    resource_tracker.ensure_running()  # starting it would end the blocking
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextmanager

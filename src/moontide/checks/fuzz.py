@@ -38,7 +38,7 @@ def draw(tasks: Tasks, seed: int) -> tuple[Task, str]:
     rng = np.random.default_rng([7, seed])
     n, k, d = (int(rng.integers(1, most, endpoint=True)) for most in (24, 12, 40))
     kind, dtype = str(rng.choice(KINDS)), str(rng.choice(DTYPES))
-    scale = float(10.0 ** rng.choice([rng.uniform(-30, 0), rng.uniform(0, 3), rng.uniform(3, 6)]))
+    scale = float(10.0 ** rng.choice([rng.uniform(-30, 0), rng.uniform(0, 3), rng.uniform(3, 8)]))
     torch = bool(rng.random() < 0.3) and find_spec("torch") is not None
     task = tasks.of(*rows(kind, rng, n, k, d), scale)
     task = mapped(task, lambda x: x.astype(dtype))

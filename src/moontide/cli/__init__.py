@@ -1,7 +1,7 @@
 """The command line, one file per command. Bad input prints one sentence on stderr and exits with status 2.
 
-Other statuses: 1 if a run found nothing to do or succeeded only in part, 130 after Ctrl-C, and 141 (silently, as other
-programs in a pipe) if the reader of the output has gone.
+Other statuses: 1 if a run found nothing to do or succeeded only in part, 130 after Ctrl-C, 143 after SIGTERM,
+and 141 (silently, as other programs in a pipe) if the reader of the output has gone.
 
 >>> main(["--version"])
 0.2.0
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import signal
 import sys
 import warnings
@@ -20,7 +21,6 @@ from contextlib import suppress
 from typing import Any, TextIO
 
 from cyclopts import App, CycloptsError, Parameter
-from cyclopts.config import Toml
 
 import moontide
 from moontide.cli.adapt import adapt
@@ -36,12 +36,12 @@ from moontide.cli.export import export
 from moontide.cli.export_labels import export_labels
 from moontide.cli.import_labels import import_labels
 from moontide.cli.methods import methods
-from moontide.cli.output import CONFIG, everywhere, output
+from moontide.cli.output import CONFIG, NAMED, Defaults, everywhere, output, write_line
 from moontide.cli.serve import serve
 from moontide.cli.stream import stream
 from moontide.cli.undo import undo
 from moontide.errors import MoontideError, shorten, without_credentials
-from moontide.interrupts import INTERRUPTED, leave, on_interrupt, until_it_came_through
+from moontide.interrupts import ending, leave, on_interrupt, until_it_came_through
 
 app = App(
     "moontide",
@@ -51,7 +51,7 @@ app = App(
     result_action="return_value",
     suppress_keyboard_interrupt=False,
     default_parameter=Parameter(converter=value_of),
-    config=Toml(CONFIG),
+    config=Defaults(CONFIG, must_exist=bool(NAMED)),
 )
 # each imports what it needs when it is called
 for command in (
@@ -73,10 +73,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             on_interrupt(signal.SIG_IGN)
         return status
     except KeyboardInterrupt:
-        _fail("interrupted", INTERRUPTED)
+        status = _fail(*ending())
         if own:
             leave()
-        return INTERRUPTED
+        return status
 
 
 def _speak(arguments: Sequence[str] | None) -> int:
@@ -106,10 +106,14 @@ def _run(arguments: Sequence[str] | None) -> int:
         raise
     except UnicodeEncodeError as error:
         what = error.object[error.start : error.end]
+        if re.search("[\ud800-\udfff]", what):
+            return _fail(f"{what!a} is half a character of UTF-16, which no file can hold; correct the name.", 2)
         return _fail(f"{what!a} cannot be written in the character set of this locale; set PYTHONUTF8=1.", 2)
     except OSError as error:
         if error.errno is None:
             raise
+        if error.filename is None and isinstance(error, FileNotFoundError):  # of os.getcwd
+            return _fail("The current folder does not exist any more; change to another one.", 2)
         if error.filename is None:  # a write to standard output: files have names
             _drop_outputs(sys.stdout)
             return _fail(f"Standard output cannot be written: {error.strerror}.", 2)
@@ -149,8 +153,8 @@ def _drop_outputs(*outputs: TextIO) -> None:
 
 
 def _fail(sentence: str, status: int) -> int:
-    with suppress(OSError):  # stderr is gone
-        print(without_credentials(f"error: {shorten(' '.join(sentence.split()))}"), file=sys.stderr)
+    with suppress(BrokenPipeError):
+        write_line(without_credentials(f"error: {shorten(' '.join(sentence.split()))}"), sys.stderr)
     return status
 
 

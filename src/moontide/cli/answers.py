@@ -161,18 +161,15 @@ class SortChoice:
     ] = None
 
     def check(self) -> None:
-        """Refuse invalid combinations, and a folder that is in use."""
-        from moontide.sorting import UNDO
+        """Refuse invalid combinations, and a folder that is in use or cannot be made."""
+        from moontide.sorting import check_folder
 
         if self.copy and self.sort_into is None:
             raise OptionError("'--copy' has no effect without '--sort-into'; add it, or leave '--copy' out.")
         if self.rename is not None and not any(field in self.rename for field in ("{name}", "{number}")):
             raise OptionError(f"'--rename' must contain {{name}} or {{number}}. Got {self.rename[:80]!r} instead.")
-        folder = self.sort_into
-        if folder is not None and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            sorted_before = (folder / UNDO).exists()
-            remedy = f"reverse it with 'moontide undo {folder}'" if sorted_before else "name a new one"
-            raise OptionError(f"'--sort-into' must be a new or empty folder, and {folder} is not; {remedy}.")
+        if self.sort_into is not None:
+            check_folder(self.sort_into)
 
 
 NO_ANSWER_CHOICE, NO_SORT_CHOICE = AnswerChoice(), SortChoice()  # no option given

@@ -70,11 +70,8 @@ def run(
     chosen = load_suite(suite).choose(names).shorten(runs)
     needs = {need for entry in chosen.entries for need in method_type(entry.name).needs}
     adapted = chosen.timing or "encoder" in needs  # otherwise it need not be loaded once there are features
-    if encoder is not None and dataset is None and not adapted:
-        raise OptionError(
-            "'--encoder' has no effect: the features exist, and no method of this run adapts the encoder. "
-            f"Got {shorten(encoder, 60)!r}; leave it out, or encode images with '--dataset'."
-        )
+    if dataset is None and not adapted:
+        _refuse_encoder(encoder)
     if dataset is not None:
         encoder = encoder or DEFAULT
         data = _encoded(data, dataset, encoder, device, out, VIEWS if "views" in needs else None)
@@ -83,6 +80,15 @@ def run(
             chosen, data, out, jobs=jobs, progress=progress, device=device, encoder=encoder if adapted else None
         )
     return _sum_up(counts, out, chosen.name)
+
+
+def _refuse_encoder(encoder: str | None) -> None:
+    """Refuse an encoder that nothing would use."""
+    if encoder is not None:
+        raise OptionError(
+            "'--encoder' has no effect: the features exist, and no method of this run adapts the encoder. "
+            f"Got {shorten(encoder, 60)!r}; leave it out, or encode images with '--dataset'."
+        )
 
 
 def _sum_up(counts: RunCounts, out: Path, suite: str) -> int:

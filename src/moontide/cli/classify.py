@@ -173,7 +173,7 @@ def _sort(found: Classified, sort: SortChoice) -> None:
         raise OptionError("'--sort-into' and '--rename' need image files; unpack archives first.")
     columns, files = found.columns(), [image.path for image in found.images]
     moves = plan(files, columns["label"], columns["confidence"], sort.sort_into, copy=sort.copy, pattern=sort.rename)
-    folder = sort.sort_into or Path(os.path.commonpath([path.absolute().parent for path in files]))
+    folder = sort.sort_into or Path(os.path.commonpath([os.path.realpath(path.parent) for path in files]))
     apply(moves, folder)
     emit(sorted_into=folder)
     done = "renamed {} in" if sort.sort_into is None else "sorted {} into"

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 from cyclopts import Group, Parameter
 
-from moontide.cli.output import counted, emit, output, say
-from moontide.errors import FileError, OptionError, without_credentials
+from moontide.cli.output import counted, emit, output, say, write_line
+from moontide.errors import FileError, OptionError, shorten, without_credentials
 
 if TYPE_CHECKING:
     from cyclopts import Token
@@ -143,6 +143,8 @@ def value_of(kind: Any, tokens: Sequence[Token]) -> Any:
     for token in tokens:
         if not token.value.strip():
             raise OptionError("it must not be empty." if token.keyword else "An argument must not be empty.")
+        if "\0" in token.value:  # a configuration file can hold it
+            raise OptionError(f"it must not contain a NUL character. Got {shorten(ascii(token.value), 60)} instead.")
         if int in (kind, *get_args(kind)):
             if not re.fullmatch(r"[+-]?[0-9]+", token.value):
                 raise OptionError(f"it must be a whole number. Got {token.value!r} instead.")
@@ -190,7 +192,7 @@ def note(sentence: str) -> None:
     >>> note("done")
     """
     if not output().quiet:
-        print(without_credentials(sentence), file=sys.stderr)
+        write_line(without_credentials(sentence), sys.stderr)
 
 
 def table_console() -> Console:

@@ -30,7 +30,8 @@ IMAGES = (
 )
 Images = Annotated[tuple[str, ...], Parameter(negative="", help=f"{IMAGES}.")]
 ClassNames = Annotated[
-    str | None, Parameter(help=f"Class names: {CLASS_FILES} (else those of the store).", group=PROMPTS)
+    str | None,
+    Parameter(help=f"Class names: {CLASS_FILES}. Without this option a store's own names are used.", group=PROMPTS),
 ]
 Strict = Annotated[
     bool, Parameter(negative="", show_default=False, help="Exit with status 1 if any image was skipped.")

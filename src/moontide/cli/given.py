@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -104,15 +104,18 @@ class GivenFiles(Given):
     def add(self, task: Task, ids: Sequence[Any] | None) -> Task:
         """Return the task with the contents of the files; without ids, samples are identified by row number."""
         from moontide.store.inputs import read_class_prior, read_known, read_negatives
+        from moontide.types import check_class_prior, check_known, check_negatives
 
         found: dict[str, Any] = {}
         if self.known is not None:
-            found["known"] = read_known(self.known, range(task.n) if ids is None else ids, task.class_names, task.k)
+            known = read_known(self.known, range(task.n) if ids is None else ids, task.class_names, task.k)
+            found["known"] = check_known(known, task.n, task.k, task.features)
         if self.class_prior is not None:
-            found["class_prior"] = read_class_prior(self.class_prior, task.class_names, task.k)
+            shares = read_class_prior(self.class_prior, task.class_names, task.k)
+            found["class_prior"] = check_class_prior(shares, task.k, task.features)
         if self.negatives is not None:
-            found["negatives"] = read_negatives(self.negatives)
-        return replace(task, **found) if found else task
+            found["negatives"] = check_negatives(read_negatives(self.negatives), task.features)
+        return task.trusted(**found)  # its embeddings were checked as they were read
 
 
 NO_NAMES_GIVEN, NO_GIVEN = GivenNames(), GivenFiles()  # no option given

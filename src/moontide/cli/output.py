@@ -2,7 +2,7 @@
 
 `everywhere` adds the options to a command. While it runs, `say` prints a line of its summary, `emit` names a value for
 `--json`, and `seed` is the seed. A file `moontide.toml` in the working folder (or that of the environment variable
-MOONTIDE_CONFIG) has defaults, one table per command:
+MOONTIDE_CONFIG, which must exist then) has defaults, one table per command:
 
     [adapt]
     method = "moon"
@@ -27,15 +27,32 @@ from contextlib import contextmanager, redirect_stdout
 from contextvars import ContextVar
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TextIO
 
 import numpy as np
-from cyclopts import Group, Parameter
+from cyclopts import CycloptsError, Group, Parameter
+from cyclopts.config import Toml
 
-CONFIG = Path(os.environ.get("MOONTIDE_CONFIG", "moontide.toml"))
+from moontide.errors import FileError
+
+NAMED = os.environ.get("MOONTIDE_CONFIG", "")
+CONFIG = Path(NAMED or "moontide.toml")
 EVERYWHERE = Group("Every command")
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 LINES = "lines"  # printed lines, for commands without other JSON
 WHOLE = ""  # the name of a value that is the whole output
+
+
+class Defaults(Toml):
+    """The configuration file, with errors of one sentence."""
+
+    def _load_config(self, path: Path) -> dict[str, Any]:
+        from moontide.store.toml import read_toml
+
+        try:
+            return read_toml(path)
+        except FileError as error:
+            raise CycloptsError(msg=str(error)) from None
 
 
 @Parameter(name="*", group=EVERYWHERE)
@@ -87,7 +104,31 @@ def say(line: str) -> None:
     changed    3 of 9
     """
     if not output().quiet:
-        print(line)
+        write_line(line, sys.stdout)
+
+
+def write_line(line: str, channel: TextIO) -> None:
+    """Print a line on an output; on stderr, one that cannot be written is lost, and changes nothing.
+
+    >>> write_line("done", sys.stdout)
+    done
+    """
+    try:
+        print(printable(line), file=channel)
+    except BrokenPipeError:
+        raise
+    except OSError:
+        if channel is not sys.stderr:
+            raise
+
+
+def printable(text: str) -> str:
+    r"""Return a text whose control characters, which a name may hold, do nothing to a terminal.
+
+    >>> print(printable("a\x1b[31mb"))
+    a\x1b[31mb
+    """
+    return CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
 
 
 def counted(number: int, what: str) -> str:

@@ -22,6 +22,7 @@ from __future__ import annotations
 import csv
 import glob
 import io
+import math
 import os
 import tarfile
 from collections.abc import Iterable, Iterator, Sequence
@@ -34,7 +35,7 @@ import numpy as np
 from moontide.encoders import tables, video, web
 from moontide.encoders.images import decode
 from moontide.encoders.places import HeldImage, ImageFile, Skip, UrlImage, path_id
-from moontide.errors import FileError, InputError
+from moontide.errors import FileError, InputError, OptionError
 from moontide.store.disk import text_of
 from moontide.store.files import read_parquet_column
 
@@ -68,6 +69,8 @@ def list_images(
         ...
     moontide.errors.FileError: There is no file or folder no-such-folder.
     """
+    if not (math.isfinite(frame_step) and frame_step > 0):
+        raise OptionError(f"'--frame-step' must be more than 0 seconds. Got {frame_step} instead.")
     images: dict[str, ImageFile] = {}
     skipped: dict[str, Skip] = {}
     for given in paths:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from moontide.encoders.images import upright_rgb
 from moontide.encoders.places import FrameImage, ImageFile, Skip, path_id
-from moontide.errors import FileError, ImageError, OptionError, missing_extra
+from moontide.errors import FileError, ImageError, missing_extra
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -20,8 +20,6 @@ BEHIND = 5.0  # seconds that are rather decoded than jumped over
 
 def frames_of(path: Path, step: float) -> Iterator[ImageFile | Skip]:
     """List the frames of a video, `step` seconds apart from 0 on; the id is the path and the time, clip.mp4#t=2.000."""
-    if not (math.isfinite(step) and step > 0):
-        raise OptionError(f"'--frame-step' must be more than 0 seconds. Got {step} instead.")
     seconds = _duration(path)
     for number in range(max(1, math.ceil(seconds / step - 1e-9))):
         time = number * step

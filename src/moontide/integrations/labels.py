@@ -145,7 +145,7 @@ def read_table(path: Path) -> Mapping[str, Sequence[Any]]:
             columns: Mapping[str, Sequence[Any]] = parquet_module("Reading").read_columns(path)
             return columns
     rows = _csv_rows(path) if path.suffix == ".csv" else _json_rows(path)
-    names = list(rows[0]) if rows else []
+    names = list(rows[0]) if rows and isinstance(rows[0], dict) else []
     same = all(isinstance(row, dict) and list(row) == names and None not in row.values() for row in rows)
     if not rows or not same or None in names:  # a name for what is more than the header
         raise FileError(f"{path} must have rows with one and the same set of columns. Got {len(rows)} rows.")

@@ -41,6 +41,7 @@ TEXTS, KINDS = (".txt", ".names", ".lst", ".list", ""), (".txt", ".json", ".csv"
 SENTENCE = 5  # words of a description
 LARGEST = 64 * 2**20  # bytes of a file of names
 MOST_LEVELS = 100  # of a tree
+NO_TEXT = re.compile("[\0\ud800-\udfff]")  # what JSON can write with a backslash, and no prompt or table can hold
 
 AnyArray = npt.NDArray[Any]
 
@@ -176,6 +177,9 @@ def read_classes(classes: str) -> ClassList:
         found = read(path, text)
     if not found.names:
         raise FileError(f"{path} has no class names; add at least one.")
+    for texts in (found.names, *found.synonyms.values(), *found.descriptions.values()):
+        if bad := NO_TEXT.search("\n".join(texts)):
+            raise FileError(f"{path} has {bad[0]!a} in a name, which no prompt or table can hold; correct it.")
     return found
 
 

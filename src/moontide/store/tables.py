@@ -19,7 +19,7 @@ from moontide.store.files import parquet_module
 # keyboards, or that is written like it
 SIGNS = "=+\\-@\uff1d\uff0b\uff0d\uff20\ufe66\ufe62\ufe63\ufe6b"
 FORMULA = re.compile(rf"'*(?:[\t\r\n]|[\s\x00-\x1f\u200b-\u200f\u2060\ufeff]*[{SIGNS}])")
-CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f]")  # what a cell of an .xlsx cannot hold
+CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")  # what a cell of an .xlsx cannot hold
 
 
 def write_table(handle: BinaryIO, columns: Mapping[str, Sequence[Any]], kind: str) -> None:
