@@ -10,7 +10,7 @@ from typing import Any
 from moontide.core import tide
 from moontide.core.backends import tide_plain
 
-_original = {name: getattr(tide, name) for name in ("Crowd", "class_pull", "cosine_to_means", "excess", "Fixed")}
+_original = {name: getattr(tide, name) for name in ("Occupancy", "class_pull", "cosine_to_means", "excess", "Fixed")}
 
 
 def no_excess(agree: float, sure: float, k: int) -> float:
@@ -33,12 +33,12 @@ def trusted_excess(rho: float, company: float, m: int) -> float:
     return 1.0
 
 
-class Unsmoothed(tide.Crowd):
+class Unsmoothed(tide.Occupancy):
     """The pseudo-count is the same for any number of samples."""
 
     @classmethod
     def of(cls, excess: float, agreement: float, corroboration: float, false: float) -> Any:
-        return _original["Crowd"].of(excess, agreement, corroboration, 0.0)
+        return _original["Occupancy"].of(excess, agreement, corroboration, 0.0)
 
 
 def text_anchors(text: Any, p: Any, first: Any) -> Any:
@@ -100,7 +100,7 @@ ABLATIONS: dict[str, dict[str, Any]] = {
     "excess as if predictions were sure (1)": {"excess": plain_excess},
     "excess that need not outlast a correction (2)": {"outlasting": whole_excess},
     "excess not borne out by neighbours (2)": {"corroboration": trusted_excess},
-    "pseudo-count not smoothed (3)": {"Crowd": Unsmoothed},
+    "pseudo-count not smoothed (3)": {"Occupancy": Unsmoothed},
     "text as anchors (4)": {"anchors": text_anchors},
     "slope 1 (4)": {"anchors": full_slope},
     "without the bias of the text (5)": {"text_bias": no_bias, "choose": plain},

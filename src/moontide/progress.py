@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 Show = Callable[[str, int, int], None]
@@ -47,3 +47,21 @@ def track(items: Sequence[T], what: str) -> Iterator[T]:
     for done, item in enumerate(items, start=1):
         yield item
         report(what, done, len(items))
+
+
+def follow_compiler() -> set[Any]:
+    """Return a set: whenever Numba compiles one of the functions in it, report how many of them are compiled."""
+    from numba.core import event
+
+    functions, compiled = set[Any](), set[Any]()
+
+    class Compiling(event.Listener):  # type: ignore[misc]
+        def on_start(self, event: Any) -> None:
+            if event.data["dispatcher"].py_func in functions:
+                report("compiling, once", len(compiled), len(functions))
+
+        def on_end(self, event: Any) -> None:
+            compiled.update(functions & {event.data["dispatcher"].py_func})
+
+    event.register("numba:compile", Compiling())
+    return functions

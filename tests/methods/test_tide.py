@@ -61,7 +61,7 @@ class Account:
     def clamp(self, z: Any) -> Any:
         return np.where(self.labelled[:, None], hot(self.known, self.k), z)
 
-    def crowd(self) -> tuple[float, float]:
+    def occupancy(self) -> tuple[float, float]:
         """Eqs. 1, 2, 3: the density w and the smoothing a*."""
         y, n, k = self.y, self.n, self.k
         chi, v, self.rho = 1.0, 1e-3, 1.0
@@ -175,7 +175,7 @@ class Account:
 
     def solve(self) -> Literal:
         raw = self.f
-        w, self.smoothing = self.crowd()
+        w, self.smoothing = self.occupancy()
         log_y = np.log(self.y) - self.bias_weight * self.bias()
         labels = self.clamp(self.y).argmax(1)
         scale = self.metric(labels)

@@ -13,7 +13,7 @@ from moontide.core.tide import (
     LARGEST,
     Assigned,
     Compared,
-    Crowd,
+    Occupancy,
     Predicted,
     agreement_by_class,
     agreements,
@@ -25,13 +25,13 @@ from moontide.core.tide import (
     confidences,
     corroboration,
     cosine_to_means,
-    crowd_of,
     evened,
     excess,
     expected_right,
     log_ratios,
     mean_agreement,
     metric,
+    occupancy_of,
     outlasting,
     presence,
     reliability,
@@ -48,12 +48,12 @@ def unit(x: Any) -> Any:
     return x / np.linalg.norm(x, axis=-1, keepdims=True)
 
 
-def crowding(y: Any, near: Any, most: Any, m: int) -> Crowd:
+def corroborated_excess(y: Any, near: Any, most: Any, m: int) -> Occupancy:
     own = (y * y).sum(1)
     agree = agreements(y, y.sum(0), own, len(y))
     even, even_own = evened(y, y.sum(0))
     numbers = agree.sum(), (agree**2).sum(), own.sum(), y.max(1).sum(), even_own.sum()
-    return crowd_of(Compared(*numbers, near, most, even, 0.0, np.zeros((0, 1))), *y.shape, m)
+    return occupancy_of(Compared(*numbers, near, most, even, 0.0, np.zeros((0, 1))), *y.shape, m)
 
 
 def left_of(y: Any) -> tuple[float, float]:
@@ -96,7 +96,7 @@ def test_the_pseudo_count_is_that_of_the_dirichlet_the_shares_come_from(a: float
     for _ in range(30):
         y = np.eye(k)[rng.choice(k, n, p=rng.dirichlet(np.full(k, a)))]
         near, most = agreement_by_class(y, 0.5 * y, np.full((n, 1), 0.5))  # neighbours that agree with a sample
-        counts.append(crowding(y, near, most, 3).pseudo_count)
+        counts.append(corroborated_excess(y, near, most, 3).pseudo_count)
     assert np.exp(np.mean(np.log(counts))) == pytest.approx(a, rel=0.3)
 
 
@@ -147,12 +147,12 @@ def test_corroboration_rises_with_agreement_and_falls_with_company(
 
 @given(v=st.floats(1e-3, 1e3), rho=st.floats(0.02, 1), chi=st.floats(0.02, 1), false=st.floats(0, 1e3))
 def test_density_lies_between_0_and_1_and_falls_with_the_excess(v: float, rho: float, chi: float, false: float) -> None:
-    crowd = Crowd.of(v, rho, chi, false)
-    assert 0 < crowd.density < 1
-    assert 1 / LARGEST <= crowd.pseudo_count <= LARGEST
-    assert crowd.smoothing >= crowd.pseudo_count
-    assert Crowd.of(2 * v, rho, chi, false).density <= crowd.density
-    assert Crowd.of(v, rho, chi / 2, false).density >= crowd.density
+    occupancy = Occupancy.of(v, rho, chi, false)
+    assert 0 < occupancy.density < 1
+    assert 1 / LARGEST <= occupancy.pseudo_count <= LARGEST
+    assert occupancy.smoothing >= occupancy.pseudo_count
+    assert Occupancy.of(2 * v, rho, chi, false).density <= occupancy.density
+    assert Occupancy.of(v, rho, chi / 2, false).density >= occupancy.density
 
 
 @given(k=st.integers(2, 50), there=st.integers(1, 50))
@@ -161,7 +161,7 @@ def test_the_density_of_equal_shares_is_that_of_their_number(k: int, there: int)
     shares = np.zeros(k)
     shares[:there] = 1 / there
     v = max(k / there - 1, 1 / LARGEST)  # K / K_eff - 1
-    assert Crowd.of_shares(shares).density == pytest.approx(1 / (1 + v), rel=1e-6)
+    assert Occupancy.of_shares(shares).density == pytest.approx(1 / (1 + v), rel=1e-6)
 
 
 @given(seed=SEEDS, slope=st.floats(0.05, 0.95))

@@ -18,7 +18,6 @@ from moontide.errors import InputError
 NUMPY: ModuleType = array_namespace(np.zeros(0))
 Array: TypeAlias = Any  # a numpy.ndarray or a torch.Tensor
 
-CACHED = 2**16  # entries of a part of a matrix whose temporary arrays stay in the cache
 _SHOWN = 8  # row numbers named in an error
 _FINITE = "'{}' must be finite. Got NaN or infinity in {}; remove or recompute them."
 _ZERO = "'{}' must not have all-zero rows, which have no direction. Got zeros in {}; remove them."
@@ -176,12 +175,6 @@ def put(x: Array, which: Array, values: Array) -> Array:
     x = x.clone() if is_torch_array(x) else x.copy()
     x[which, ...] = values
     return x
-
-
-def cached_rows(x: Array) -> list[slice]:
-    """Cut the rows of a matrix into parts whose temporary arrays stay in the cache; torch takes them whole."""
-    n, size = len(x), len(x) if is_torch_array(x) else max(1, CACHED // x.shape[1])
-    return [slice(i, i + size) for i in range(0, n, size)]
 
 
 def affine(x: Array, w: Array, b: Array) -> Array:

@@ -29,7 +29,7 @@ class Mixture(Protocol[C, R]):
         """Return what an E-step needs of the classes: all of them."""
         return (classes,)
 
-    def still(self, step: Any) -> bool:
+    def converged(self, step: Any) -> bool:
         """Tell whether another iteration would repeat this one; the published programs do not ask."""
         return False
 
@@ -52,7 +52,7 @@ def solve(mixture: Mixture[C, R], run: Run) -> R:
     for it in track(range(mixture.m_steps + 1), "iterations"):
         step = run("step", *mixture.broadcast(classes))
         trace.append(mixture.terms(classes, step))
-        if it == mixture.m_steps or mixture.still(step):
+        if it == mixture.m_steps or mixture.converged(step):
             break
         classes = mixture.update(classes, step)
     return mixture.finish(run, classes, step, trace)

@@ -144,7 +144,7 @@ def nearest_neighbours(features: Array, m: int, precision: str = "full") -> Grap
     if 0 < m <= SLOTS and fused(features):
         from moontide.core.backends._triton import top_m
 
-        return Graph(*top_m(features, m, precision))
+        return Graph(*top_m(features, m, SLOTS, precision))
     if n > EXACT_ROWS and m and not is_torch_array(features):
         return Graph(*inverted_file(features, m))
     neighbours = xp.zeros((n, m), dtype=xp.int64, device=device(features))

@@ -33,12 +33,12 @@ def number(x: Array) -> Any:
     return x if on_gpu else float(x)
 
 
-def held(x: Any, low: float, high: float = math.inf) -> Any:
+def clamped(x: Any, low: float, high: float = math.inf) -> Any:
     """Return a number held in an interval."""
     return clip(x, low, high) if is_torch_array(x) else float(min(max(x, low), high))
 
 
-class Crowd(NamedTuple):
+class Occupancy(NamedTuple):
     """How concentrated the classes of a batch are (Eqs. 1, 2, 3)."""
 
     excess: float  # v: by how much two samples agree more often than with equally frequent classes
@@ -49,21 +49,21 @@ class Crowd(NamedTuple):
     smoothing: float  # a*
 
     @classmethod
-    def of(cls, excess: float, agreement: float, corroboration: float, false: float) -> Crowd:
+    def of(cls, excess: float, agreement: float, corroboration: float, false: float) -> Occupancy:
         """Eq. 3 of v, rho, chi and how many samples of a class are wrong."""
         return cls(excess, agreement, corroboration, *prior_counts(excess * corroboration, false))
 
     @classmethod
-    def of_shares(cls, shares: Array) -> Crowd:
+    def of_shares(cls, shares: Array) -> Occupancy:
         """Eq. 3 for class shares (K,) that the user knows: v = K sum_k share_k^2 - 1."""
-        return cls.of(held(len(shares) * number((shares**2).sum()) - 1, 1 / LARGEST), 1.0, 1.0, 0.0)
+        return cls.of(clamped(len(shares) * number((shares**2).sum()) - 1, 1 / LARGEST), 1.0, 1.0, 0.0)
 
 
 def prior_counts(v: float, false: float) -> tuple[float, float, float]:
     """Eq. 3: a = 1 / v, w = a / (1 + a), a* = a max(1, w false), v times chi and `false` the wrong of a class."""
-    a = 1 / held(v, 1 / LARGEST)
+    a = 1 / clamped(v, 1 / LARGEST)
     w = a / (1 + a)
-    return a, w, a * held(w * false, 1.0)
+    return a, w, a * clamped(w * false, 1.0)
 
 
 def agreement_by_class(y: Array, votes: Array, degree: Array) -> tuple[Array, Array]:
@@ -88,20 +88,20 @@ def evened(y: Array, total: Array) -> tuple[Array, Array]:
 
 def outlasting(v: float, left: float) -> Any:
     """Eq. 2: v min(1, max(3 v_e / v, 1/4)), v_e the excess that is `left` of v in the predictions of `evened`."""
-    return v * held(OUTLASTS * left / v, DOUBTED, 1.0)
+    return v * clamped(OUTLASTS * left / v, DOUBTED, 1.0)
 
 
-def crowd_of(found: Compared, n: int, k: int, m: int) -> Crowd:
+def occupancy_of(found: Compared, n: int, k: int, m: int) -> Occupancy:
     """Eqs. 1, 2 and 3 from sums over all n samples, with m neighbours each."""
     u, false = found.agree / n, (1 - found.confidence / n) * n / k
     if n < 2 or k < 2:
-        return Crowd.of(1 / LARGEST, 1.0, 1.0, false)
-    error = (held(found.agree_square / n - u * u, 0.0) / n) ** 0.5  # of u
+        return Occupancy.of(1 / LARGEST, 1.0, 1.0, false)
+    error = (clamped(found.agree_square / n - u * u, 0.0) / n) ** 0.5  # of u
     classes = number((found.even**2).sum()), number(found.near.sum()), number(found.most.sum())
-    return Crowd.of(*crowding(u, error, found.own, found.even_own, *classes, n, k, min(m, n - 1)), false)
+    return Occupancy.of(*corroborated_excess(u, error, found.own, found.even_own, *classes, n, k, min(m, n - 1)), false)
 
 
-def crowding(
+def corroborated_excess(
     u: float, error: float, own: float, even_own: float, even: float, near: float, most: float, n: int, k: int, m: int
 ) -> tuple[float, float, float]:
     """Eqs. 1 and 2 from the sums of `Compared`: v, rho and chi; `even` is sum_k (sum_i e_ik)^2."""
@@ -112,7 +112,7 @@ def crowding(
 
 def mean_agreement(near: float, most: float) -> float:
     """Return rho = sum_k near_k / sum_k most_k of `agreement_by_class`, held in [0.02, 1]."""
-    return held(near / held(most, EPS), 0.02, 1.0)  # type: ignore[no-any-return]
+    return clamped(near / clamped(most, EPS), 0.02, 1.0)  # type: ignore[no-any-return]
 
 
 def excess(agree: float, sure: float, k: int) -> Any:
@@ -121,12 +121,12 @@ def excess(agree: float, sure: float, k: int) -> Any:
     U, `agree`, is the mean of y_i . y_j over pairs of samples less its standard error, `sure` the mean of |y_i|^2.
     """
     q = (sure - 1 / k) / (1 - 1 / k)
-    return held((k * agree - 1) / held(q, 1e-6, 1.0), 1 / LARGEST)
+    return clamped((k * agree - 1) / clamped(q, 1e-6, 1.0), 1 / LARGEST)
 
 
-def corroboration(rho: float, company: float, m: int) -> Any:
-    """Eq. 2: chi = min(1, rho / min(1, company / m)); a sample has `company` others of its class if U is right."""
-    return held(rho / held(company / m, 1e-6, 1.0), 0.0, 1.0)
+def corroboration(rho: float, others: float, m: int) -> Any:
+    """Eq. 2: chi = min(1, rho / min(1, others / m)), `others` the samples beside one of its class if U is right."""
+    return clamped(rho / clamped(others / m, 1e-6, 1.0), 0.0, 1.0)
 
 
 def anchors(text: Array, p: Array, first: Predicted) -> tuple[Any, Array]:
@@ -140,7 +140,7 @@ def anchors(text: Array, p: Array, first: Predicted) -> tuple[Any, Array]:
     mean = first.sure @ apart / n  # (d,) of x_i - mean text
     along = number(xp.sum(first.sure_sums * apart)) / n - number(xp.sum(centre * mean))
     square = number(xp.sum(first.sure_squares * row_dots(apart, apart))) / n - number(xp.sum(mean * mean))
-    slope = held(along / held(square, 1e-6), 0.0, 1.0) * (square > 1e-6)
+    slope = clamped(along / clamped(square, 1e-6), 0.0, 1.0) * (square > 1e-6)
     return slope, centre - slope * mean_text
 
 
@@ -175,7 +175,7 @@ def text_bias(y: Array, total: Array, expected: Array | float, presence: Array) 
     return xp.where(bias < 0, bias * presence**2, bias)
 
 
-def freedom(count: Array, n: int) -> Any:
+def degrees_of_freedom(count: Array, n: int) -> Any:
     """Return n less the number of classes with samples, of which `count` (K,) has the numbers."""
     return n - number(namespace(count).sum(count > 0))
 
@@ -185,7 +185,7 @@ def metric(square: Array, sums: Array, count: Array, n: int) -> Array:
 
     `square` is the mean of f_i^2 over the n samples, (d,), `sums` (K, d) and `count` (K,) are per class.
     """
-    xp, d, free = namespace(square), square.shape[0], freedom(count, n)
+    xp, d, free = namespace(square), square.shape[0], degrees_of_freedom(count, n)
     between = (1 / clip(count, 1)) @ (sums * sums) / n  # (d,)
     variance = clip(square - between, 0)  # (d,)
     return xp.sqrt((free * variance / clip(xp.mean(variance), EPS) + d) / (free + d))
@@ -197,13 +197,13 @@ def anchor_weight(anchor: Array, sums: Array, count: Array, n: int) -> Any:
     sigma^2 is the variance within classes, tau^2 that of class means about their anchors, by an analysis of variance of
     n unit samples with `sums` (K, d) and `count` (K,) by zero-shot labels. 1 if no class has two samples.
     """
-    xp, free = namespace(anchor), freedom(count, n)
+    xp, free = namespace(anchor), degrees_of_freedom(count, n)
     square = number(xp.sum(row_dots(sums, sums) / clip(count, 1)))  # sum_k c_k |mean_k|^2
-    within = (n - square) / held(free, 1.0)
+    within = (n - square) / clamped(free, 1.0)
     along, own = row_dots(sums, anchor), count * row_dots(anchor, anchor)  # (K,) each
     about = square + number(xp.sum(own - 2 * along))  # sum_k c_k |mean_k - anchor_k|^2
     tau2 = (about - (n - free) * within) / n
-    return held(within / held(tau2, 1e-3), 0.3, 30.0) ** held(free, 0.0, 1.0)  # x^0 = 1
+    return clamped(within / clamped(tau2, 1e-3), 0.3, 30.0) ** clamped(free, 0.0, 1.0)  # x^0 = 1
 
 
 class Labels(NamedTuple):
@@ -292,7 +292,7 @@ def class_pull(fixed: Fixed, counts: Array, z: Array, left_out: Any) -> Array:
 
 def expected_right(q: float, density: float, n: int) -> Any:
     """Eq. 14: the share of n labels expected right, 1 - (1 - q)^(1 + (0.7 - 0.55 w) (1 - 1/n)), q their mean y."""
-    return 1 - held(1 - q, 0.0, 1.0) ** (1 + (0.7 - 0.55 * density) * (1 - 1 / n))
+    return 1 - clamped(1 - q, 0.0, 1.0) ** (1 + (0.7 - 0.55 * density) * (1 - 1 / n))
 
 
 def log_ratios(z: Array, label: Array) -> Array:
@@ -321,17 +321,13 @@ def calibration(target: Any, sums_at: Callable[[float], Iterable[Any]], n: int) 
         if abs(gap) < 1e-5 or high - low < 1e-3 * low:
             break
         low, high = (power, high) if gap > 0 else (low, power)
-        step = power * math.exp(held(gap / max(rise / n, 1e-6), -1.0, 1.0))
+        step = power * math.exp(clamped(gap / max(rise / n, 1e-6), -1.0, 1.0))
         power = step if low <= step <= high else math.sqrt(low * high)
     return power
 
 
 def unlikeness(cosine: Array) -> Array:
-    """Eq. 15 of samples by themselves, from cosines (N, K): 1 - (max_k f_i . t_k - mean_k f_i . t_k), (N,).
-
-    >>> unlikeness(np.asarray([[1.0, 0.0]]))
-    array([0.5])
-    """
+    """Eq. 15 of samples by themselves, from cosines (N, K): 1 - (max_k f_i . t_k - mean_k f_i . t_k), (N,)."""
     xp = namespace(cosine)
     return 1 - (xp.max(cosine, axis=1) - xp.mean(cosine, axis=1))
 
@@ -340,9 +336,6 @@ def negative_odds(f: Array, negatives: Array, log_sum: Array, scale: float) -> A
     """Eq. 15, what negatives (G, d) add, (N,): half the log odds of their share, in units of a cosine.
 
     The share is that in a softmax over classes and negatives; `log_sum` (N,) is log sum_k exp(scale f_i . t_k).
-
-    >>> negative_odds(np.eye(2), np.eye(2)[:1], np.asarray([1.0, 1.0]), 1.0)
-    array([ 0. , -0.5])
     """
     return (softmax_log_sum(scale * (f @ negatives.T))[1] - log_sum) / (2 * scale)
 

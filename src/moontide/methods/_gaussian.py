@@ -8,7 +8,7 @@ first, so that float32 loses little precision where the terms cancel. No varianc
 
 from __future__ import annotations
 
-from moontide.core.arrays import Array, clip, device, namespace
+from moontide.core.arrays import Array, clip, device, is_torch_array, namespace
 from moontide.core.ple import shrink
 from moontide.core.simplex import softmax
 
@@ -16,6 +16,7 @@ from moontide.core.simplex import softmax
 # 1e-2 to 1e2 of it; 1e-6 of it is near the rounding of half-precision features and carries no information on a class.
 FLOOR = 1e-6
 CHUNK = 2500  # rows that the published programs take at once
+CACHED = 2**16  # entries of the means of some classes, beside which temporary arrays stay in the cache
 
 
 def log_density(f: Array, mu: Array, variance: Array) -> Array:
@@ -77,6 +78,12 @@ def anchored_variance(squares: Array, v: Array, mu: Array, beta: Array, text: Ar
     to_text += anchor
     variance = shrink(class_variance(squares, v, mu), beta, to_text)  # (K, d)
     return clip(variance, FLOOR / v.shape[1])
+
+
+def cached_classes(means: Array) -> list[slice]:
+    """Cut the classes of some means (K, d) into parts whose temporary arrays stay in the cache; torch takes all."""
+    k, size = len(means), len(means) if is_torch_array(means) else max(1, CACHED // means.shape[1])
+    return [slice(start, start + size) for start in range(0, k, size)]
 
 
 def weighted_moments(z: Array, f: Array, w: Array) -> tuple[Array, Array, Array]:

@@ -124,7 +124,11 @@ class MOON(Method):
             labels, edges = rows.labels if large else None, rows.graph  # labels before rounding to 16 bits
             return *found, *rows.unpack(), labels, rows.gamma, edges.neighbours, edges.weights, edges.recall
 
-        *found, z, y, labels, gamma, neighbours, weights, recall = backend.run(together, self, task)
+        # Newton's method, the accurate normaliser and a graph take constants from the host
+        fixed = self.inverse == "banerjee" and self.log_normaliser == "asymptotic" and task.graph is None
+        key = (self, task.logit_scale) if fixed else None
+        found = backend.run(together, task.features, task.text, key, self.precision)
+        *found, z, y, labels, gamma, neighbours, weights, recall = found
         of, graph = Solution(*found), Graph(neighbours, weights, recall)
         details = {"mu": of.mu, "alpha": of.alpha, "gamma": gamma, "anchor_kappa": of.anchor_kappa, "graph": graph}
         energy = of.energy.tolist()
@@ -199,7 +203,7 @@ class VMFMixture:
         """Return what the E-step (Eqs. likelihood, update-z and pl) needs: the logits of each class."""
         return (classes.scores,)
 
-    def still(self, step: Step) -> bool:
+    def converged(self, step: Step) -> bool:
         """Tell whether no label changed and no assignment moved by more than rounding."""
         return step.moved < self.tolerance and not step.changed
 

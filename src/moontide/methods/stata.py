@@ -22,19 +22,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from moontide.core import driver, formulas
-from moontide.core.arrays import (
-    Array,
-    affine,
-    cached_rows,
-    class_counts,
-    columns,
-    is_torch_array,
-    like,
-    namespace,
-    put,
-    row_dots,
-    unit_rows,
-)
+from moontide.core.arrays import Array, affine, class_counts, is_torch_array, like, namespace, put, row_dots, unit_rows
 from moontide.core.mixture import ALL
 from moontide.core.ple import means, shrink
 from moontide.core.rows import Rows, check_graph
@@ -42,7 +30,7 @@ from moontide.core.simplex import softmax_log_sum
 from moontide.core.sums import SAME, Doubles, Sums
 from moontide.errors import OptionError
 from moontide.methods._alternation import Anchored, Components
-from moontide.methods._gaussian import anchored_variance, pooled_variance, row_weights, weighted_moments
+from moontide.methods._gaussian import anchored_variance, cached_classes, pooled_variance, row_weights, weighted_moments
 from moontide.options import option
 from moontide.protocols import Plan
 from moontide.types import Result, Task
@@ -118,7 +106,7 @@ class StatARows(Rows):
             labels[at] = xp.argmax(p, axis=1)
             counts = xp.astype(class_counts(labels[at], k), self.f.dtype)
             some, self.counts = np.nonzero(counts + self.counts)[0] if self.sparse else ALL, counts  # (L,)
-            p, changed = columns(p, some), (labels[at] != before[at]).sum()
+            p, changed = p[:, some], (labels[at] != before[at]).sum()
             squares = p.T @ f**2
             return GaussianSums(len(p), p.T @ f, squares, p.sum(0), counts, changed, some)
 
@@ -214,7 +202,7 @@ class GaussianMixture(driver.Mixture[Components, Components]):
         self.present, t = step.present, self.t[step.present]
         beta = formulas.shrinkage(step.soft if o.beta == "soft" else step.counts[step.present], o.alpha)  # (L,)
         mu, spread = t + 0, t + 0  # (L, d), (L, d)
-        for k in cached_rows(mu):
+        for k in cached_classes(mu):
             v = means(step.sums[k], step.soft[k], 0.0)  # v_k around the centre
             mu[k] = unit_rows(shrink(unit_rows(v + self.centre), beta[k], t[k]))  # mu_k = beta_k v_k + (1 - beta_k) t_k
             squares, away = means(step.squares[k], step.soft[k], 0.0), mu[k] - self.centre
@@ -223,9 +211,7 @@ class GaussianMixture(driver.Mixture[Components, Components]):
 
     def finish(self, run: driver.Run, classes: Components, step: GaussianSums, trace: list[None]) -> Components:
         """Return the classes in the dtype of the text, and whether the last E-step changed no label."""
-        mu, spread, beta = classes[:3]
-        if not isinstance(self.present, slice):
-            mu, beta = put(self.t, self.present, mu), put(0 * self.t[:, 0], self.present, beta)
-            spread = put(self.anchor + 0 * self.t, self.present, spread)
-        mu, spread, beta = (like(x, self.text) for x in (mu, spread, beta))
+        anchors = self.t, self.anchor + 0 * self.t, 0 * self.t[:, 0]
+        all_of = (put(x, self.present, new) for x, new in zip(anchors, classes[:3], strict=True))
+        mu, spread, beta = (like(x, self.text) for x in all_of)
         return Components(mu, spread, beta, int(step.changed) == 0)

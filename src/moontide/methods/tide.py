@@ -26,7 +26,7 @@ what the model gets wrong on them discounts what it believes of the other sample
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 from moontide.core import tide as eq
 from moontide.core.arrays import Array, device, device_type, is_torch_array, like, namespace, to_numpy
@@ -160,10 +160,10 @@ class TIDE(OnlineMethod):
             found = solve(TIDEMixture(self, text, **given, backend=backend), rows.call)
             return *rows.unpack(), rows.unknown, rows.labels if large else None, *found
 
-        plain = shares is not None or graph is not None or len(given["negatives"]) > 0
-        run = tide_plain.run if plain else backend.run
-        z, y, unknown, decided, steps, beta, numbers = run(together, (self, scale), f, text)
-        names = "changed", "anchor_weight", "sharpness", *eq.Crowd._fields
+        fixed = shares is None and graph is None and not len(given["negatives"])
+        found = backend.run(together, f, text, (self, scale) if fixed else None)
+        z, y, unknown, decided, steps, beta, numbers = found
+        names = "changed", "anchor_weight", "sharpness", *eq.Occupancy._fields
         details = dict(zip(names, numbers.tolist() if is_torch_array(numbers) else map(float, numbers), strict=True))
         converged = details.pop("changed") == 0
         if large:
@@ -175,18 +175,14 @@ class TIDE(OnlineMethod):
         return TIDEMixture(self, text, **given)
 
     def plan(self) -> Plan:
-        """First pass, comparison, an E-step before and after each M-step, the calibration.
-
-        >>> TIDE().plan()
-        Plan(calls=25, steps=9)
-        """
+        """First pass, comparison, an E-step before and after each M-step, the calibration."""
         return Plan(self.iterations + NEWTON + 5, self.iterations + 1)
 
 
 TIDE.rows_type = tide_plain.TIDERows
 
 
-class TIDEMixture(Mixture[Assigned, "Solution"]):
+class TIDEMixture(Mixture[Assigned, tuple[int, Array, Any]]):
     """TIDE for `driver.solve`: what it makes of the sums over its samples, equation by equation."""
 
     def __init__(
@@ -203,20 +199,20 @@ class TIDEMixture(Mixture[Assigned, "Solution"]):
         scale = eq.metric(first.square / n, first.sums, first.counts, n)  # (d,)
         found = run("compare", first.total, n, scale)
         if shares is None:
-            self.crowd = self.backend.crowd_of(found, n, k, o.neighbours)
-            expected, prior, weight = (n - 1) / k, None, eq.bias_weight(self.crowd.pseudo_count)
-            there = eq.presence(found.near, found.most, first.total, self.crowd.agreement)  # (K,)
+            self.occupancy = self.backend.occupancy_of(found, n, k, o.neighbours)
+            expected, prior, weight = (n - 1) / k, None, eq.bias_weight(self.occupancy.pseudo_count)
+            there = eq.presence(found.near, found.most, first.total, self.occupancy.agreement)  # (K,)
         else:
-            self.crowd, shares = eq.Crowd.of_shares(shares), like(shares, scale)
+            self.occupancy, shares = eq.Occupancy.of_shares(shares), like(shares, scale)
             expected, prior, weight = (n - 1) * shares, namespace(scale).log(shares + EPS), 1.0
             there = 0 * first.total + 1
-        w, text = self.crowd.density, like(text, scale)
+        w, text = self.occupancy.density, like(text, scale)
         slope, offset = eq.anchors(text, first.total / n, first)
         anchor = eq.anchor_rows(text[first.some, ...], slope, offset, scale)  # (H, d)
         self.alpha = eq.anchor_weight(anchor, found.sums, first.counts, n)
         sharpness = o.sharpness * eq.sharpening(w, n / k, self.alpha)
         bias, numbers = (first.total, expected, there, weight), (self.alpha, sharpness, 1 - w * w, 2 - w)
-        self.fixed = eq.Fixed(scale, slope, offset, *bias, *numbers, self.crowd.smoothing, prior).like(self.text)
+        self.fixed = eq.Fixed(scale, slope, offset, *bias, *numbers, self.occupancy.smoothing, prior).like(self.text)
         if self.known is not None:
             self.known = self.known._replace(sums=self.known.sums / (scale * (found.length / n)))
         none, some = self.fixed.total[:0], namespace(text).arange(0, device=device(self.text))
@@ -226,7 +222,7 @@ class TIDEMixture(Mixture[Assigned, "Solution"]):
         """Return what the E-step of Eq. 11 needs; in the first, classes are at their anchors and none is left out."""
         return self.fixed if len(classes.hard) else self.fixed._replace(left_out=0.0), classes
 
-    def still(self, step: Assigned) -> bool:
+    def converged(self, step: Assigned) -> bool:
         """Tell whether no label changed and no assignment moved by much, after the first E-step."""
         before, self.started = self.started, True
         return before and step.moved == 0 and step.changed == 0
@@ -243,22 +239,14 @@ class TIDEMixture(Mixture[Assigned, "Solution"]):
             step = replace(step, sums=step.sums + sums, soft=step.soft + more, hard=step.hard + more)
         return step
 
-    def finish(self, run: Run, classes: Assigned, step: Assigned, trace: list[None]) -> Solution:
-        """Eq. 14, the calibration, and the shares of the samples in the class means."""
-        run("finish", self.backend.power(run, step, self.crowd.density, self.n) if step.free else None)
+    def finish(self, run: Run, classes: Assigned, step: Assigned, trace: list[None]) -> tuple[int, Array, Any]:
+        """Eq. 14, the calibration; returns the rounds, beta (K,), and the numbers that `solve` reports."""
+        run("finish", self.backend.power(run, step, self.occupancy.density, self.n) if step.free else None)
         hard = like(step.labels, self.text) + (0 if self.known is None else self.known.counts)  # (K,)
-        numbers: Any = step.changed, self.alpha, self.fixed.sharpness, *self.crowd
+        numbers: Any = step.changed, self.alpha, self.fixed.sharpness, *self.occupancy
         if is_torch_array(step.changed):  # on a GPU, where all are waited for at once
             numbers = namespace(step.changed).stack(numbers)
-        return Solution(len(trace) - 1, hard / (hard + self.alpha), numbers)
-
-
-class Solution(NamedTuple):
-    """What is known of the classes at the end."""
-
-    steps: int
-    beta: Array  # (K,)
-    numbers: Any  # labels that the last E-step changed, alpha, sharpness, and those of `Crowd`
+        return len(trace) - 1, hard / (hard + self.alpha), numbers
 
 
 def given_by(state: TIDEState, known: Array) -> dict[str, Any]:

@@ -12,10 +12,9 @@ from typing import Any
 
 import numpy as np
 from numba import njit
-from numba.core import event
 
 from moontide.core import formulas
-from moontide.progress import report
+from moontide.progress import follow_compiler
 
 LOOPS = {"nogil": True, "error_model": "numpy", "fastmath": {"reassoc", "contract", "nnan", "nsz"}}
 ZERO, ONE, SMALLEST = np.float32(0), np.float32(1), np.finfo(np.float32).smallest_normal
@@ -46,29 +45,12 @@ ROOT_HALF = np.int32(0x3F3504F3)  # the bits of the root of 1/2
 MAGNITUDE = np.int32(0x7FFFFFFF)  # all bits but the sign
 
 
-class Compiling(event.Listener):
-    """Reports how far the functions are compiled, which happens once on a machine."""
-
-    def __init__(self) -> None:
-        self.all, self.done = set[Any](), set[Any]()
-
-    def on_start(self, event: Any) -> None:
-        """Report progress when one more begins."""
-        if event.data["dispatcher"].py_func in self.all:
-            report("compiling, once", len(self.done), len(self.all))
-
-    def on_end(self, event: Any) -> None:
-        """Count it."""
-        self.done |= self.all & {event.data["dispatcher"].py_func}
-
-
-compiling = Compiling()
-event.register("numba:compile", compiling)
+followed = follow_compiler()
 
 
 def loops(function: Any) -> Any:
     """Compile a function when it is first called, once for this machine where its cache can be written."""
-    compiling.all.add(function)
+    followed.add(function)
     try:
         return njit(cache=True, **LOOPS)(function)
     except RuntimeError:  # no folder to write to

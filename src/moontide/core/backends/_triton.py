@@ -18,7 +18,6 @@ import triton.language as tl
 from moontide.core import formulas
 from moontide.core import tide as eq
 from moontide.core.arrays import Array
-from moontide.core.graph import SLOTS
 from moontide.core.ple import log_classes
 
 LEAST = tl.constexpr(1 / eq.LARGEST)
@@ -30,19 +29,19 @@ _banerjee, _log_c, _anchor_kl = map(_compiled, (formulas.banerjee, formulas.log_
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _held(x, low, high=float("inf")):
-    """`core.tide.held`."""
+def _clamped(x, low, high=float("inf")):
+    """`core.tide.clamped`."""
     return tl.minimum(tl.maximum(x, low), high)
 
 
 def _equation(f: Any, *inner: Any) -> Any:
     """Compile an equation of `core.tide` between single numbers from its source, with those that it calls."""
     named = {name: tl.constexpr(getattr(eq, name)) for name in ("EPS", "LARGEST", "OUTLASTS", "DOUBTED")}
-    named |= {x.__name__: _equation(x) for x in inner} | {"held": _held}
+    named |= {x.__name__: _equation(x) for x in inner} | {"clamped": _clamped}
     return _compiled(FunctionType(f.__code__, {**vars(eq), **named}))
 
 
-_crowding = _equation(eq.crowding, eq.excess, eq.outlasting, eq.corroboration, eq.mean_agreement)
+_corroborated_excess = _equation(eq.corroborated_excess, eq.excess, eq.outlasting, eq.corroboration, eq.mean_agreement)
 _prior_counts = _equation(eq.prior_counts)
 
 
@@ -316,20 +315,20 @@ def tide_rows(y, total, f, scale, sure, unknown, pointer, neighbour, weight, ord
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def tide_crowd(agree, square, own, sure, even_own, even, near, most, crowd, n, k, m, ALONE: tl.constexpr):
-    """`core.tide.crowd_of`, by one program; ALONE: there is one sample or one class."""
+def tide_occupancy(agree, square, own, sure, even_own, even, near, most, occupancy, n, k, m, ALONE: tl.constexpr):
+    """`core.tide.occupancy_of`, by one program; ALONE: there is one sample or one class."""
     u, false = tl.load(agree) / n, (1 - tl.load(sure) / n) * n / k
     error = tl.sqrt(tl.maximum(tl.load(square) / n - u * u, 0.0) / n)
     even_own, even, near, most = tl.load(even_own), tl.load(even), tl.load(near), tl.load(most)
-    v, rho, chi = _crowding(u, error, tl.load(own), even_own, even, near, most, n, k, m)
+    v, rho, chi = _corroborated_excess(u, error, tl.load(own), even_own, even, near, most, n, k, m)
     v, rho, chi = tl.where(ALONE, LEAST, v), tl.where(ALONE, 1.0, rho), tl.where(ALONE, 1.0, chi)
     a, w, smoothing = _prior_counts(v * chi, false)
-    tl.store(crowd, v)
-    tl.store(crowd + 1, rho)
-    tl.store(crowd + 2, chi)
-    tl.store(crowd + 3, a)
-    tl.store(crowd + 4, w)
-    tl.store(crowd + 5, smoothing)
+    tl.store(occupancy, v)
+    tl.store(occupancy + 1, rho)
+    tl.store(occupancy + 2, chi)
+    tl.store(occupancy + 3, a)
+    tl.store(occupancy + 4, w)
+    tl.store(occupancy + 5, smoothing)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -348,7 +347,7 @@ def tide_power(z, label, target, before, state, parts_before, parts, n, k, colde
         rise = tl.sum(tl.load(parts_before + programs + at, mask=at < programs, other=0.0), axis=0) / n
         found = (tl.abs(gap) < 1e-5) | (high - low < 1e-3 * low)
         low, high = tl.where((gap > 0) | found, power, low), tl.where((gap > 0) & ~found, high, power)
-        step = power * tl.exp(_held(gap / tl.maximum(rise, 1e-6), -1.0, 1.0))
+        step = power * tl.exp(_clamped(gap / tl.maximum(rise, 1e-6), -1.0, 1.0))
         by = tl.where(found, power, tl.where((low <= step) & (step <= high), step, tl.sqrt(low * high)))
         stop = n if LAST else tl.where(found, 0, n)
     tl.store(state, low)
@@ -402,7 +401,7 @@ def scaled_pair(x: Array, text: Array) -> tuple[Array, Array, Array]:
     return *found, flaws
 
 
-def top_m(features: Array, m: int, precision: str) -> tuple[Array, Array]:
+def top_m(features: Array, m: int, slots: int, precision: str) -> tuple[Array, Array]:
     """Return (neighbours, weights), (N, m) each: the m largest cosines to other rows, sorted; ties: the lower index."""
     n, d = features.shape
     x = (features.half() if precision == "half" else features.float()).contiguous()
@@ -413,7 +412,7 @@ def top_m(features: Array, m: int, precision: str) -> tuple[Array, Array]:
     if n <= 2048:
         rows, cols, depth, warps = (16, 256, 128, 4) if half else (16, 128, 64, 8)
     _top_m[(triton.cdiv(n, rows),)](
-        x, values, found, n, m, d, "tf32x3" if precision == "full" else "tf32", rows, cols, depth, SLOTS,
+        x, values, found, n, m, d, "tf32x3" if precision == "full" else "tf32", rows, cols, depth, slots,
         num_warps=warps,
     )  # fmt: skip
     return found, values.to(features.dtype)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
@@ -18,6 +18,7 @@ import torch
 
 from moontide.core.arrays import Array, class_counts
 from moontide.core.backends import _triton, plain
+from moontide.core.backends.plain import Solve
 from moontide.core.graph import Affinity
 from moontide.core.mixture import ALL, VMF, Laplacian, Scores, Step, VMFClasses
 
@@ -34,7 +35,7 @@ _guard = threading.RLock()
 
 
 def m_step(vmf: VMF, step: Step) -> VMFClasses:
-    """Eqs. update-m and update-m-real; options that the kernel has not are left to `plain`."""
+    """Eqs. update-m and update-m-real; options that the kernel does not have are left to `plain`."""
     o = vmf.options
     if not (o.inverse == "banerjee" and o.log_normaliser == "asymptotic" and o.update_mu and o.update_kappa):
         return plain.m_step(vmf, step)
@@ -141,20 +142,20 @@ def products(precision: str) -> Iterator[None]:
             torch.backends.cuda.matmul.allow_tf32 = before
 
 
-def run(solve: Callable[[Array, Array], tuple[Any, ...]], method: Any, task: Any) -> tuple[Any, ...]:
-    """Return solve(features, text) of a task, by a captured graph where one is there or worth it."""
-    f, text = task.features, task.text
-    # Newton's method and the accurate normaliser take constants from the host
-    fit = method.inverse == "banerjee" and method.log_normaliser == "asymptotic" and task.graph is None
-    with products(method.precision):
-        return replayed(solve, (method, task.logit_scale), f, text) if fit else solve(f, text)
+def run(solve: Solve, f: Array, text: Array, key: Any = None, precision: str = "full") -> tuple[Any, ...]:
+    """Return solve(f, text), captured the second time and replayed from then on.
+
+    `key` is everything else that it depends on; None: it cannot be repeated. `precision` is that of products.
+    """
+    with products(precision):
+        return solve(f, text) if key is None else replayed(solve, key, f, text)
 
 
-def replayed(solve: Callable[[Array, Array], tuple[Any, ...]], given: Any, f: Array, text: Array) -> tuple[Any, ...]:
-    """Return solve(f, text), captured the second time and replayed from then on; `given` is all else it depends on."""
+def replayed(solve: Solve, key: Any, f: Array, text: Array) -> tuple[Any, ...]:
+    """Return solve(f, text), by a captured graph where one is there or worth it."""
     if f.device.type != "cuda" or len(f) * len(text) > LARGEST:
         return solve(f, text)
-    key = (given, tuple(f.shape), tuple(text.shape), f.dtype, f.device)
+    key = (key, tuple(f.shape), tuple(text.shape), f.dtype, f.device)
     seen, plan = key in _plans, _plans.pop(key, None)
     plan = _captured(solve, f, text) if seen and plan is None else plan
     out = plan.run(f, text) if isinstance(plan, _Captured) else solve(f, text)
@@ -164,7 +165,7 @@ def replayed(solve: Callable[[Array, Array], tuple[Any, ...]], given: Any, f: Ar
     return out
 
 
-def _captured(solve: Callable[[Array, Array], tuple[Any, ...]], f: Array, text: Array) -> Any:
+def _captured(solve: Solve, f: Array, text: Array) -> Any:
     """Return a captured run, or PLAIN where something in it cannot be captured by this version of torch or driver."""
     try:
         return _Captured(solve, f, text)
@@ -178,7 +179,7 @@ def _captured(solve: Callable[[Array, Array], tuple[Any, ...]], f: Array, text: 
 class _Captured:
     """A run of one shape with its inputs and outputs at fixed places."""
 
-    def __init__(self, solve: Callable[[Array, Array], tuple[Any, ...]], f: Array, text: Array) -> None:
+    def __init__(self, solve: Solve, f: Array, text: Array) -> None:
         self.f, self.text = f.clone(), text.clone()
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())

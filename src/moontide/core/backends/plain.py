@@ -15,10 +15,12 @@ from moontide.core.arrays import Array, affine, class_counts, clip, columns, dev
 from moontide.core.mixture import ALL, VMF, First, Laplacian, Scores, Step, VMFClasses
 from moontide.core.rows import Rows as Base
 
+Solve = Callable[[Array, Array], tuple[Any, ...]]
 
-def run(solve: Callable[[Array, Array], tuple[Any, ...]], method: Any, task: Any) -> tuple[Any, ...]:
-    """Return solve(features, text) of a task."""
-    return solve(task.features, task.text)
+
+def run(solve: Solve, f: Array, text: Array, key: Any = None, precision: str = "full") -> tuple[Any, ...]:
+    """Return solve(f, text)."""
+    return solve(f, text)
 
 
 def m_step(vmf: VMF, step: Step) -> VMFClasses:

@@ -6,7 +6,6 @@ Nothing waits for the GPU: numbers that the batch decides, as how many of its cl
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -20,19 +19,15 @@ from moontide.core.graph import Affinity
 from moontide.core.sums import Counted
 from moontide.core.tide import ALL, Assigned, Compared, Predicted
 
-
-def run(solve: Callable[[Array, Array], tuple[Any, ...]], key: Any, f: Array, text: Array) -> tuple[Any, ...]:
-    """Return solve(f, text), by a captured graph where one is there or worth it; `key` is all else it depends on."""
-    with kernels.products("full"):
-        return kernels.replayed(solve, key, f, text)
+run = kernels.run
 
 
-def crowd_of(found: Compared, n: int, k: int, m: int) -> eq.Crowd:
+def occupancy_of(found: Compared, n: int, k: int, m: int) -> eq.Occupancy:
     """Eqs. 1, 2 and 3 from sums over all n samples, with m neighbours each."""
     pairs = found.agree, found.agree_square, found.own, found.confidence, found.even_own
-    crowd, classes = _triton.floats(found.near, 6), ((found.even**2).sum(), found.near.sum(), found.most.sum())
-    _triton.tide_crowd[(1,)](*pairs, *classes, crowd, n, k, min(m, n - 1), n < 2 or k < 2, num_warps=1)
-    return eq.Crowd(*crowd)
+    occupancy, classes = _triton.floats(found.near, 6), ((found.even**2).sum(), found.near.sum(), found.most.sum())
+    _triton.tide_occupancy[(1,)](*pairs, *classes, occupancy, n, k, min(m, n - 1), n < 2 or k < 2, num_warps=1)
+    return eq.Occupancy(*occupancy)
 
 
 def power(run: Run, step: Assigned, density: Any, n: int) -> Any:

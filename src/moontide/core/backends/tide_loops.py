@@ -3,8 +3,8 @@
 - All operations of a row are done while it is in the cache.
 - Class means and anchors are not made: products of samples with class sums, or in a small batch of samples with each
   other, and of samples with the text give all that an E-step needs of them.
-- After the second E-step, the classes that next to no sample is assigned to are left alone (`Idle`): their part in
-  votes and leave-one-out is neglected.
+- After the second E-step, the classes to which almost no sample is assigned are idle (`Idle`): their part in votes
+  and leave-one-out is neglected.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from moontide.core.threads import in_threads, row_blocks
 from moontide.core.tide import Assigned, Compared, Confident, Predicted
 
 Floats = NDArray[np.float32]
-IDLE = 0.03  # a class is left alone whose largest z_ik is below this share of n_k + a*, and of 0.1
+IDLE = 0.03  # a class is idle if its largest z_ik is below this share of n_k + a*, and of 0.1
 LOWEST = np.float32(-87)  # exp of less is near the end of float32
-FEW = 256  # classes of which none is left alone
+FEW = 256  # with so many classes or fewer, none is idle
 NARROW = 128  # rows up to which a product of the text with samples is faster than one of samples with the text
 one = np.float32
-run, crowd_of, power = tide_plain.run, tide_plain.crowd_of, tide_plain.power
+run, occupancy_of, power = tide_plain.run, tide_plain.occupancy_of, tide_plain.power
 
 
 class Idle(NamedTuple):
-    """The R classes that are left alone, with logits c_ik + log q_k, q_k = n_k + a*."""
+    """The R idle classes, with logits c_ik + log q_k, q_k = n_k + a*."""
 
     classes: NDArray[np.int64]  # (R,) numbers
     shares: Floats  # (N, R) e_ik = exp(c_ik)
@@ -41,7 +41,7 @@ class Idle(NamedTuple):
 
 
 def idle_classes(z: Floats, counts: Floats, labels: Floats, smoothing: float) -> NDArray[np.bool_]:
-    """Return a mask of the classes of z (N, K) that may be left alone, (K,), from sums of z and numbers of labels."""
+    """Return a mask of the classes of z (N, K) that may be idle, (K,), from sums of z and numbers of labels."""
     return (z.max(axis=0) <= IDLE * np.minimum(counts + smoothing, 0.1)) & (labels == 0)  # type: ignore[no-any-return]
 
 
@@ -50,16 +50,16 @@ class TIDERows(tide_plain.TIDERows):
 
     gram: Any = None  # (N, N) f_i . f_j in the metric, where N <= d
     idle: Idle | None = None
-    done = 0  # E-steps
+    e_steps = 0
 
     def __init__(self, *given: Any, **options: Any) -> None:
         super().__init__(*given, **options)
-        self.room: list[Floats] = []  # that is free after `_keep`
+        self.room: list[Floats] = []  # that is free after `_prepare`
         if self.cosine is None:
             self.cosine = np.matmul(self.f, self.text.T, out=self._spare())
             self.room = [self.cosine]
         self.present = np.arange(len(self.text))  # (L,) classes of the columns of z
-        self.rest = np.zeros((2, len(self.f)), one)  # sums of q = exp(logit) and q log q over the classes left alone
+        self.rest = np.zeros((2, len(self.f)), one)  # sums of q = exp(logit) and q log q over the idle classes
 
     def _neighbours(self) -> Graph:
         return loops.nearest(self.f, self.method.neighbours)[1] or super()._neighbours()
@@ -103,7 +103,7 @@ class TIDERows(tide_plain.TIDERows):
         agreed, squares, sure, length = (float(x.sum(dtype=float)) for x in numbers)
         return Compared(agreed, squares, self.own, sure, even_own, near, most, even / (total + 1), length, sums)
 
-    def _keep(self, fixed: eq.Fixed) -> None:
+    def _prepare(self, fixed: eq.Fixed) -> None:
         """Keep what all E-steps need: the cosines to the anchors, and logits there without votes and prior."""
         f, offset = self.in_metric / fixed.scale, fixed.offset  # f_i . mu'_k is a sum of products with text and offset
         if len(f) <= f.shape[1]:
@@ -124,10 +124,10 @@ class TIDERows(tide_plain.TIDERows):
     def step(self, fixed: eq.Fixed, classes: Assigned) -> Assigned:
         """E-step with the classes given, Eq. 11; the sums of Eq. 8 that it needs are made here, and not returned."""
         if self.at_anchor is None:
-            self._keep(fixed)
-        if self.done == 2 and fixed.prior is None and self.z.shape[1] > FEW:
-            self._leave_alone(idle_classes(self.z, classes.counts, classes.labels, fixed.smoothing))
-        self.done += 1
+            self._prepare(fixed)
+        if self.e_steps == 2 and fixed.prior is None and self.z.shape[1] > FEW:
+            self._set_idle(idle_classes(self.z, classes.counts, classes.labels, fixed.smoothing))
+        self.e_steps += 1
         n, some, idle, counts = len(self.f), classes.some, self.idle, classes.counts
         columns = some if idle is None else np.searchsorted(self.present, some)  # (H,) of z
         given = self.in_metric, self.gram, self.z, columns, self.gamma, self.at_anchor, columns
@@ -156,8 +156,8 @@ class TIDERows(tide_plain.TIDERows):
         self.labels, self.gamma, some = labels, gamma, np.nonzero(hard)[0]  # (n,), (n,), (H,)
         return Assigned(hard[:0], hard[:0], hard[some], counts, hard, right, n, changed, moved, some)
 
-    def _leave_alone(self, idle: NDArray[np.bool_]) -> None:
-        """Leave classes alone from here on, where they are many; of each row, logits are then less their largest."""
+    def _set_idle(self, idle: NDArray[np.bool_]) -> None:
+        """Set many classes idle from here on; of each row, logits are then less their largest."""
         gone, arrays = np.nonzero(idle)[0], (self.z, self.log_y, self.at_anchor)  # (R,)
         if 4 * len(gone) <= len(idle):
             return

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, ClassVar
 
 from moontide.core import tide as eq
 from moontide.core.arrays import Array, class_counts, class_sums, columns, is_torch_array, like, namespace, row_dots
+from moontide.core.backends.plain import run as run
 from moontide.core.driver import Run
 from moontide.core.ple import entropy_weights, weighted_sums, zero_shot
 from moontide.core.rows import Rows
@@ -14,7 +14,7 @@ from moontide.core.simplex import softmax_log_sum
 from moontide.core.sums import Counted
 from moontide.core.threads import in_threads
 from moontide.core.tide import ALL, Assigned, Compared, Confident, Labels, Predicted
-from moontide.core.tide import crowd_of as crowd_of
+from moontide.core.tide import occupancy_of as occupancy_of
 
 
 class TIDERows(Rows):
@@ -97,7 +97,7 @@ class TIDERows(Rows):
         if not self.in_memory:
             fixed, classes = fixed.like(self.f), classes.like(self.f)
         elif self.at_anchor is None:
-            self._keep(fixed)
+            self._prepare(fixed)
         text, trusted = 1.0, self.trusted
         if self.known is not None and len(self.known.there) and len(classes.hard):
             text, trusted = self._learn(fixed, classes)
@@ -110,7 +110,7 @@ class TIDERows(Rows):
         self._replace(new)
         return total
 
-    def _keep(self, fixed: eq.Fixed) -> None:
+    def _prepare(self, fixed: eq.Fixed) -> None:
         """Keep what all E-steps need of samples in memory."""
         self.in_metric, self.at_anchor, self.log_y, _ = self._prepared(self.blocks[0], fixed)
         self.cosine = None
@@ -253,8 +253,3 @@ def power(run: Run, step: Assigned, density: float, n: int) -> float:
     """Eq. 14: the power that assignments are raised to, so that they are as sure as is expected of n labels."""
     target = eq.expected_right(step.right / step.free, density, n)
     return eq.calibration(target, lambda power: vars(run("confidence", power)).values(), step.free)
-
-
-def run(solve: Callable[[Array, Array], tuple[Any, ...]], key: Any, f: Array, text: Array) -> tuple[Any, ...]:
-    """Return solve(f, text)."""
-    return solve(f, text)
