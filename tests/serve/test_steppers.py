@@ -1,6 +1,8 @@
 """The processes that take steps: the same answers to the last bit, and nothing lost where one ends."""
 
 import asyncio
+import os
+import signal
 import time
 
 import numpy as np
@@ -81,6 +83,38 @@ def test_a_process_that_ends_is_replaced_after_some_time(steppers, caplog, monke
     assert steppers.all == []
     monkeypatch.setattr(steppers, "_not_before", time.monotonic())
     ready(steppers, job)
+
+
+def test_a_process_that_is_stopped_is_ended_and_replaced(steppers, caplog, monkeypatch):
+    monkeypatch.setattr("moontide.serve.steppers.STEP_SECONDS", 0.2)
+    method, _, state = start("moon")
+    job, steppers.count = Job(steppers.number(), method, state, X[:8], None), 1
+    ready(steppers, job)
+    process = steppers.idle[0].process
+    os.kill(process.pid, signal.SIGSTOP)
+    begin = time.monotonic()
+    assert steppers.step(job) is None
+    assert 0.2 <= time.monotonic() - begin < 5
+    assert process.poll() == -signal.SIGKILL
+    assert "has ended: it did not answer" in caplog.text
+    monkeypatch.setattr(steppers, "_not_before", time.monotonic())
+    ready(steppers, job)
+
+
+def test_a_process_that_starts_slowly_is_waited_for(steppers, caplog, monkeypatch):
+    """Its start, its modules and the compiler may take longer than a step."""
+    monkeypatch.setattr("moontide.serve.steppers.STEP_SECONDS", 0.01)
+    method, _, state = start("moon")
+    job, steppers.count = Job(steppers.number(), method, state, X[:8], None), 1
+    assert steppers.step(job) is None
+    until(lambda: steppers.all)
+    process = steppers.all[0].process
+    os.kill(process.pid, signal.SIGSTOP)
+    time.sleep(0.3)
+    os.kill(process.pid, signal.SIGCONT)
+    until(lambda: steppers.idle)
+    assert steppers.all[0].process is process
+    assert caplog.text == ""
 
 
 def test_a_step_that_a_process_refuses_is_left_to_the_server(steppers):
