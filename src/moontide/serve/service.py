@@ -43,7 +43,7 @@ from moontide.types import Task
 
 TICK = 1.0  # seconds between two syncs of the policy "interval", and two looks for changed tokens
 MAX_MAKING = 4  # streams that are being made at a time
-EMBED_SECONDS = 60.0  # for embedding the classes of a new stream
+EMBED_SECONDS = 30.0  # for embedding the classes of a new stream
 EMBEDDED = 32  # classes that are embedded at a time
 CLOSE_SECONDS = 30.0  # for the queues to finish when the server is stopped
 
@@ -311,7 +311,7 @@ class Service:
             self.making[new.name] = False
             work.add_done_callback(lambda late: late.cancelled() or late.exception())
             raise ResourceError(
-                f"Making this stream takes longer than {batching.STEP_SECONDS:g} s; use fewer classes, fewer dimensions, "
+                f"Making this stream takes longer than {batching.STEP_SECONDS:g} s; use fewer classes or dimensions, "
                 "smaller options, or another method."
             )
         work.result()
@@ -363,8 +363,8 @@ class Service:
         for start in range(0, len(classes.names), EMBEDDED):
             if time.monotonic() > deadline:
                 raise ResourceError(
-                    f"Embedding {len(classes.names)} classes takes longer than {EMBED_SECONDS:g} s; send fewer classes and "
-                    "synonyms or 'prototypes', or start the server with '--classes'."
+                    f"Embedding {len(classes.names)} classes takes longer than {EMBED_SECONDS:g} s; send fewer classes "
+                    "and synonyms, or 'prototypes', or start the server with '--classes'."
                 )
             part = classes.part(start, start + EMBEDDED)
             async with self._encoding:  # images are embedded between the parts

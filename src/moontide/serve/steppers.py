@@ -3,7 +3,8 @@
 Threads of one process wait for each other wherever Python is at work: two steps of 64 samples in two threads take as
 long as one after the other. A process is told the state of a stream once, and from then on the arrays that changed.
 It computes what the server itself would, to the last bit, and keeps nothing that is not in the server as well: where
-one ends, fails or does not answer in time, the server takes the step. Messages are arrays behind a JSON header, over a pair of sockets:
+one ends, fails or does not answer in time, the server takes the step. Messages are arrays behind a JSON header, over a
+pair of sockets:
 
     {"stream", "method"?, "options"?, "numbers", "fields", "known", "arrays"}   arrays of the state, x and known labels
     {"failed", "beta"?, "arrays"}                                               answers, and beta where there is one
