@@ -497,15 +497,15 @@ def within_memory(function: Callable[[], T]) -> T:
 async def in_time(work: asyncio.Future[Any], seconds: float | None = None) -> bool:
     """Wait for work on a thread for some seconds, by default those of a step; loading and compiling has its own."""
     left, extra = STEP_SECONDS if seconds is None else seconds, COMPILE_SECONDS
-    piece = min(0.5, STEP_SECONDS)
-    while not (await asyncio.wait((work,), timeout=piece))[0]:
+    while left > 0:
+        piece = min(0.5, left)
+        if (await asyncio.wait((work,), timeout=piece))[0]:
+            return True
         if extra > 0 and compiling():
             extra -= piece
         else:
             left -= piece
-        if left <= 0:
-            return False
-    return True
+    return work.done()
 
 
 def compiling() -> bool:
