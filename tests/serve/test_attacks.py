@@ -551,7 +551,7 @@ def test_a_full_disk_stops_no_background_work(app, sqlite, text, samples, push, 
     while client.get("/readyz").json()["status"] != "failing":
         assert time.monotonic() < deadline
         time.sleep(0.05)
-    assert "disk is full" in client.get("/readyz").json()["problems"]["store"]
+    assert "disk is full; make room there, and" in client.get("/readyz").json()["problems"]["store"]
     time.sleep(2 * TICK)  # the work goes on failing, and does not end
     assert len([record for record in caplog.records if "disk is full" in record.getMessage()]) == 1
     full.clear()

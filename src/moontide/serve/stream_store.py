@@ -15,6 +15,7 @@ read; records, answers and counts must follow each other without a gap. `databas
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 import zlib
@@ -43,6 +44,7 @@ CHECKPOINT = -1  # the number of the state to go on from
 EVERY = ""  # in place of the name of a stream: all of them
 KEEP = 100_000  # samples of a stream whose answers are kept; with a higher number older data would seem to lack some
 NO_TOKEN = b'{"digest": ""}'  # what is kept of a damaged one
+FULL = re.compile("disk is full|no space left|quota exceeded", re.IGNORECASE)
 HELP = "see 'Backups and damage' in docs/serve.md"
 
 
@@ -262,7 +264,8 @@ class StreamStore:
         sentence = f"The data in {self.location} cannot be {verb}: {one_line(error)}"
         if self._is_damage(error):
             return DamagedError(f"{sentence}; restore a backup, {HELP}.")
-        return kind(f"{sentence}.")
+        remedy = "; make room there, and the server goes on by itself" if FULL.search(sentence) else ""
+        return kind(f"{sentence}{remedy}.")
 
     def _is_damage(self, error: Exception) -> bool:
         """Tell whether an exception of the driver means that the data are damaged."""
