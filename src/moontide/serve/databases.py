@@ -467,8 +467,8 @@ def open_store(data: str, fsync: str = "always", lock: bool = True) -> StreamSto
 def _not_a_place() -> OptionError:
     """Say what the place of the data must be; without what it is, which may have a password in it."""
     return OptionError(
-        "'--data' must be a folder, or a URL such as postgresql://host/database, with the user in PGUSER and the password "
-        "in PGPASSWORD or ~/.pgpass."
+        "'--data' must be a folder, or a URL such as postgresql://host/database, with the user in PGUSER and the "
+        "password in PGPASSWORD or ~/.pgpass."
     )
 
 

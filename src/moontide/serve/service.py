@@ -309,7 +309,7 @@ class Service:
         """Return the queue of a stream that is being made; one that takes too long is given up."""
         if not await batching.in_time(work, batching.STEP_SECONDS - spent):
             self.making[new.name] = False
-            work.add_done_callback(lambda late: late.cancelled() or late.exception())
+            work.add_done_callback(partial(_note_late, new.name))
             raise ResourceError(
                 f"Making this stream takes longer than {batching.STEP_SECONDS:g} s; use fewer classes or dimensions, "
                 "smaller options, or another method."
@@ -459,6 +459,12 @@ class Service:
         if len(await self.aside(lambda: self.store.snapshots(queue.stream.name))) > self.limits.max_snapshots:
             raise BusyError(f"A stream may have at most {self.limits.max_snapshots} snapshots; delete one first.", 60)
         return await queue.call(queue.stream.take_snapshot)
+
+
+def _note_late(name: str, work: asyncio.Task[None]) -> None:
+    """Write into the log why a stream that was given up could not be made, or could not be deleted."""
+    if not work.cancelled() and (error := work.exception()) is not None:
+        log.warning("stream %s, which was given up: %s", name, error)
 
 
 def class_numbers(labels: Sequence[Any], names: Sequence[str], field: str) -> Labels:
