@@ -3,6 +3,8 @@
 import asyncio
 import os
 import signal
+import subprocess
+import sys
 import time
 
 import numpy as np
@@ -68,6 +70,35 @@ def test_a_process_answers_what_the_server_would_to_the_last_bit(steppers, monke
         assert rows.tobytes() == answers_of(result, known).tobytes()
         assert (beta is None) == (result.beta is None)
         assert beta is None or beta.tobytes() == result.beta.tobytes()
+
+
+STEPS = """
+import hashlib, sys
+from moontide.protocols import as_online
+from moontide.registry import method
+from moontide.serve.records import answers_of
+from moontide.simulate import simulate
+from moontide.types import Task
+
+data = simulate(300, 300, dim=16, effective_classes=5, seed=0)
+x, text, digest = data.features.astype("f4"), data.text.astype("f4"), hashlib.sha256()
+for name in sys.argv[1:]:
+    online = as_online(method(name))
+    state = online.start(Task(text[:1], text, 100.0))
+    for i in range(0, 300, 60):
+        state, result = online.step(state, x[i : i + 60])
+        digest.update(answers_of(result).tobytes())
+print(digest.hexdigest())
+"""
+
+
+def test_loops_from_the_cache_compute_what_the_process_that_compiled_them_did(tmp_path):
+    """Otherwise a step process, or a server that is started again, answers in other bits than the first one."""
+    pytest.importorskip("numba")
+    environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)}
+    command = [sys.executable, "-c", STEPS, "tide", "moon"]
+    runs = [subprocess.run(command, env=environment, capture_output=True, text=True, check=True) for _ in range(2)]
+    assert runs[0].stdout == runs[1].stdout
 
 
 def test_a_process_that_ends_is_replaced_after_some_time(steppers, caplog, monkeypatch):
