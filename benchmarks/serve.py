@@ -8,11 +8,12 @@ bytes.
 
 `--clients 1 8 32` measures throughput instead: so many clients push at once, each again when it is answered, in turns
 in one run; `--impatient 400` adds clients that come again after 50 ms when they are refused; `--streams 2` shares the
-clients among streams; `--kills 5 --pushes 10000` kills the server under 8 clients and looks whether anything is lost or
-doubled; `--threads 0` lets the server compute on all cores, as it does by itself, where a micro-batch is
-large enough; `--soak 1800` watches the memory and the latency of a server over so many seconds. Other programs on the
-machine change times by wall clock, so the tables also have what does not depend on them: the CPU time of the server for
-a push, and in a soak the time of a request that does nothing, asked for all the while.
+clients among streams; `--kills 5 --pushes 10000` kills the server under 8 clients and looks whether anything is lost,
+doubled or another answer than one process gives (`--url`: in PostgreSQL instead of SQLite); `--threads 0` lets the
+server compute on all cores, as it does by itself, where a micro-batch is large enough; `--soak 1800` watches the memory
+and the latency of a server over so many seconds. Other programs on the machine change times by wall clock, so the
+tables also have what does not depend on them: the CPU time of the server for a push, and in a soak the time of a
+request that does nothing, asked for all the while.
 
 Throughput comes with its control: the samples per second of the method alone, without a server, in steps of one push
 and of the largest micro-batch, in one process and in two at once. No server can gain more from several clients than
@@ -46,13 +47,27 @@ from moontide.protocols import as_online  # noqa: E402
 from moontide.registry import method  # noqa: E402
 from moontide.serve.batching import GROWTH, MAX_BATCH  # noqa: E402
 from moontide.serve.databases import open_store  # noqa: E402
-from moontide.serve.records import Config  # noqa: E402
+from moontide.serve.records import Config, answers_of  # noqa: E402
 from moontide.simulate import simulate  # noqa: E402
 from moontide.store.states import state_bytes  # noqa: E402
 from moontide.types import Task  # noqa: E402
 
 SERVER = "import sys; from moontide.cli import main; sys.exit(main())"
 DIM, SETS = 512, 16
+CREATIONS = (  # method, options, classes, dimensions
+    ("tide", {}, 1000, 512),
+    ("moon", {}, 1000, 512),
+    ("tide", {}, 2900, 512),  # as many as fit into a request
+    ("tide", {}, 100_000, 8),
+    ("dmn", {}, 1000, 512),
+    ("tda", {"negative_capacity": 1000}, 100, 512),
+    ("dota", {}, 100, 512),
+    ("ecalp", {"memory": 100_000}, 100, 512),
+    ("ecalp", {"memory": 1_000_000}, 10, 16),
+    ("stata", {"iterations": 1000}, 100, 512),
+    ("em_dirichlet", {"iterations": 100}, 100, 512),
+    ("inmap", {"iterations": 10_000}, 100, 512),
+)
 COLUMNS = (
     "fsync",
     "K",
@@ -84,11 +99,14 @@ def main():
     parser.add_argument("--threads", type=int, default=1, help="of linear algebra in the server; 0: one a core")
     parser.add_argument("--pin", action="store_true", help="the server on the first core, the clients on the second")
     parser.add_argument("--kills", type=int, help="kill the server so many times under 8 clients, and see what is left")
+    parser.add_argument("--creations", action="store_true", help="time the creation of streams, large ones among them")
     parser.add_argument("--alone", type=int, help="print the samples/s of the method alone in steps of so many samples")
     parser.add_argument("--url", help="a PostgreSQL database for --kills, which is empty; else a folder")
     arguments = parser.parse_args()
     if arguments.kills:
         return kills(arguments)
+    if arguments.creations:
+        return creations(arguments)
     if arguments.alone:
         return print(steps(arguments.method, arguments.classes[0], arguments.alone, arguments.seconds))
     if arguments.pin:
@@ -108,9 +126,29 @@ def main():
                     print(f"| {fsync} | {k} | {batch} | {' | '.join(cells)} |", flush=True)
 
 
+def creations(arguments):
+    """Print how long it takes to create streams of several sizes, the largest that are allowed among them."""
+    print("| method | options | K | d | request, MiB | state, MiB | s | status |\n|---|---|---|---|---|---|---|---|")
+    with tempfile.TemporaryDirectory(dir=arguments.data) as folder, serving(folder, "always", 1) as (port, _):
+        for name, options, k, d in CREATIONS:
+            text = np.random.default_rng(0).normal(size=(k, d)).astype("f4").round(6)
+            body = json.dumps({"name": "a", "prototypes": text.tolist(), "method": name, "options": options}).encode()
+            state = as_online(method(name, **options)).start(Task(text[:1], text, 100.0))
+            size = sum(getattr(value, "nbytes", 0) for value in vars(state).values()) / 2**20
+            with Client(port) as client:
+                start = time.perf_counter()
+                status, _ = client.answer("POST", "/streams", body, "Content-Type: application/json\r\n")
+                took = time.perf_counter() - start
+                if status == b"201":
+                    client.ask("DELETE", "/streams/a")
+            words = ", ".join(f"{key}={value}" for key, value in options.items())
+            cells = (name, words, k, d, f"{len(body) / 2**20:.1f}", f"{size:.0f}", f"{took:.2f}", status.decode())
+            print(f"| {' | '.join(map(str, cells))} |", flush=True)
+
+
 def kills(arguments):
-    """Kill the server again and again under 8 clients; every push must be there once, and the state to the last bit."""
-    data = simulate(1000, 100, dim=DIM, effective_classes=10, seed=0)
+    """Kill the server again and again under 8 clients; every push must be there once, and all to the last bit."""
+    data = simulate(1000, arguments.classes[0], dim=DIM, effective_classes=10, seed=0)
     x, lock, answers = data.features.astype("<f4"), threading.Lock(), []
     rng, failures = np.random.default_rng(0), []
     pieces = [rng.integers(len(x), size=rng.integers(1, 7)) for _ in range(arguments.pushes)]  # rows of each push
@@ -142,7 +180,7 @@ def kills(arguments):
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         place = arguments.url or folder
         _, server = stack.enter_context(serving(place, "always", 1, port))
-        stream = {"name": "a", "prototypes": data.text.tolist(), "method": "tda"}
+        stream = {"name": "a", "prototypes": data.text.tolist(), "method": arguments.method}
         with Client(port) as client:
             client.ask("POST", "/streams", json.dumps(stream).encode(), "Content-Type: application/json\r\n")
         threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
@@ -151,10 +189,12 @@ def kills(arguments):
         for kill in range(1, arguments.kills + 1):
             while len(answers) < arguments.pushes * kill // (arguments.kills + 1):
                 time.sleep(0.005)
+            _, *others = family(server.pid)
             server.kill()
             server.wait()
             _, server = stack.enter_context(serving(place, "always", 1, port))
-            print(f"kill {kill} after {len(answers)} answers", flush=True)
+            helped = f"{len(others)} step processes with {cpu_seconds(others):.1f} s of CPU"
+            print(f"kill {kill} after {len(answers)} answers, {helped}", flush=True)
         for thread in threads:
             thread.join()
         with Client(port) as client:
@@ -162,16 +202,17 @@ def kills(arguments):
         server.terminate()
         server.wait()
         store = open_store(place)
-        batches = [(row.first, row.size) for row in store.answers("a", 0, 2**62)]
-        state = store.load("a")[0].state
+        batches, state = store.answers("a", 0, 2**62), store.load("a")[0].state
         store.close()
-    check_kept(answers, pieces, total, batches, state, data)
-    summary = f"{len(answers)} pushes, {total} samples, {len(batches)} micro-batches, {arguments.kills} kills"
-    print(f"{summary}, {len(failures)} requests cut off: nothing lost or doubled, the state the same to the last bit")
+    check_kept(arguments.method, answers, pieces, total, batches, state, data)
+    place = "SQLite" if arguments.url is None else "PostgreSQL"
+    summary = f"{arguments.method}, {place}: {len(answers)} pushes, {total} samples, {len(batches)} micro-batches"
+    print(f"{summary}, {arguments.kills} kills, {len(failures)} requests cut off: nothing lost or doubled,")
+    print("and the answers and the state are those of one process, to the last bit")
 
 
-def check_kept(answers, pieces, total, batches, state, data):
-    """Exit with an error unless each push is in the stream once, and the state that of one process over all of them."""
+def check_kept(name, answers, pieces, total, batches, state, data):
+    """Exit with an error unless each push is in the stream once, and all is what one process makes of all of them."""
     x, order = data.features.astype("<f4"), np.full(total, -1)
     for i, got in answers:
         span = order[got["first"] : got["first"] + got["size"]]
@@ -180,13 +221,19 @@ def check_kept(answers, pieces, total, batches, state, data):
         span[:] = pieces[i]
     if total != sum(map(len, pieces)) or (order < 0).any():
         sys.exit(f"{total} samples are in the stream, of {sum(map(len, pieces))} that were answered.")
-    tda = method("tda")
-    online = as_online(tda)
+    chosen = method(name)
+    online = as_online(chosen)
     text = data.text.astype("<f4")
-    replayed = online.start(Task(text[:1], text, 100.0))
-    for first, size in batches:
-        replayed, _ = online.step(replayed, x[order[first : first + size]])
-    expected, found = (load_arrays(data) for data in (state_bytes(tda, replayed), state))
+    replayed, labels = online.start(Task(text[:1], text, 100.0)), np.empty(total, np.int64)
+    for first, size, kept in batches:
+        replayed, result = online.step(replayed, x[order[first : first + size]])
+        rows = answers_of(result)
+        labels[first : first + size] = rows["label"]
+        if rows.tobytes() != kept[: rows.nbytes]:
+            sys.exit(f"The answers from sample {first} on are not those of one process over the same micro-batches.")
+    if any(got["labels"] != labels[got["first"] :][: got["size"]].tolist() for _, got in answers):
+        sys.exit("A client was answered something else than the stream has.")
+    expected, found = (load_arrays(data) for data in (state_bytes(chosen, replayed), state))
     if any(expected[name].tobytes() != found[name].tobytes() for name in expected | found):
         sys.exit("The state is not that of one process over the same micro-batches.")
 
@@ -215,6 +262,22 @@ def serving(folder, fsync, threads, port=0):
     finally:
         server.terminate()
         server.wait()
+
+
+def family(server):
+    """Return the fields of /proc/*/stat from the third on, of a server and then of its processes."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            fields = (path / "stat").read_text().rpartition(")")[2].split()
+            if server in (int(path.name), int(fields[1])):
+                found.append(fields)
+    return sorted(found, key=lambda fields: int(fields[1]) == server)
+
+
+def cpu_seconds(processes):
+    """Return the CPU time that processes have taken."""
+    return sum(int(x) for fields in processes for x in fields[11:13]) / os.sysconf("SC_CLK_TCK")
 
 
 def steps(name, k, size, seconds):
@@ -317,7 +380,7 @@ class Load:
             for i, body in zip(range(clients), itertools.cycle(self.bodies), strict=False)
         ]
         swarm = [Pusher(self.port, request, patience, pace) for request in requests]
-        written, spent_before = self.written(), self.cpu_seconds()
+        written, spent_before = self.written(), cpu_seconds(family(self.process))
         begin = time.perf_counter()
         drive(swarm, begin + seconds)
         took = [each for pusher in swarm for each in pusher.took]
@@ -327,7 +390,7 @@ class Load:
         rate = len(took) / seconds
         cells = [1000 * np.median(took), 1000 * np.quantile(took, 0.99), rate, rate * self.batch, refused / seconds]
         kept = (self.written() - written) / 1024 / len(took)
-        cpu = 1000 * (self.cpu_seconds() - spent_before) / len(took)
+        cpu = 1000 * (cpu_seconds(family(self.process)) - spent_before) / len(took)
         return [*(f"{value:.1f}" for value in cells), f"{kept:.1f}", f"{cpu:.2f}"]
 
     def written(self):
@@ -336,20 +399,6 @@ class Load:
             lines = Path(f"/proc/{self.process}/io").read_text().splitlines()
             return int(dict(line.split(": ") for line in lines)["write_bytes"])
         return 0
-
-    def family(self):
-        """Return the fields of /proc/*/stat from the third on, of the server and of its processes."""
-        found = []
-        for path in Path("/proc").glob("[0-9]*"):
-            with contextlib.suppress(OSError):
-                fields = (path / "stat").read_text().rpartition(")")[2].split()
-                if self.process in (int(path.name), int(fields[1])):
-                    found.append(fields)
-        return found
-
-    def cpu_seconds(self):
-        """Return the CPU time that the server and its processes have taken."""
-        return sum(int(x) for fields in self.family() for x in fields[11:13]) / os.sysconf("SC_CLK_TCK")
 
     def soak(self, seconds, pace, parts=6):
         """Print memory and latency of the parts of a long run, with the latency of a request that does nothing."""
@@ -362,7 +411,7 @@ class Load:
             cells = self.run(4, 1.0, seconds / parts, pace)
             stop.set()
             thread.join()
-            pages = sum(int(fields[21]) for fields in self.family())
+            pages = sum(int(fields[21]) for fields in family(self.process))
             p50, p99 = 1000 * np.quantile(idle, (0.5, 0.99))
             row = [f"{(part + 1) * seconds / parts:.0f}", f"{pages * os.sysconf('SC_PAGE_SIZE') / 2**20:.0f}"]
             row += [cells[0], cells[1], f"{p50:.1f}", f"{p99:.1f}", f"{float(cells[0]) / p50:.1f}", cells[2], cells[6]]
@@ -514,6 +563,14 @@ class Client:
         self.socket.close()
 
     def ask(self, verb, path, body=b"", headers="", refusals=False):
+        status, content = self.answer(verb, path, body, headers)
+        if refusals and status in (b"429", b"503"):
+            return None
+        if not status.startswith(b"2"):
+            sys.exit(f"{verb} {path}: {content.decode()}")
+        return json.loads(content) if content else None
+
+    def answer(self, verb, path, body=b"", headers=""):
         head = f"{verb} {path} HTTP/1.1\r\nHost: localhost\r\n{headers}Content-Length: {len(body)}\r\n\r\n"
         self.socket.sendall(head.encode() + body)
         received = b""
@@ -528,12 +585,7 @@ class Client:
             content += (some := self.socket.recv(1 << 20))
             if not some:
                 raise ConnectionError("closed")
-        status = head.split(b" ", 2)[1]
-        if refusals and status in (b"429", b"503"):
-            return None
-        if not status.startswith(b"2"):
-            sys.exit(f"{verb} {path}: {received.decode()}")
-        return json.loads(content) if content else None
+        return head.split(b" ", 2)[1], content
 
 
 if __name__ == "__main__":

@@ -36,8 +36,10 @@ def without_credentials(text: str) -> str:
 
     >>> without_credentials("postgresql://me:secret@db/streams and https://a.org/x.npy?sig=abc are gone")
     'postgresql://***@db/streams and https://a.org/x.npy?*** are gone'
+    >>> without_credentials("there is no folder postgresql:/me:secret@db")
+    'there is no folder postgresql:/***@db'
     """
-    text = re.sub(r"(\w://)[^\s/?#]*@", r"\1***@", text)
+    text = re.sub(r"(\w:/{1,2})[^\s/?#]*@", r"\1***@", text)  # a path has one slash for two
     return re.sub(r"(\w://[^\s?]*\?)[^\s'\")]+", r"\1***", text)
 
 

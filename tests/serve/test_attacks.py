@@ -1,10 +1,13 @@
 """What brought servers down or made them lie, one by one: options, bodies, maps, memory, disks, connections."""
 
+import asyncio
 import contextlib
 import errno
+import io
 import json
 import math
 import os
+import signal
 import socket
 import sqlite3
 import threading
@@ -15,13 +18,15 @@ from pathlib import Path
 import httpx
 import numpy as np
 import pytest
+from PIL import Image
 from safetensors.numpy import load
 
 from moontide import memory
 from moontide.registry import method_type
-from moontide.serve import batching, parsing, push_log, pushes, server, service
+from moontide.serve import batching, parsing, push_log, pushes, routes, server, service
 from moontide.serve.service import TICK, usable_methods
 from moontide.serve.state import ServedStream
+from moontide.serve.steppers import cores
 
 VALUES = [0, 1, -1, 2, 1e-320, 1e-30, 1e-6, 1e6, 1e9, 1e30, 1e308, "inf", math.inf, -math.inf, math.nan, 2**31, 2**62,
           2**64, 10**30, 10**400, True, "", "x", 0.5, 1000, 1001]  # fmt: skip
@@ -110,7 +115,7 @@ def test_a_push_without_a_finite_answer_fails_alone_and_is_not_counted(
 
 def test_a_step_that_takes_too_long_makes_only_its_stream_busy(app, sqlite, text, samples, push, monkeypatch):
     monkeypatch.setattr(batching, "STEP_SECONDS", 0.3)
-    monkeypatch.setattr(pushes, "HOLD_SECONDS", 0.05)
+    monkeypatch.setattr(pushes, "HOLD_SECONDS", 60)  # which is for a full queue
     client = app(sqlite)
     make(client, text, method="tda")
     make(client, text, "b")
@@ -358,6 +363,128 @@ def test_small_requests_have_a_small_limit(app, sqlite, text):
     assert (answer.status_code, "262144 bytes" in answer.json()["detail"]) == (413, True)
 
 
+@pytest.mark.parametrize("part", ["read", "prepared", "written"])
+def test_the_parts_of_a_creation_share_its_time_and_a_late_one_leaves_nothing(
+    app, sqlite, text, samples, push, monkeypatch, part
+):
+    client = app(sqlite)
+    make(client, text, "b", method="tda")
+    free, store = threading.Event(), client.service.store
+
+    def slow(function):
+        return lambda *given, **named: [free.wait(20), function(*given, **named)][1]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(batching, "STEP_SECONDS", 0.6)
+        if part == "read":
+            parsed = routes.parsed
+
+            async def late(*given):
+                await asyncio.sleep(1)
+                return await parsed(*given)
+
+            patch.setattr(routes, "parsed", late)
+            patch.setattr(ServedStream, "prepare", slow(ServedStream.prepare))
+        elif part == "prepared":
+            patch.setattr(ServedStream, "prepare", slow(ServedStream.prepare))
+        else:
+            patch.setattr(store, "create", slow(store.create))
+        body = {"name": "a", "prototypes": text.tolist(), "method": "tda"}
+        refused = client.post("/streams", json=body)
+        assert (refused.status_code, "longer than 0.6 s; use fewer" in refused.json()["detail"]) == (413, True)
+        assert client.post("/streams", json=body).status_code == 409  # the name is taken until the work has ended
+        assert client.get("/streams/a").status_code == 404
+        assert push(client, "b", samples(1)).status_code == 200
+        free.set()
+        while client.service.making:
+            time.sleep(0.01)
+    assert list(store.streams()) == ["b"]
+    make(client, text, method="tda")
+    assert push(client, "a", samples(1)).json()["first"] == 0
+
+
+def test_classes_that_take_long_to_embed_are_refused_and_images_go_between(app, sqlite, colour, monkeypatch):
+    monkeypatch.setattr(service, "EMBEDDED", 2)
+
+    class Slow(type(colour)):
+        def _text(self, prompts):
+            time.sleep(0.1)
+            return super()._text(prompts)
+
+    client, buffer = app(sqlite, encoder=Slow()), io.BytesIO()
+    Image.new("RGB", (4, 4), "red").save(buffer, "PNG")
+    assert client.post("/streams", json={"name": "a", "classes": list(colour.names)}).status_code == 201
+    monkeypatch.setattr(service, "EMBED_SECONDS", 2)
+    many = {"name": "b", "classes": [f"red {i}" for i in range(1000)]}
+    with ThreadPoolExecutor(1) as pool:
+        refused = pool.submit(client.post, "/streams", json=many)
+        while not client.service.making:
+            time.sleep(0.001)
+        pushed = client.post("/streams/a/images", files=[("images", ("a.png", buffer.getvalue(), "image/png"))])
+        assert client.service.making
+        refused = refused.result()
+    assert pushed.json()["class_names"] == ["red"]
+    assert (refused.status_code, "takes longer than 2 s; send fewer" in refused.json()["detail"]) == (413, True)
+    assert client.get("/streams/b").status_code == 404
+    assert not client.service.making
+
+
+# Processes
+
+
+def children(process):
+    """Return the processes that a process has started."""
+    stats = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            stats.append((int(path.parent.name), path.read_text().rpartition(")")[2].split()))
+    return [number for number, fields in stats if int(fields[1]) == process and fields[0] != "Z"]
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists() or cores() < 2, reason="there are no step processes to look for")
+def test_a_stopped_step_process_is_replaced_and_none_outlives_the_server(serve, sqlite, text, samples, push):
+    """Pushes are answered, or refused for the time of a step, and counted once."""
+    server, x, over, seen = serve(sqlite), samples(48), threading.Event(), {"a": [], "b": []}
+
+    def work(name, number):
+        with httpx.Client(base_url=server.url, timeout=60) as own:
+            while not over.is_set():
+                key = f"{name}-{number}-{len(seen[name])}"
+                while (answer := push(own, name, x, key)).status_code == 429:
+                    seen[name].append(429)
+                    time.sleep(0.1)
+                seen[name].append(answer.status_code)
+
+    with httpx.Client(base_url=server.url, timeout=60) as client:
+        for name in seen:
+            make(client, text, name, method="moon")
+        threads = [threading.Thread(target=work, args=(name, i)) for name in "ab" for i in range(3)]
+        for thread in threads:
+            thread.start()
+        deadline = time.monotonic() + 60
+        while len(found := children(server.process.pid)) < 2:  # the second is started when the first is at work
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        os.kill(min(found), signal.SIGSTOP)
+        while min(found) in children(server.process.pid):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        time.sleep(0.3)
+        over.set()
+        for thread in threads:
+            thread.join()
+        for name, statuses in seen.items():
+            assert set(statuses) <= {200, 429}
+            assert client.get(f"/streams/{name}").json()["total"] == len(x) * statuses.count(200)
+    rest = children(server.process.pid)
+    for number in rest:
+        os.kill(number, signal.SIGSTOP)
+    server.kill()
+    while any(Path(f"/proc/{number}/exe").exists() for number in rest):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
 # Memory
 
 
@@ -423,7 +550,7 @@ def test_a_full_disk_stops_no_background_work(app, sqlite, text, samples, push, 
     while client.get("/readyz").json()["status"] != "failing":
         assert time.monotonic() < deadline
         time.sleep(0.05)
-    assert "disk is full" in client.get("/readyz").json()["problems"]["store"]
+    assert "disk is full; make room there, and" in client.get("/readyz").json()["problems"]["store"]
     time.sleep(2 * TICK)  # the work goes on failing, and does not end
     assert len([record for record in caplog.records if "disk is full" in record.getMessage()]) == 1
     full.clear()
@@ -522,6 +649,23 @@ def test_an_answer_that_is_not_read_is_given_up(connected, app, sqlite, text, sa
     while len(client.server.server_state.connections) > 1:  # that of `client`
         assert time.monotonic() < deadline
         time.sleep(0.02)
+
+
+def test_a_large_state_that_is_hardly_filled_takes_little_room(app, sqlite, text, samples, push):
+    client = app(sqlite)
+    make(client, text, method="ecalp", options={"memory": 400_000})
+    assert sum(file.stat().st_size for file in Path(sqlite).iterdir()) < 2**23
+    labels = push(client, "a", samples(4)).json()["labels"]
+    state = whole(client)[1]
+    assert sum(map(len, state.values())) > 2**26
+    client.server.should_exit = True
+    while client.service.store._connection is not None:
+        time.sleep(0.01)
+    again = app(sqlite)
+    while again.get("/readyz").json()["status"] != "ready":
+        time.sleep(0.01)
+    assert whole(again)[1] == state
+    assert again.get("/streams/a/predictions").json()["labels"] == labels
 
 
 def test_a_large_answer_is_sent_in_pieces_and_held_in_bounds(connected, app, sqlite, monkeypatch):

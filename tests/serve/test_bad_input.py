@@ -63,6 +63,21 @@ def json_that_is_not_utf8(client):
     return embeddings(client, b'{"embeddings": "\xff\xfe"}', JSON)
 
 
+@case(422, "half of a surrogate pair")
+def half_of_a_character_in_a_template(client):
+    return client.post("/streams", content=b'{"classes": ["cat"], "template": "{}\\ud83d"}', headers=JSON)
+
+
+@case(422, "half of a surrogate pair")
+def half_of_a_character_as_it_is(client):
+    return client.post("/streams", content=b'{"classes": ["cat"], "template": "{}\xed\xa0\xbd"}', headers=JSON)
+
+
+@case(422, "unicode string")
+def half_of_a_character_as_a_field(client):
+    return client.post("/streams/a/restore", content=b'{"\\ud83d": 1}', headers=JSON)
+
+
 @case(400, "not JSON")
 def json_nested_too_deep(client):
     return embeddings(client, b"[" * 50_000, JSON)

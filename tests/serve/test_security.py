@@ -88,9 +88,16 @@ def test_no_other_site_is_let_in(guarded, shared_app):
         "localhost#evil", "localhost/evil", "localhost?evil", "localhost:80:80", "local\thost",
     ):  # fmt: skip
         assert shared_app.get("/streams", headers={"Host": host}).status_code == 403, host
-    twice = [(b"host", b"localhost"), (b"host", b"evil.example")]  # which httpx does not send
-    status, _ = Gate().refusal({"type": "http", "method": "GET", "path": "/streams", "headers": twice})
-    assert status == 403
+    for name, good, bad in (
+        (b"host", b"localhost", b"evil.example"),
+        (b"origin", b"http://localhost", b"https://evil.example"),
+        (b"sec-fetch-site", b"same-origin", b"cross-site"),
+    ):
+        for values in ((good, bad), (bad, good)):  # which httpx does not send
+            twice = [(b"host", b"localhost"), *((name, value) for value in values)]
+            twice = twice[name == b"host" :]
+            status, _ = Gate().refusal({"type": "http", "method": "POST", "path": "/streams", "headers": twice})
+            assert status == 403, twice
     for site in ("cross-site", "same-site", "whatever"):
         refused = shared_app.post("/streams", json={"sample": "simulated"}, headers={"Sec-Fetch-Site": site})
         assert (refused.status_code, "own pages" in refused.json()["detail"]) == (403, True)

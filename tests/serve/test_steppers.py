@@ -1,6 +1,10 @@
 """The processes that take steps: the same answers to the last bit, and nothing lost where one ends."""
 
 import asyncio
+import os
+import signal
+import subprocess
+import sys
 import time
 
 import numpy as np
@@ -68,6 +72,35 @@ def test_a_process_answers_what_the_server_would_to_the_last_bit(steppers, monke
         assert beta is None or beta.tobytes() == result.beta.tobytes()
 
 
+STEPS = """
+import hashlib, sys
+from moontide.protocols import as_online
+from moontide.registry import method
+from moontide.serve.records import answers_of
+from moontide.simulate import simulate
+from moontide.types import Task
+
+data = simulate(300, 300, dim=16, effective_classes=5, seed=0)
+x, text, digest = data.features.astype("f4"), data.text.astype("f4"), hashlib.sha256()
+for name in sys.argv[1:]:
+    online = as_online(method(name))
+    state = online.start(Task(text[:1], text, 100.0))
+    for i in range(0, 300, 60):
+        state, result = online.step(state, x[i : i + 60])
+        digest.update(answers_of(result).tobytes())
+print(digest.hexdigest())
+"""
+
+
+def test_loops_from_the_cache_compute_what_the_process_that_compiled_them_did(tmp_path):
+    """Otherwise a step process, or a server that is started again, answers in other bits than the first one."""
+    pytest.importorskip("numba")
+    environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)}
+    command = [sys.executable, "-c", STEPS, "tide", "moon"]
+    runs = [subprocess.run(command, env=environment, capture_output=True, text=True, check=True) for _ in range(2)]
+    assert runs[0].stdout == runs[1].stdout
+
+
 def test_a_process_that_ends_is_replaced_after_some_time(steppers, caplog, monkeypatch):
     method, _, state = start("moon")
     job, steppers.count = Job(steppers.number(), method, state, X[:8], None), 1
@@ -81,6 +114,38 @@ def test_a_process_that_ends_is_replaced_after_some_time(steppers, caplog, monke
     assert steppers.all == []
     monkeypatch.setattr(steppers, "_not_before", time.monotonic())
     ready(steppers, job)
+
+
+def test_a_process_that_is_stopped_is_ended_and_replaced(steppers, caplog, monkeypatch):
+    monkeypatch.setattr("moontide.serve.steppers.STEP_SECONDS", 0.2)
+    method, _, state = start("moon")
+    job, steppers.count = Job(steppers.number(), method, state, X[:8], None), 1
+    ready(steppers, job)
+    process = steppers.idle[0].process
+    os.kill(process.pid, signal.SIGSTOP)
+    begin = time.monotonic()
+    assert steppers.step(job) is None
+    assert 0.2 <= time.monotonic() - begin < 5
+    assert process.poll() == -signal.SIGKILL
+    assert "has ended: it did not answer" in caplog.text
+    monkeypatch.setattr(steppers, "_not_before", time.monotonic())
+    ready(steppers, job)
+
+
+def test_a_process_that_starts_slowly_is_waited_for(steppers, caplog, monkeypatch):
+    """Its start, its modules and the compiler may take longer than a step."""
+    monkeypatch.setattr("moontide.serve.steppers.STEP_SECONDS", 0.01)
+    method, _, state = start("moon")
+    job, steppers.count = Job(steppers.number(), method, state, X[:8], None), 1
+    assert steppers.step(job) is None
+    until(lambda: steppers.all)
+    process = steppers.all[0].process
+    os.kill(process.pid, signal.SIGSTOP)
+    time.sleep(0.3)
+    os.kill(process.pid, signal.SIGCONT)
+    until(lambda: steppers.idle)
+    assert steppers.all[0].process is process
+    assert caplog.text == ""
 
 
 def test_a_step_that_a_process_refuses_is_left_to_the_server(steppers):

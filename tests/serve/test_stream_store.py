@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from moontide.errors import FileError
+from moontide.errors import FileError, OptionError
 from moontide.serve import backup, databases, push_log, stream_store
 from moontide.serve.auth import Token
 from moontide.serve.databases import LOG, open_store
@@ -564,7 +564,6 @@ def test_a_lost_connection_is_made_anew(postgres):
     ("place", "words"),
     [
         ("postgresql://moontide:secret@127.0.0.1:1/streams", "database streams on 127.0.0.1"),
-        ("postgresql://127.0.0.1:nonsense", "PostgreSQL"),
         ("{folder}/file/below", "file/below"),
     ],
 )
@@ -575,6 +574,29 @@ def test_data_that_cannot_be_opened_are_named(tmp_path, place, words):
         open_store(place.format(folder=tmp_path))
     assert words in str(caught.value)
     assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        "postgresql://127.0.0.1:secret",
+        "postgresql://moontide:secret%zz@127.0.0.1/streams",
+        "postgresql://moontide:a/secret@127.0.0.1/streams",
+        "postgresql://moontide:1/secret@127.0.0.1/streams",
+        "postgresql://127.0.0.1/streams?secret=1",
+        "Postgresql://moontide:secret@127.0.0.1/streams",
+        "mysql://moontide:secret@127.0.0.1/streams",
+        "postgresql:moontide:secret@127.0.0.1",
+    ],
+)
+def test_a_place_that_cannot_be_read_is_not_repeated(tmp_path, monkeypatch, place):
+    """The driver would quote the part of a URL that it stumbles over, such as a password."""
+    pytest.importorskip("psycopg")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(OptionError, match="must be a folder, or a URL such as postgresql://host/database") as caught:
+        open_store(place)
+    assert "secret" not in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_files_are_for_their_owner_only(sqlite):

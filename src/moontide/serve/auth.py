@@ -207,12 +207,12 @@ class Gate:
         host = hosts[0] if len(hosts) == 1 else ""
         if not is_loopback(name_of(host)):
             return 403, f"Without tokens this server only accepts loopback host names. Got the host {host[:100]!r}."
-        origin = headers.get("origin")
-        if origin is not None and origin.lower() not in (f"http://{host.lower()}", f"https://{host.lower()}"):
+        own = (f"http://{host.lower()}", f"https://{host.lower()}")
+        if any(origin.lower() not in own for origin in headers.getlist("origin")):
             return 403, "Without tokens this server only accepts its own pages. Got another origin."
-        site = headers.get("sec-fetch-site", "none")
-        if site not in ("none", "same-origin") and not (path in PAGES and scope["method"] in ("GET", "HEAD")):
-            return 403, f"Without tokens this server only accepts its own pages. Got a {site[:20]!r} request."
+        others = [site for site in headers.getlist("sec-fetch-site") if site not in ("none", "same-origin")]
+        if others and not (path in PAGES and scope["method"] in ("GET", "HEAD")):
+            return 403, f"Without tokens this server only accepts its own pages. Got a {others[0][:20]!r} request."
         return None
 
     def find(self, authorization: str) -> Token | None:

@@ -39,6 +39,7 @@ MAX_LISTENERS = 64  # of a stream
 LISTENER_EVENTS, LISTENER_BYTES = 256, 2**20  # how far one may fall behind before it is cut off
 GROWTH, MAX_BATCH = 8, 4096  # several pushes make a micro-batch of at most so many times `max_batch`, and so many
 STEP_SECONDS = 5.0
+COMPILE_SECONDS = 60.0  # that loading and compiling a method may take besides
 
 T = TypeVar("T")
 log = logging.getLogger("moontide.serve")
@@ -493,14 +494,18 @@ def within_memory(function: Callable[[], T]) -> T:
         raise ResourceError("This needs more memory than is available; try again with less at once.") from error
 
 
-async def in_time(work: asyncio.Future[Any]) -> bool:
-    """Wait for work on a thread no longer than a step may take; loading and compiling a method has its own time."""
-    left, piece = STEP_SECONDS, min(0.5, STEP_SECONDS)
-    while not (await asyncio.wait((work,), timeout=piece))[0]:
-        left -= 0 if compiling() else piece
-        if left <= 0:
-            return False
-    return True
+async def in_time(work: asyncio.Future[Any], seconds: float | None = None) -> bool:
+    """Wait for work on a thread for some seconds, by default those of a step; loading and compiling has its own."""
+    left, extra = STEP_SECONDS if seconds is None else seconds, COMPILE_SECONDS
+    while left > 0:
+        piece = min(0.5, left)
+        if (await asyncio.wait((work,), timeout=piece))[0]:
+            return True
+        if extra > 0 and compiling():
+            extra -= piece
+        else:
+            left -= piece
+    return work.done()
 
 
 def compiling() -> bool:

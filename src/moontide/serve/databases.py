@@ -25,7 +25,7 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from moontide.errors import FileError, missing_extra
+from moontide.errors import FileError, OptionError, missing_extra
 from moontide.serve.push_log import WRAP, Entry, Found, PushLog, entries
 from moontide.serve.stream_store import (
     CHECKPOINT,
@@ -418,6 +418,12 @@ class Postgres(StreamStore):
             raise missing_extra("psycopg", "postgres", "Keeping data in PostgreSQL") from None
         self.psycopg = psycopg
         self.failures = (psycopg.Error, OSError)
+        try:
+            found = psycopg.conninfo.conninfo_to_dict(data)
+        except psycopg.Error:
+            found = None
+        if found is None or "@" in str(found.get("dbname")) or not re.fullmatch(r"[\d,]*", str(found.get("port", ""))):
+            raise _not_a_place()  # the driver would quote parts of it
         super().__init__(data, fsync, lock)
 
     @property
@@ -459,7 +465,17 @@ def open_store(data: str, fsync: str = "always", lock: bool = True) -> StreamSto
     >>> names
     ['a']
     """
+    if not is_postgres(data) and re.match(r"[a-z]\w+:(//|.*@)", data, re.IGNORECASE):
+        raise _not_a_place()
     return (Postgres if is_postgres(data) else SQLite)(data, fsync, lock)
+
+
+def _not_a_place() -> OptionError:
+    """Say what the place of the data must be; without what it is, which may have a password in it."""
+    return OptionError(
+        "'--data' must be a folder, or a URL such as postgresql://host/database, with the user in PGUSER and the "
+        "password in PGPASSWORD or ~/.pgpass."
+    )
 
 
 def is_postgres(data: str) -> bool:

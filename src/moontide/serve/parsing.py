@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import struct
 import subprocess
@@ -28,6 +29,7 @@ OTHER_BYTES, OTHER_LISTS = 2**22, 10_000  # of what is not numbers, which is rea
 MAX_CLASSES = 100_000  # of a stream
 MOST = {b"[": 2 * MAX_CLASSES, b'"': 8 * MAX_CLASSES}  # rows and words: names, synonyms and their quotes
 PIECE = 2**20  # bytes that are searched at once
+SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]|\xed[\xa0-\xbf]")  # a half of a character above U+FFFF, escaped or not
 Parsed = tuple[dict[str, Any], Any]  # the other fields, and rows of float32 or None
 
 
@@ -76,6 +78,10 @@ def parse_here(body: bytes, field: str, others: tuple[str, ...]) -> Parsed:
     """
     try:
         value = json.loads(body)
+        if SURROGATE.search(body):
+            json.dumps(value, ensure_ascii=False).encode()  # as an answer would repeat it
+    except UnicodeEncodeError:
+        raise InputError("The texts of the body must be Unicode. Got half of a surrogate pair.") from None
     except (ValueError, RecursionError):
         raise JSONError("The body is not JSON.") from None
     known = ", ".join([field, *others])

@@ -143,13 +143,13 @@ async def parsed(service: Service, body: bytes, field: str, others: tuple[str, .
 
 
 async def admit(request: Request, queue: PushQueue, samples: int) -> None:
-    """Hold back a push if the queue is full; refuse it if the queue is still full after that."""
+    """Hold back a push if the queue is full; refuse it if the queue is still full after that, or the stream busy."""
     deadline = time.monotonic() + HOLD_SECONDS
     while True:
         try:
             return queue.admit(samples)
         except BusyError:
-            if time.monotonic() >= deadline:
+            if queue.busy is not None or time.monotonic() >= deadline:
                 request.scope["moontide.unread"] = True  # the rest is dropped as it comes, at hardly any cost
                 raise
         await asyncio.sleep(min(LOOK_SECONDS, HOLD_SECONDS))

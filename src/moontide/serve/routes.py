@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import time
 from collections.abc import AsyncIterator
 from typing import Annotated, Any
 
@@ -171,7 +172,8 @@ async def create(request: Request, service: TheService) -> Response:
     if media_type(request) != "application/json":
         raise KindError("A new stream must be application/json.")
     fields = tuple(name for name in NewStream.model_fields if name != "prototypes")
-    asked, prototypes = await parsed(service, await request.body(), "prototypes", fields)
+    content, start = await request.body(), time.monotonic()
+    asked, prototypes = await parsed(service, content, "prototypes", fields)
     if isinstance(asked.get("options"), dict) and len(asked["options"]) > 100:
         raise InputError("'options' may have 100 entries, and has more.")
     if isinstance(asked.get("classes"), list) and not all(isinstance(name, str) for name in asked["classes"]):
@@ -183,7 +185,8 @@ async def create(request: Request, service: TheService) -> Response:
     except ValidationError as error:
         raise InputError(in_words(error.errors(include_url=False, include_input=False))) from None
     values = new.model_dump(exclude={"method", "prototypes"})
-    queue = await service.create(method_name=new.method, prototypes=prototypes, **values)
+    spent = time.monotonic() - start
+    queue = await service.create(method_name=new.method, prototypes=prototypes, spent=spent, **values)
     return await description(queue, 201)
 
 

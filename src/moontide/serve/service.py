@@ -43,6 +43,8 @@ from moontide.types import Task
 
 TICK = 1.0  # seconds between two syncs of the policy "interval", and two looks for changed tokens
 MAX_MAKING = 4  # streams that are being made at a time
+EMBED_SECONDS = 30.0  # for embedding the classes of a new stream
+EMBEDDED = 32  # classes that are embedded at a time
 CLOSE_SECONDS = 30.0  # for the queues to finish when the server is stopped
 
 T = TypeVar("T")
@@ -110,7 +112,7 @@ class Service:
         self.queues: dict[str, PushQueue] = {}
         self.failed: dict[str, str] = {}  # streams that cannot be read, and why
         self.trouble: str | None = None  # why the store cannot be written
-        self.making: dict[str, ThreadPoolExecutor] = {}  # names of streams that are being made
+        self.making: dict[str, bool] = {}  # names of streams that are being made, and whether somebody waits for them
         self.loading, self.closing = 0, False
         self.warming = True  # whether the default method is still being compiled
         self.steppers = Steppers()
@@ -130,7 +132,7 @@ class Service:
             self.loading += 1
             self._start(self._load(name, config))
         if self.classes.names and "default" not in known:
-            await self.create(name="default", classes=self.classes)
+            await self.create(name="default", classes=self.classes, spent=-math.inf)
         self._start(self._warm())
         self._start(self._tick())
 
@@ -207,10 +209,11 @@ class Service:
                 found[f"stream {name}"] = f"busy with one step for {spent:.0f} s"
         return found
 
-    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+    def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     def hush(self) -> None:
         """End event streams and unfinished requests, which would delay the shutdown."""
@@ -268,9 +271,13 @@ class Service:
         preset: str | None = None,
         options: Mapping[str, Any] | None = None,
         logit_scale: float | None = None,
+        spent: float = 0.0,
         **batching: Any,
     ) -> PushQueue:
-        """Create a stream from prototypes, from class names, or from the sample set."""
+        """Create a stream from prototypes, from class names, or from the sample set.
+
+        `spent`: seconds of its time budget that have passed, as for reading the request.
+        """
         presets = method_type(method_name).presets
         if preset is not None and preset not in presets:
             raise unknown_name(f"preset of {method_name}", preset, presets)
@@ -284,41 +291,57 @@ class Service:
         stream = name or secrets.token_hex(6)
         if stream in self.queues or stream in self.failed or stream in self.making:
             raise TakenError(f"The stream {stream!r} exists already; choose another name, or delete it first.")
-        self.making[stream] = thread = threads(stream)
-        made = False
+        self.making[stream] = True
         try:
             if synonyms is not None and (classes is None or prototypes is not None):
                 raise OptionError("'synonyms' need 'classes' that the encoder embeds, without 'prototypes'.")
             asked = None if classes is None else check_classes(classes, synonyms)
-            text, names, scale, source = await self._classes(asked, prototypes, sample, template)
+            text, names, scale, source = await self._classes(asked, prototypes, sample, template, EMBED_SECONDS - spent)
             scale = scale if logit_scale is None else logit_scale
             config = Config(method_name, values, names, text.shape[1], scale, source, created=time.time(), **batching)
             new = ServedStream(stream, config, self.store, chosen, self.device, self.limits.keep)
-            moment = await self._in_time(thread, lambda: new.prepare(text, self.device))
-            await asyncio.get_running_loop().run_in_executor(thread, lambda: new.add(moment))
-            made = True
-        finally:
-            if not made:  # the name is taken as long as the thread is at work
-                loop = asyncio.get_running_loop()
-                with contextlib.suppress(RuntimeError):
-                    thread.submit(lambda: loop.call_soon_threadsafe(self.making.pop, stream, None))
-                thread.shutdown(wait=False)
-        del self.making[stream]
-        self.queues[stream] = self._queue(new, thread)
-        return self.queues[stream]
+        except BaseException:
+            del self.making[stream]
+            raise
+        return await self._in_time(new, self._start(self._make(new, text)), spent)
 
-    async def _in_time(self, thread: ThreadPoolExecutor, function: Callable[[], T]) -> T:
-        """Run a function in a thread, with a time limit."""
-        work = asyncio.get_running_loop().run_in_executor(thread, function)
-        if not await batching.in_time(work):
-            work.add_done_callback(lambda late: late.cancelled() or late.exception())
+    async def _in_time(self, new: ServedStream, work: asyncio.Task[None], spent: float) -> PushQueue:
+        """Return the queue of a stream that is being made; one that takes too long is given up."""
+        if not await batching.in_time(work, batching.STEP_SECONDS - spent):
+            self.making[new.name] = False
+            work.add_done_callback(partial(_note_late, new.name))
             raise ResourceError(
-                f"A step over one sample takes longer than {batching.STEP_SECONDS:g} s with these options; use others."
+                f"Making this stream takes longer than {batching.STEP_SECONDS:g} s; use fewer classes or dimensions, "
+                "smaller options, or another method."
             )
-        return work.result()
+        work.result()
+        return self.queues[new.name]
+
+    async def _make(self, new: ServedStream, text: Floats) -> None:
+        """Make a stream and write it down; nothing is left of one that was given up meanwhile.
+
+        Its name is taken until then.
+        """
+        thread, loop = threads(new.name), asyncio.get_running_loop()
+
+        def work(function: Callable[..., T], *given: Any) -> asyncio.Future[T]:
+            return loop.run_in_executor(thread, batching.within_memory, partial(function, *given))
+
+        try:
+            moment = await work(new.prepare, text, self.device)
+            if self.making[new.name]:
+                await work(new.add, moment)
+            if self.making[new.name]:
+                self.queues[new.name] = self._queue(new, thread)
+            else:
+                await work(self.store.delete, new.name)
+        finally:
+            del self.making[new.name]
+            if new.name not in self.queues:
+                thread.shutdown(wait=False)
 
     async def _classes(
-        self, classes: ClassList | None, prototypes: Any, sample: str | None, template: str | None
+        self, classes: ClassList | None, prototypes: Any, sample: str | None, template: str | None, seconds: float
     ) -> StreamClasses:
         if sample is not None:
             if classes is not None or prototypes is not None:
@@ -335,10 +358,19 @@ class Service:
             return StreamClasses(text, names, 100.0, "prototypes")
         if classes is None:
             raise InputError("A stream needs 'classes' or 'prototypes'; send one of them.")
-        encoder = self._encoder()
-        async with self._encoding:
-            made = await self.aside(lambda: embed_classes(encoder, classes, () if template is None else (template,)))
-        return StreamClasses(made.text, made.names, float(encoder.logit_scale), encoder.id)
+        encoder, templates = self._encoder(), () if template is None else (template,)
+        deadline, text = time.monotonic() + seconds, []
+        for start in range(0, len(classes.names), EMBEDDED):
+            if time.monotonic() > deadline:
+                raise ResourceError(
+                    f"Embedding {len(classes.names)} classes takes longer than {EMBED_SECONDS:g} s; send fewer classes "
+                    "and synonyms, or 'prototypes', or start the server with '--classes'."
+                )
+            part = classes.part(start, start + EMBEDDED)
+            async with self._encoding:  # images are embedded between the parts
+                made = await self.aside(partial(embed_classes, encoder, part, templates))
+            text.append(made.text)
+        return StreamClasses(np.concatenate(text), classes.names, float(encoder.logit_scale), encoder.id)
 
     def _encoder(self) -> Encoder:
         if self.encoder is None:
@@ -427,6 +459,12 @@ class Service:
         if len(await self.aside(lambda: self.store.snapshots(queue.stream.name))) > self.limits.max_snapshots:
             raise BusyError(f"A stream may have at most {self.limits.max_snapshots} snapshots; delete one first.", 60)
         return await queue.call(queue.stream.take_snapshot)
+
+
+def _note_late(name: str, work: asyncio.Task[None]) -> None:
+    """Write into the log why a stream that was given up could not be made, or could not be deleted."""
+    if not work.cancelled() and (error := work.exception()) is not None:
+        log.warning("stream %s, which was given up: %s", name, error)
 
 
 def class_numbers(labels: Sequence[Any], names: Sequence[str], field: str) -> Labels:

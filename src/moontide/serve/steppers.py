@@ -3,7 +3,8 @@
 Threads of one process wait for each other wherever Python is at work: two steps of 64 samples in two threads take as
 long as one after the other. A process is told the state of a stream once, and from then on the arrays that changed.
 It computes what the server itself would, to the last bit, and keeps nothing that is not in the server as well: where
-one ends or fails, the server takes the step. Messages are arrays behind a JSON header, over a pair of sockets:
+one ends, fails or does not answer in time, the server takes the step. Messages are arrays behind a JSON header, over a
+pair of sockets:
 
     {"stream", "method"?, "options"?, "numbers", "fields", "known", "arrays"}   arrays of the state, x and known labels
     {"failed", "beta"?, "arrays"}                                               answers, and beta where there is one
@@ -12,6 +13,7 @@ one ends or fails, the server takes the step. Messages are arrays behind a JSON 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import dataclasses
 import itertools
 import json
@@ -42,11 +44,13 @@ from moontide.serve.records import ANSWER, Answers, Floats, Labels, answers_of
 
 MOST = 4  # processes
 WAIT_SECONDS, LONG_SECONDS = 0.25, 1.0  # for a process that is at work, unless its step takes as long as this
+STEP_SECONDS, TRIAL_SECONDS = 5.0, 120.0  # for an answer; a trial also waits for the start, modules and the compiler
 RETRY_SECONDS = 30.0  # after one ended that should not have, until another is started
 KNOWN, KNOWN_BYTES = 16, 2**27  # streams that a process knows, and bytes of their states
 MAX_SENT = 2**26  # bytes of a state that a process is told
 BUFFER = 2**20  # bytes of a socket
 LENGTH = struct.Struct("<I")  # of a header
+PR_SET_PDEATHSIG = 1  # of prctl(2)
 
 AnyArray = npt.NDArray[Any]
 log = logging.getLogger("moontide.serve")
@@ -81,8 +85,12 @@ class Stepper:
             command = [sys.executable, "-c", "from moontide.serve.steppers import main; main()"]
             self.process = subprocess.Popen(command, stdin=theirs.fileno(), stdout=subprocess.DEVNULL)
 
-    def step(self, job: Job) -> tuple[Answers, AnyArray | None] | None:
-        """Have a step taken; None where it fails. After an OSError or ValueError the process is of no more use."""
+    def step(self, job: Job, seconds: float) -> tuple[Answers, AnyArray | None] | None:
+        """Have a step taken; None where it fails. After an OSError or ValueError the process is of no more use.
+
+        One that neither reads nor answers for some seconds, as it is stopped or hangs, is a TimeoutError.
+        """
+        self.socket.settimeout(seconds)
         head, arrays = self._message(job)
         send(self.socket, head, arrays)
         told, found = receive(self.socket)
@@ -153,7 +161,7 @@ class Steppers:
         if stepper is None:
             return None
         try:
-            found = stepper.step(job)
+            found = stepper.step(job, STEP_SECONDS)
         except (OSError, ValueError) as error:
             self._drop(stepper, error)
             return None
@@ -186,7 +194,7 @@ class Steppers:
         try:
             while (stepper := self._without(job.stream)) is not None:
                 for _ in range(2):  # arrays of the second state may be of another layout
-                    stepper.step(job)
+                    stepper.step(job, TRIAL_SECONDS)
                 self._give_back(stepper)
         except (OSError, ValueError) as error:
             if stepper is not None:
@@ -219,7 +227,8 @@ class Steppers:
     def _drop(self, stepper: Stepper, error: Exception) -> None:
         with self._free:
             if not self._closed:
-                log.warning("a process that takes steps has ended: %s", error)
+                hangs = isinstance(error, TimeoutError)
+                log.warning("a process that takes steps has ended: %s", "it did not answer" if hangs else error)
             self._not_before = time.monotonic() + RETRY_SECONDS
             if stepper in self.all:
                 self.all.remove(stepper)
@@ -300,6 +309,7 @@ class Told(NamedTuple):
 
 def main() -> None:
     """Take steps until the server has gone."""
+    end_with_the_server()
     for number in (signal.SIGINT, signal.SIGTERM):  # which a terminal or a system sends to all; the server ends this
         signal.signal(number, signal.SIG_IGN)
     products_stay_here()
@@ -313,6 +323,12 @@ def main() -> None:
             except (MoontideError, MemoryError):  # the server will find the same
                 told, found = {"failed": True}, []
             send(server, told, found)
+
+
+def end_with_the_server() -> None:
+    """Have Linux end this process where the server has ended, also while it is stopped, or at work on a step."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def answer(

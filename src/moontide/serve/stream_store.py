@@ -15,6 +15,7 @@ read; records, answers and counts must follow each other without a gap. `databas
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 import zlib
@@ -38,10 +39,12 @@ CREATE TABLE IF NOT EXISTS answers (stream TEXT, first BIGINT, size BIGINT NOT N
 CREATE TABLE IF NOT EXISTS tokens (name TEXT PRIMARY KEY, token BYTEA NOT NULL)
 """
 PIECE_BYTES = 2**22  # a state that is larger is in pieces, and its row has only the checksum
+TASTE_BYTES = 2**14  # of a piece, which tell whether it is compressed
 CHECKPOINT = -1  # the number of the state to go on from
 EVERY = ""  # in place of the name of a stream: all of them
 KEEP = 100_000  # samples of a stream whose answers are kept; with a higher number older data would seem to lack some
 NO_TOKEN = b'{"digest": ""}'  # what is kept of a damaged one
+FULL = re.compile("disk is full|no space left|quota exceeded", re.IGNORECASE)
 HELP = "see 'Backups and damage' in docs/serve.md"
 
 
@@ -135,6 +138,28 @@ def unseal(sealed: object, *key: object) -> bytes:
         words = " ".join(map(str, key[:3]))
         raise DamagedError(f"The stored {words} does not match its checksum; restore a backup, {HELP}.")
     return value
+
+
+def packed(piece: bytes) -> bytes:
+    """Compress a piece where that is worth its time: arrays that are hardly filled yet, and not those of embeddings.
+
+    >>> len(packed(bytes(2**20))) < 2**13
+    True
+    """
+    taste = piece[:TASTE_BYTES]
+    return zlib.compress(piece, 1) if len(zlib.compress(taste, 1)) < len(taste) // 4 else piece
+
+
+def unpacked(data: bytes) -> bytes:
+    """Return a piece as it was; the checksum of the whole state tells whether it is that.
+
+    >>> unpacked(packed(bytes(99))) == bytes(99), unpacked(b"embeddings")
+    (True, b'embeddings')
+    """
+    try:
+        return zlib.decompressobj().decompress(data, PIECE_BYTES)
+    except zlib.error:  # it was not compressed
+        return data
 
 
 class StreamStore:
@@ -239,7 +264,8 @@ class StreamStore:
         sentence = f"The data in {self.location} cannot be {verb}: {one_line(error)}"
         if self._is_damage(error):
             return DamagedError(f"{sentence}; restore a backup, {HELP}.")
-        return kind(f"{sentence}.")
+        remedy = "; make room there, and the server goes on by itself" if FULL.search(sentence) else ""
+        return kind(f"{sentence}{remedy}.")
 
     def _is_damage(self, error: Exception) -> bool:
         """Tell whether an exception of the driver means that the data are damaged."""
@@ -349,7 +375,7 @@ class StreamStore:
         try:
             for part, start in enumerate(range(0, len(state), PIECE_BYTES) if len(state) > PIECE_BYTES else ()):
                 with self._transaction():
-                    row = (stream, created, part, state[start : start + PIECE_BYTES])
+                    row = (stream, created, part, packed(state[start : start + PIECE_BYTES]))
                     self._run("INSERT INTO pieces VALUES (?, ?, ?, ?)", row)
             yield created
         finally:
@@ -387,7 +413,7 @@ class StreamStore:
             if isinstance(state, bytes) and len(state) == len(checksum(b"")):
                 parts = "SELECT data FROM pieces WHERE stream = ? AND created = ? ORDER BY part"
                 pieces = [data for (data,) in self._run(parts, (stream, row[-1])).fetchall()]
-                state = b"".join([*(data for data in pieces if isinstance(data, bytes)), state])
+                state = b"".join([*(unpacked(data) for data in pieces if isinstance(data, bytes)), state])
             values = unseal(state, stream, "state", *row), unseal(tally, stream, "tally", *row)
             seq, total, seen, kept = row[1:5]
             return Saved(seq, total, seen, kept, *values)

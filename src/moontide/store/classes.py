@@ -95,6 +95,15 @@ class ClassList:
         kinds = {name: _kinds_of_text(name, texts) for name, texts in more.items()}
         return replace(self, **_some(*({name: two[i] for name, two in kinds.items()} for i in (0, 1))))
 
+    def part(self, start: int, stop: int) -> ClassList:
+        """Return the list of some of the classes, with their prompts and paths.
+
+        >>> ClassList(("cat", "dog", "cow"), synonyms={"dog": ["hound"]}).part(1, 2).phrases("dog")
+        ['dog', 'hound']
+        """
+        paths = None if self.paths is None else self.paths[start:stop]
+        return replace(self, names=self.names[start:stop], paths=paths, lines=None)
+
     def phrases(self, name: str) -> list[str]:
         """Return the words that are put into templates for a class: its name, then its synonyms."""
         last = name if self.paths is None else self.paths[self.numbers[name]][-1]

@@ -57,7 +57,12 @@ def loops(function: Any) -> Any:
         return njit(**LOOPS)(function)
 
 
-@njit(inline="always")
+# What loops call is made part of each: a function of its own is one piece of code in the process that compiles it, and
+# another with each loop that is loaded from the cache, whose sums then end in other bits.
+inlined = njit(inline="always")
+
+
+@inlined
 def exp(x):
     """exp(x) for x < 88: 2^n exp(r) with |r| <= log(2) / 2; vectorised where a loop is."""
     y = max(x, LOWEST)
@@ -69,7 +74,7 @@ def exp(x):
     return value if x > LOWEST else ZERO
 
 
-@njit(inline="always")
+@inlined
 def log(x):
     """log(x) of a positive normal number: n log 2 + log(1 + r), 1 + r between the roots of 1/2 and 2; vectorised."""
     bits = np.float32(x).view(np.int32)
@@ -84,7 +89,7 @@ shrinkage, entropy_weight = loops(formulas.shrinkage), loops(formulas.entropy_we
 banerjee, log_c, anchor_kl = map(loops, (formulas.banerjee, formulas.log_c, formulas.anchor_kl))
 
 
-@loops
+@inlined
 def weight_of(h, log_k):
     """Eq. pl, held in [0, 1]."""
     return min(max(np.float32(entropy_weight(h, log_k)), ZERO), ONE)
@@ -102,7 +107,7 @@ def padded(k, value):
     return np.full((k + CHUNK - 1) // CHUNK * CHUNK, value, np.float32)
 
 
-@loops
+@inlined
 def gather(i, edges, z, votes):
     """votes = sum_j M_ij z_j, two neighbours at a time; `edges` are those of an `Affinity`."""
     pointer, neighbour, weight = edges
@@ -127,7 +132,7 @@ def votes(edges, z, out):
     return out
 
 
-@loops
+@inlined
 def largest(a):
     """Return the largest number, by integers that sort like the bits of floats: their maximum is vectorised."""
     top = np.int32(-(2**31))
@@ -139,7 +144,7 @@ def largest(a):
     return np.int32(top ^ ((top >> np.int32(31)) & MAGNITUDE)).view(np.float32)
 
 
-@loops
+@inlined
 def first_at(values, top):
     """Return where a value stands first; the last place where it is not there, as NaN never is."""
     at, end = 0, values.shape[0] - 1
@@ -195,7 +200,7 @@ def zero_shot(start, stop, cosine, scale, y, labels, log_sum, confidence, unlike
     return total, along, most, own
 
 
-@loops
+@inlined
 def softmax(a, k, q, absent, absent_log):
     """Write q = e^(a - top) of k logits a: return their largest column, 1 / sum q, log sum e^a and the entropy.
 
@@ -498,7 +503,7 @@ def tide_step(start, stop, base, y, counts, numbers, edges, z, new, means, prese
     return total, numbers_of, right, changed, moved
 
 
-@loops
+@inlined
 def add_nearer(beta, left_out, own, dots, cosine, squares, along, soft, more, among, sharpness, a):
     """Eqs. 8 and 9 of TIDE: add the sharpness times a sample's cosines to class means, less those to the anchors.
 
