@@ -40,16 +40,14 @@ def to_numpy(x: Array) -> np.ndarray[Any, Any]:
 
 def like(x: Any, ref: Array) -> Array:
     """Bring `x` into the namespace, device and floating dtype of `ref`."""
+    if type(x) is type(ref) is np.ndarray and x.dtype == ref.dtype:
+        return x
     x = to_numpy(x) if is_torch_array(x) and not is_torch_array(ref) else x
     return namespace(ref).asarray(x, dtype=ref.dtype, device=device(ref))
 
 
 def as_matrix(x: Any, name: str, ndim: int = 2) -> Array:
-    """Check that `x` is a non-empty finite array of real numbers with `ndim` axes; widen half precision to float32.
-
-    >>> as_matrix(np.ones((2, 3), dtype=np.float16), "image_features").dtype
-    dtype('float32')
-    """
+    """Check that `x` is a non-empty finite array of real numbers with `ndim` axes; widen half precision to float32."""
     x = as_real(x, name, ndim)
     _refuse(~namespace(x).isfinite(x), name, _FINITE)
     return x
@@ -80,11 +78,7 @@ def as_real(x: Any, name: str, ndim: int = 2) -> Array:
 
 
 def unit_rows(x: Array, name: str | None = None) -> Array:
-    """Scale the last axis to length 1, whatever it was; `name`: rows with NaN, infinity or only zeros are named errors.
-
-    >>> unit_rows(np.asarray([[3.0, 4.0]]))
-    array([[0.6, 0.8]])
-    """
+    """Scale the last axis to length 1, whatever it was; `name`: rows with NaN, infinity or only zeros are named errors."""
     xp = namespace(x)
     if 0 in x.shape:
         return x

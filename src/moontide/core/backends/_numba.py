@@ -520,6 +520,27 @@ def add_nearer(beta, left_out, own, dots, cosine, squares, along, soft, more, am
 
 
 @loops
+def tide_idle(start, stop, present, idle, arrays, kept, shares, logs):
+    """Split z, logits and cosines into those of the `present` classes, `kept` (3, N, L), and of the `idle` ones.
+
+    Of each row, logits are then less the largest of an idle class; `shares` are exp of theirs, `logs` that times them.
+    """
+    z, base, at_anchor = arrays
+    for i in range(start, stop):
+        row, e, x = base[i], shares[i], logs[i]
+        for r in range(idle.shape[0]):
+            x[r] = row[idle[r]]
+        top = largest(x)
+        for r in range(idle.shape[0]):
+            x[r] -= top
+            e[r] = exp(x[r])
+            x[r] *= e[r]
+        for l in range(present.shape[0]):
+            k = present[l]
+            kept[0, i, l], kept[1, i, l], kept[2, i, l] = z[i, k], row[k] - top, at_anchor[i, k]
+
+
+@loops
 def tide_logs(start, stop, z, labels, present, idle, shares, pull, by, out):
     """`log_ratios` of TIDE, of rows from `start` to `stop`; `idle` classes have z_ik = shares pull by."""
     for i in range(start, stop):

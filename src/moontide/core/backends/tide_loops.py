@@ -25,9 +25,7 @@ from moontide.core.tide import Assigned, Compared, Confident, Predicted
 
 Floats = NDArray[np.float32]
 IDLE = 0.03  # a class is idle if its largest z_ik is below this share of n_k + a*, and of 0.1
-LOWEST = np.float32(-87)  # exp of less is near the end of float32
 FEW = 256  # with so many classes or fewer, none is idle
-NARROW = 128  # rows up to which a product of the text with samples is faster than one of samples with the text
 one = np.float32
 run, occupancy_of, power = tide_plain.run, tide_plain.occupancy_of, tide_plain.power
 
@@ -64,10 +62,13 @@ class TIDERows(tide_plain.TIDERows):
     def _neighbours(self) -> Graph:
         return loops.nearest(self.f, self.method.neighbours)[1] or super()._neighbours()
 
-    def _in_blocks(self, loop: Callable[..., Any], *given: Any) -> list[Any]:
+    def _in_blocks(self, loop: Callable[..., Any], *given: Any) -> Any:
         """Call a loop for the rows, in threads, and return what it returns of each block, added up."""
-        found = in_threads(lambda at: loop(at.start, at.stop, *given), row_blocks(len(self.f), self.z.size))
-        return [sum(x[1:], x[0]) for x in zip(*found, strict=True)] if found[0] is not None else []
+        blocks = row_blocks(len(self.f), self.z.size)
+        if len(blocks) == 1:
+            return loop(0, len(self.f), *given)
+        found = in_threads(lambda at: loop(at.start, at.stop, *given), blocks)
+        return [sum(x[1:], x[0]) for x in zip(*found, strict=True)] if found[0] is not None else None
 
     def first(self, negatives: Any) -> Predicted:  # type: ignore[override]
         """Make the zero-shot predictions, and score how unlike all of the classes each sample is (Eq. 15)."""
@@ -108,10 +109,7 @@ class TIDERows(tide_plain.TIDERows):
         f, offset = self.in_metric / fixed.scale, fixed.offset  # f_i . mu'_k is a sum of products with text and offset
         if len(f) <= f.shape[1]:
             self.gram = self.in_metric @ self.in_metric.T  # (n, n)
-        if len(f) <= NARROW:
-            self.at_anchor = (self.text @ f.T).T.copy()  # (n, K)
-        else:
-            self.at_anchor = np.matmul(f, self.text.T, out=self._spare())
+        self.at_anchor = np.matmul(f, self.text.T, out=self._spare())  # (n, K)
         self.log_y, slope = self._room(), one(fixed.slope)
         expected = np.zeros_like(fixed.total) + one(1) / (fixed.expected + one(1))  # (K,)
         anchors = slope, f @ offset, _numba.anchor_lengths(self.text, slope, offset, 1 / fixed.scale)
@@ -162,13 +160,11 @@ class TIDERows(tide_plain.TIDERows):
         if 4 * len(gone) <= len(idle):
             return
         shares, logs = (self._room().ravel()[: len(self.f) * len(gone)].reshape(-1, len(gone)) for _ in range(2))
-        top = self.log_y.take(gone, axis=1, out=logs, mode="clip").max(axis=1, keepdims=True)  # (N, 1)
-        logs -= top
-        np.exp(np.maximum(logs, LOWEST, out=shares), out=shares)
-        logs *= shares
-        self.present, self.idle, self.spare = np.nonzero(~idle)[0], Idle(gone, shares, logs), [*self.spare, *arrays]
-        self.z, self.log_y, self.at_anchor = (x.take(self.present, axis=1) for x in arrays)
-        self.log_y -= top
+        present = np.nonzero(~idle)[0]  # (L,)
+        kept = np.empty((3, len(self.f), len(present)), one)
+        self._in_blocks(_numba.tide_idle, present, gone, arrays, kept, shares, logs)
+        self.present, self.idle, self.spare = present, Idle(gone, shares, logs), [*self.spare, *arrays]
+        self.z, self.log_y, self.at_anchor = kept
 
     def confidence(self, power: float) -> Confident:
         """Add up the confidences under a temperature, and their slopes (Eq. 14)."""
