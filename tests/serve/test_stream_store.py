@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from moontide.errors import FileError, OptionError
+from moontide.errors import FileError, MoontideError, OptionError
 from moontide.serve import backup, databases, push_log, stream_store
 from moontide.serve.auth import Token
 from moontide.serve.databases import LOG, open_store
@@ -596,6 +596,10 @@ def test_a_place_that_cannot_be_read_is_not_repeated(tmp_path, monkeypatch, plac
     with pytest.raises(OptionError, match="must be a folder, or a URL such as postgresql://host/database") as caught:
         open_store(place)
     assert "secret" not in str(caught.value)
+    for check in (backup.verify, lambda data: backup.backup(data, tmp_path / "copy")):
+        with pytest.raises(MoontideError) as caught:
+            check(place)
+        assert "secret" not in str(caught.value)
     assert list(tmp_path.iterdir()) == []
 
 

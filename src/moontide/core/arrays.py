@@ -78,7 +78,7 @@ def as_real(x: Any, name: str, ndim: int = 2) -> Array:
 
 
 def unit_rows(x: Array, name: str | None = None) -> Array:
-    """Scale the last axis to length 1, whatever it was; `name`: rows with NaN, infinity or only zeros are named errors."""
+    """Scale the last axis to length 1; `name`: rows with NaN, infinity or only zeros are named errors."""
     xp = namespace(x)
     if 0 in x.shape:
         return x

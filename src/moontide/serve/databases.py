@@ -465,8 +465,6 @@ def open_store(data: str, fsync: str = "always", lock: bool = True) -> StreamSto
     >>> names
     ['a']
     """
-    if not is_postgres(data) and re.match(r"[a-z]\w+:(//|.*@)", data, re.IGNORECASE):
-        raise _not_a_place()
     return (Postgres if is_postgres(data) else SQLite)(data, fsync, lock)
 
 
@@ -479,9 +477,13 @@ def _not_a_place() -> OptionError:
 
 
 def is_postgres(data: str) -> bool:
-    """Tell a URL from a folder.
+    """Tell a URL from a folder; what looks like neither is refused.
 
     >>> is_postgres("postgresql://db/streams"), is_postgres("moontide-data")
     (True, False)
     """
-    return re.match(r"postgres(ql)?://", data) is not None
+    if re.match(r"postgres(ql)?://", data):
+        return True
+    if re.match(r"[a-z]\w+:(//|.*@)", data, re.IGNORECASE):
+        raise _not_a_place()
+    return False
