@@ -15,7 +15,7 @@ from array_api_compat import is_torch_array as is_torch_array
 
 from moontide.errors import InputError
 
-NUMPY: ModuleType = array_namespace(np.zeros(0))
+_namespaces: dict[type, ModuleType] = {}  # asking is not free, and a solve asks a thousand times
 Array: TypeAlias = Any  # a numpy.ndarray or a torch.Tensor
 
 _SHOWN = 8  # row numbers named in an error
@@ -24,11 +24,11 @@ _ZERO = "'{}' must not have all-zero rows, which have no direction. Got zeros in
 
 
 def namespace(*arrays: Array) -> ModuleType:
-    """Return the array API namespace of the arrays (numpy's or torch's)."""
-    if type(arrays[0]) is np.ndarray:  # asking is not free, and a solve asks a thousand times
-        return NUMPY
-    xp: ModuleType = array_namespace(*arrays)
-    return xp
+    """Return the array API namespace of the arrays (numpy's or torch's), kept by the type of the first."""
+    kind = type(arrays[0])
+    if kind not in _namespaces:
+        _namespaces[kind] = array_namespace(*arrays)
+    return _namespaces[kind]
 
 
 def to_numpy(x: Array) -> np.ndarray[Any, Any]:

@@ -182,7 +182,7 @@ def offer(rows: Array | slice, ids: Array, similarity: Array, neighbours: Array,
 
 
 def largest_entries(x: Array, count: int) -> tuple[Array, Array]:
-    """Return columns and values of the largest entries of each row, sorted, of equals the first; overwrites them."""
+    """Return columns and values of the largest entries of each row, largest first; ties: the lower; overwrites them."""
     xp = namespace(x)
     rows = xp.arange(x.shape[0], device=device(x))  # (b,)
     columns = xp.empty((x.shape[0], count), dtype=xp.int64, device=device(x))

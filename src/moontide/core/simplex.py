@@ -5,9 +5,11 @@ from __future__ import annotations
 from moontide.core.arrays import Array, is_torch_array, namespace, row_sums
 
 
-def softmax(logits: Array) -> Array:
-    """Return the softmax over the last axis, computed without overflow."""
-    return softmax_log_sum(logits)[0]
+def softmax(logits: Array, out: Array | None = None) -> Array:
+    """Return the softmax over the last axis, computed without overflow; `out`: another array where it is written."""
+    if is_torch_array(logits):  # one kernel
+        return namespace(logits).softmax(logits, -1, out=out)
+    return softmax_log_sum(logits, out)[0]
 
 
 def log_softmax(logits: Array) -> Array:

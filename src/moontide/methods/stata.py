@@ -26,7 +26,7 @@ from moontide.core.arrays import Array, affine, class_counts, is_torch_array, li
 from moontide.core.mixture import ALL
 from moontide.core.ple import means, shrink
 from moontide.core.rows import Rows, check_graph
-from moontide.core.simplex import softmax_log_sum
+from moontide.core.simplex import softmax
 from moontide.core.sums import SAME, Doubles, Sums
 from moontide.errors import OptionError
 from moontide.methods._alternation import Anchored, Components
@@ -63,11 +63,6 @@ class StatARows(Rows):
     scores: Array | None = None  # (n, K), where they are kept
     counts: Any = 0  # (K,) labels one step before
 
-    @property
-    def sparse(self) -> bool:
-        """Whether classes at their anchors are left out of sums and scores."""
-        return self.in_memory and self.method.beta == "hard" and not is_torch_array(self.f)
-
     def first(self, centre: Array) -> GaussianSums:  # type: ignore[override]
         """Make the zero-shot predictions and what the anchor variance needs of them."""
         centre = like(centre, self.f)
@@ -99,13 +94,14 @@ class StatARows(Rows):
                 self._assign(at, scores, new)
             self._replace(new)
         new, labels = self._room(), xp.empty_like(before)
+        sparse = self.in_memory and self.method.beta == "hard" and not is_torch_array(self.f)
 
         def block(at: slice) -> GaussianSums:
             f, p = self._centred(at, centre), self._assign(at, scores, new)  # (b, d), (b, K)
             p *= p >= TINY
             labels[at] = xp.argmax(p, axis=1)
             counts = xp.astype(class_counts(labels[at], k), self.f.dtype)
-            some, self.counts = np.nonzero(counts + self.counts)[0] if self.sparse else ALL, counts  # (L,)
+            some, self.counts = np.nonzero(counts + self.counts)[0] if sparse else ALL, counts  # (L,)
             p, changed = p[:, some], (labels[at] != before[at]).sum()
             squares = p.T @ f**2
             return GaussianSums(len(p), p.T @ f, squares, p.sum(0), counts, changed, some)
@@ -129,9 +125,12 @@ class StatARows(Rows):
         def part(at: slice) -> tuple[Array, ...]:
             logits = self._votes(at)
             logits += scores[at]
-            p, _ = softmax_log_sum(logits, logits)
+            if new.dtype == logits.dtype:
+                softmax(logits, new[at])
+                return ()
+            p = softmax(logits)
             new[at] = self._narrow(p)
-            return () if new.dtype == p.dtype else (p,)  # what is stored in 16 bits is not exact
+            return (p,)  # what is stored in 16 bits is not exact
 
         return (*self._in_parts(part, rows), new[rows])[0]
 
@@ -198,20 +197,22 @@ class GaussianMixture(driver.Mixture[Components, Components]):
 
     def update(self, classes: Components, step: GaussianSums) -> Components:
         """Eq. stata-shrinkage: means and variances of the classes from their statistics."""
-        o = self.options
-        self.present, t = step.present, self.t[step.present]
-        beta = formulas.shrinkage(step.soft if o.beta == "soft" else step.counts[step.present], o.alpha)  # (L,)
-        mu, spread = t + 0, t + 0  # (L, d), (L, d)
-        for k in cached_classes(mu):
-            v = means(step.sums[k], step.soft[k], 0.0)  # v_k around the centre
-            mu[k] = unit_rows(shrink(unit_rows(v + self.centre), beta[k], t[k]))  # mu_k = beta_k v_k + (1 - beta_k) t_k
-            squares, away = means(step.squares[k], step.soft[k], 0.0), mu[k] - self.centre
-            spread[k] = anchored_variance(squares, v, away, beta[k], t[k] - self.centre, self.anchor)  # Sigma_k
+        self.present, xp = step.present, namespace(step.sums)
+        counts = step.soft if self.options.beta == "soft" else step.counts[step.present]  # (L,)
+        beta, t = formulas.shrinkage(counts, self.options.alpha), self.t[step.present]  # (L,), (L, d)
+        parts = (self._classes(step, k, beta[k], t[k]) for k in cached_classes(t))
+        mu, spread = (x[0] if len(x) == 1 else xp.concat(x) for x in zip(*parts, strict=True))  # (L, d), (L, d)
         return Components(mu, spread, beta)
+
+    def _classes(self, step: GaussianSums, k: slice, beta: Array, t: Array) -> tuple[Array, Array]:
+        """Return mu and Sigma of some classes."""
+        v = means(step.sums[k], step.soft[k], 0.0)  # v_k around the centre
+        mu = unit_rows(shrink(unit_rows(v + self.centre), beta, t))  # mu_k = beta_k v_k + (1 - beta_k) t_k
+        squares = means(step.squares[k], step.soft[k], 0.0)
+        return mu, anchored_variance(squares, v, mu - self.centre, beta, t - self.centre, self.anchor)
 
     def finish(self, run: driver.Run, classes: Components, step: GaussianSums, trace: list[None]) -> Components:
         """Return the classes in the dtype of the text, and whether the last E-step changed no label."""
         anchors = self.t, self.anchor + 0 * self.t, 0 * self.t[:, 0]
-        all_of = (put(x, self.present, new) for x, new in zip(anchors, classes[:3], strict=True))
-        mu, spread, beta = (like(x, self.text) for x in all_of)
+        mu, spread, beta = (like(put(x, self.present, y), self.text) for x, y in zip(anchors, classes, strict=False))
         return Components(mu, spread, beta, int(step.changed) == 0)

@@ -155,10 +155,7 @@ def first_at(values, top):
 
 @loops
 def nearest(gram, m):
-    """Return columns and values of the m largest entries of each row off the diagonal, largest first.
-
-    Of equal entries, those of lower columns come first.
-    """
+    """Return columns and values of the m largest entries of each row off the diagonal; ties: the lower column."""
     n = gram.shape[0]
     found, values = np.zeros((n, m), np.int64), np.full((n, m), -np.inf, np.float32)
     for i in range(n):
