@@ -149,8 +149,8 @@ class Rows:
         return self._empty(len(self.f), len(self.text), dtype=dtype or self.z.dtype) if found is None else found
 
     def _replace(self, new: Array) -> None:
-        """Make `new` the assignments; the room of those before is used again, unless they are wanted at the end."""
-        if not (self.keep and self.z is self.y):
+        """Make `new` the assignments; in numpy, the room of those before is used again, unless wanted at the end."""
+        if not (self.keep and self.z is self.y) and not is_torch_array(new):
             self.spare.append(self.z)
         self.z = new
 

@@ -9,7 +9,6 @@ first, so that float32 loses little precision where the terms cancel. No varianc
 from __future__ import annotations
 
 from moontide.core.arrays import Array, clip, device, is_torch_array, namespace
-from moontide.core.ple import shrink
 from moontide.core.simplex import softmax
 
 # Smallest variance, in units of 1 / d, the mean square of a coordinate of a unit row. Variances of CLIP features are
@@ -52,31 +51,37 @@ def class_weights(log_z: Array) -> Array:
 def class_variance(squares: Array, v: Array, mu: Array) -> Array:
     """Eq. stata-shrinkage: T_k = sum_i w_ki (f_i - mu_k)^2 for weights w whose rows sum to 1, (K, d).
 
-    `squares` is w f^2 and `v` is w f. All have the same origin, close to the features, so that little cancels.
+    `squares` is w f^2, which is overwritten, and `v` is w f. All have the same origin, close to the features, so that
+    little cancels.
 
     >>> import numpy as np
     >>> w, f = np.asarray([[0.5, 0.5]]), np.asarray([[0.0], [2.0]])
     >>> class_variance(w @ f**2, w @ f, np.asarray([[4.0]]))
     array([[10.]])
     """
-    variance = v - mu
-    variance *= variance
-    variance += clip(squares - v**2, 0)
+    squares -= v**2
+    variance, between = clip(squares, 0), v - mu
+    between *= between
+    variance += between
     return variance
 
 
-def anchored_variance(squares: Array, v: Array, mu: Array, beta: Array, text: Array, anchor: Array) -> Array:
+def anchored_variance(squares: Array, v: Array, mu: Array, beta: Array, apart: Array, anchor: Array) -> Array:
     """Eq. stata-shrinkage: Sigma_k = beta_k T_k + (1 - beta_k) (Sigma' + (t_k - mu_k)^2), at least the floor, (K, d).
+
+    `apart` is t_k - mu_k. It and `squares` are overwritten: such arrays take most of the memory of a small batch.
 
     >>> import numpy as np
     >>> w, f = np.asarray([[0.5, 0.5]]), np.asarray([[0.0], [2.0]])
-    >>> anchored_variance(w @ f**2, w @ f, w @ f, np.asarray([0.5]), np.asarray([[4.0]]), np.asarray([[2.0]]))
+    >>> anchored_variance(w @ f**2, w @ f, w @ f, np.asarray([0.5]), np.asarray([[3.0]]), np.asarray([[2.0]]))
     array([[6.]])
     """
-    to_text = text - mu
-    to_text *= to_text
-    to_text += anchor
-    variance = shrink(class_variance(squares, v, mu), beta, to_text)  # (K, d)
+    variance = class_variance(squares, v, mu)
+    variance *= beta[:, None]
+    apart *= apart
+    apart += anchor
+    apart *= (1 - beta)[:, None]
+    variance += apart
     return clip(variance, FLOOR / v.shape[1])
 
 

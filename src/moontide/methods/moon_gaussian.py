@@ -66,7 +66,7 @@ class MOONGaussian(Smoothed):
             v = weights @ f  # v_k = sum_i gamma_i z_ik f_i / sum_i gamma_i z_ik, (K, d)
             mu = unit_rows(shrink(v, beta, text))  # mu_k = beta_k v_k + (1 - beta_k) t_k, (K, d)
             squares = weights @ around**2  # (K, d)
-            spread = anchored_variance(squares, v - centre, mu - centre, beta, text - centre, anchor)  # (K, d)
+            spread = anchored_variance(squares, v - centre, mu - centre, beta, text - mu, anchor)  # (K, d)
             return Components(mu, spread, beta)
 
         return self._alternate(

@@ -209,7 +209,7 @@ class GaussianMixture(driver.Mixture[Components, Components]):
         v = means(step.sums[k], step.soft[k], 0.0)  # v_k around the centre
         mu = unit_rows(shrink(unit_rows(v + self.centre), beta, t))  # mu_k = beta_k v_k + (1 - beta_k) t_k
         squares = means(step.squares[k], step.soft[k], 0.0)
-        return mu, anchored_variance(squares, v, mu - self.centre, beta, t - self.centre, self.anchor)
+        return mu, anchored_variance(squares, v, mu - self.centre, beta, t - mu, self.anchor)
 
     def finish(self, run: driver.Run, classes: Components, step: GaussianSums, trace: list[None]) -> Components:
         """Return the classes in the dtype of the text, and whether the last E-step changed no label."""
