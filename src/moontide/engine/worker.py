@@ -35,7 +35,7 @@ from moontide.store.tensors import read_tensors, write_tensors
 from moontide.types import Task
 
 OWN = ("check", "sample", "nearest", "scatter", "write", "gather")  # a worker answers these, its shards the others
-Tick = Callable[[int], None]  # is told how many shards have answered a call
+Tick = Callable[[int], None]  # called with how many shards have answered a call
 PROCESS = 2**27  # bytes of an interpreter with numpy, scipy and pyarrow
 
 

@@ -156,7 +156,7 @@ class Protocol(HttpToolsProtocol):
 
 
 class Server(uvicorn.Server):
-    """The server of a service: uvicorn's, which ends event streams when it is told to stop."""
+    """The server of a service: uvicorn's, which ends event streams when it is asked to stop."""
 
     def __init__(self, service: Service) -> None:
         """Set uvicorn up."""
@@ -184,7 +184,7 @@ class Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """End event streams, wait for open requests, and close the service."""
-        self.service.hush()
+        self.service.close_events()
         await super().shutdown(sockets)
 
 

@@ -215,7 +215,7 @@ class Service:
         task.add_done_callback(self._tasks.discard)
         return task
 
-    def hush(self) -> None:
+    def close_events(self) -> None:
         """End event streams and unfinished requests, which would delay the shutdown."""
         self.closing = True
         self.gate.close()
@@ -224,7 +224,7 @@ class Service:
 
     async def close(self) -> None:
         """Finish all queues, write checkpoints, and close the store."""
-        self.hush()
+        self.close_events()
         for task in self._tasks:
             task.cancel()
         ends = [asyncio.ensure_future(queue.end(queue.stream.checkpoint)) for queue in self.queues.values()]

@@ -1,7 +1,7 @@
 """Processes that take steps for streams, so that several steps are taken at the same time, each on a core of its own.
 
 Threads of one process wait for each other wherever Python is at work: two steps of 64 samples in two threads take as
-long as one after the other. A process is told the state of a stream once, and from then on the arrays that changed.
+long as one after the other. A process is sent the state of a stream once, and from then on the arrays that changed.
 It computes what the server itself would, to the last bit, and keeps nothing that is not in the server as well: where
 one ends, fails or does not answer in time, the server takes the step. Messages are arrays behind a JSON header, over a
 pair of sockets:
@@ -47,7 +47,7 @@ WAIT_SECONDS, LONG_SECONDS = 0.25, 1.0  # for a process that is at work, unless 
 STEP_SECONDS, TRIAL_SECONDS = 5.0, 120.0  # for an answer; a trial also waits for the start, modules and the compiler
 RETRY_SECONDS = 30.0  # after one ended that should not have, until another is started
 KNOWN, KNOWN_BYTES = 16, 2**27  # streams that a process knows, and bytes of their states
-MAX_SENT = 2**26  # bytes of a state that a process is told
+MAX_SENT = 2**26  # bytes of a state that a process is sent
 BUFFER = 2**20  # bytes of a socket
 LENGTH = struct.Struct("<I")  # of a header
 PR_SET_PDEATHSIG = 1  # of prctl(2)
@@ -93,11 +93,11 @@ class Stepper:
         self.socket.settimeout(seconds)
         head, arrays = self._message(job)
         send(self.socket, head, arrays)
-        told, found = receive(self.socket)
-        if told["failed"]:
+        reply, found = receive(self.socket)
+        if reply["failed"]:
             return None
         rows = found[0].view(ANSWER)
-        return rows, found[1] if told["beta"] else None
+        return rows, found[1] if reply["beta"] else None
 
     def _message(self, job: Job) -> tuple[dict[str, Any], list[AnyArray]]:
         before = self.sent.pop(job.stream, {})
@@ -300,7 +300,7 @@ def receive(sender: socket.socket) -> tuple[dict[str, Any], list[AnyArray]]:
     return head, [fill(np.empty(shape, dtype)) for dtype, shape in head["arrays"]]
 
 
-class Told(NamedTuple):
+class Known(NamedTuple):
     """What a process knows of a stream."""
 
     method: OnlineMethod
@@ -314,15 +314,15 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)
     products_stay_here()
     blocks_stay_here()
-    streams: dict[int, Told] = {}
+    streams: dict[int, Known] = {}
     with contextlib.suppress(OSError), socket.socket(fileno=0) as server:
         while True:
             head, arrays = receive(server)
             try:
-                told, found = answer(streams, head, arrays)
+                reply, found = answer(streams, head, arrays)
             except (MoontideError, MemoryError):  # the server will find the same
-                told, found = {"failed": True}, []
-            send(server, told, found)
+                reply, found = {"failed": True}, []
+            send(server, reply, found)
 
 
 def end_with_the_server() -> None:
@@ -332,13 +332,13 @@ def end_with_the_server() -> None:
 
 
 def answer(
-    streams: dict[int, Told], head: dict[str, Any], arrays: list[AnyArray]
+    streams: dict[int, Known], head: dict[str, Any], arrays: list[AnyArray]
 ) -> tuple[dict[str, Any], list[AnyArray]]:
     """Take a step; returns the answer to send."""
     for number in head["forget"]:
         del streams[number]
     if "method" in head:
-        streams[head["stream"]] = Told(as_online(method(head["method"], **head["options"])), {})
+        streams[head["stream"]] = Known(as_online(method(head["method"], **head["options"])), {})
     online, fields = streams[head["stream"]]
     known = arrays.pop() if head["known"] else None
     x = arrays.pop()
