@@ -299,17 +299,22 @@ class PushQueue:
         enough, steps = self.queued >= config.max_batch, self.steps
         if not pushes or len(self._under_way) >= max(2, steps):
             return None
-        if (steps == 1 or not enough) and not all(each.step.done() for each in self._under_way):
+        beside = steps > 1 and enough and pushes >= self._share()  # smaller ones would cost more than they gain
+        if not beside and not all(each.step.done() for each in self._under_way):
             return None
         if enough or self._under_way or self.calls or pushes >= self.before:
             return 0
         return max(0, self.waiting[0].since + config.max_wait_ms / 1000 - asyncio.get_running_loop().time())
 
+    def _share(self) -> int:
+        """Return how many pushes each step gets of those that wait or are under way."""
+        pushes = len(self.waiting) - self.calls + sum(len(each.items) for each in self._under_way)
+        return math.ceil(pushes / self.steps)
+
     def _gather(self) -> list[_Waiting]:
         """Take the pushes of a micro-batch out of the queue."""
         config, batch, size = self.stream.config, list[_Waiting](), 0
-        most, under_way = min(MAX_BATCH, GROWTH * config.max_batch), sum(len(each.items) for each in self._under_way)
-        share = math.ceil((len(self.waiting) + under_way) / self.steps)
+        most, share = min(MAX_BATCH, GROWTH * config.max_batch), self._share()
         while self.waiting and isinstance(item := self.waiting[0].work, Item):
             size += len(item.x)
             if batch and (size > most or (size > config.max_batch and len(batch) >= share)):
