@@ -370,13 +370,13 @@ def test_a_sample_alone_gets_the_prediction_of_zero_shot() -> None:
 
 def test_classes_left_alone_do_not_change_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     tide_loops = pytest.importorskip("moontide.core.backends.tide_loops")
-    idle_classes, numbers = tide_loops.idle_classes, []
+    set_idle, numbers = tide_loops.TIDERows._set_idle, []
 
-    def counted(*arguments: Any) -> Any:
-        numbers.append((tide_loops.IDLE > 0, int(idle_classes(*arguments).sum()) > 9))
-        return idle_classes(*arguments)
+    def counted(rows: Any, idle: Any) -> None:
+        numbers.append((tide_loops.IDLE > 0, int(idle.sum()) > 9))
+        set_idle(rows, idle)
 
-    monkeypatch.setattr(tide_loops, "idle_classes", counted)
+    monkeypatch.setattr(tide_loops.TIDERows, "_set_idle", counted)
     monkeypatch.setattr(tide_loops, "FEW", 0)
     for kind in ({"n_samples": 32, "n_classes": 20, "effective_classes": 1}, {"n_samples": 10, "n_classes": 50}):
         for seed in range(6):

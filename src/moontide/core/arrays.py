@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from array_api_compat import array_namespace
 from array_api_compat import device as device
-from array_api_compat import is_torch_array as is_torch_array
+from array_api_compat import is_torch_array as is_tensor
 
 from moontide.errors import InputError
 
@@ -29,6 +29,11 @@ def namespace(*arrays: Array) -> ModuleType:
     if kind not in _namespaces:
         _namespaces[kind] = array_namespace(*arrays)
     return _namespaces[kind]
+
+
+def is_torch_array(x: Any) -> bool:
+    """Tell whether this is a tensor of torch."""
+    return type(x) is not np.ndarray and bool(is_tensor(x))
 
 
 def to_numpy(x: Array) -> np.ndarray[Any, Any]:
@@ -167,7 +172,7 @@ def columns(x: Array, which: Array | slice) -> Array:
 def put(x: Array, which: Array, values: Array) -> Array:
     """Return an array with some rows replaced by `values`, as a new array."""
     x = x.clone() if is_torch_array(x) else x.copy()
-    x[which, ...] = values
+    x[which] = values
     return x
 
 

@@ -86,14 +86,12 @@ class VMF:
     def __init__(self, options: Any, anchors: Anchors, scale: float) -> None:
         self.options, self.anchors, self.scale, self.d = options, anchors, scale, int(anchors.text.shape[1])
         self.at_anchor = self.logits_at(anchors.kappa)  # (K,), (K,)
-        self._some: tuple[Any, Anchors] = (None, anchors)  # the classes whose anchors were asked for last, and these
+        self._some: tuple[Any, Anchors] = (ALL, anchors)  # the classes whose anchors were asked for last, and these
 
     def anchors_of(self, present: Array | slice) -> Anchors:
         """Return the anchors of some of the classes."""
-        if isinstance(present, slice):
-            return self.anchors
         if present is not self._some[0]:
-            self._some = present, Anchors(*(x[present, ...] for x in self.anchors))
+            self._some = present, Anchors(*(x[present] for x in self.anchors))
         return self._some[1]
 
     def kappa(self, r: Array) -> Array:

@@ -83,10 +83,9 @@ class StatARows(Rows):
             scores = self._room() if self.in_memory else self._empty(len(self.f), k)
         for at in self.blocks:
             f = self._centred(at, centre)  # (b, d)
-            some = affine(f, linear, offset)  # (b, L)
-            some -= f**2 @ ((0.5 / self.method.temper) / spread).T  # (b, L) or (b, 1)
-            scores[at, present] = some
-            del some  # before the next arrays of that size
+            least = offset - f**2 @ ((0.5 / self.method.temper) / spread).T  # (b, L)
+            scores[at, present] = affine(f, linear, least)
+            del least  # before the next arrays of that size
         self.scores = scores if self.in_memory else None
         for _ in range(self.method.inner_iterations - 1):
             new = self._room()

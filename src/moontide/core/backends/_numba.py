@@ -20,6 +20,8 @@ LOOPS = {"nogil": True, "error_model": "numpy", "fastmath": {"reassoc", "contrac
 ZERO, ONE, SMALLEST = np.float32(0), np.float32(1), np.finfo(np.float32).smallest_normal
 EPS, LEAST = 1e-12, np.float32(1e-30)
 SHORT, WEAK = np.float32(0.1), np.float32(1e-9)  # |R_k| and sum_i gamma_i z_ik below which an M-step needs vectors
+TINY = np.float32(1e-26).view(np.int32)  # bits of the least scale of a row: its sum would be near the end of float32
+GROWTH = np.float32(16).view(np.int32)  # and of the largest: shared entries are then looked for again
 CHUNK = 64  # numbers that a vectorised loop takes at a time, or a multiple of that
 
 LOWEST = np.float32(-87)  # exp of less is taken as 0, near the end of float32
@@ -270,14 +272,15 @@ def m_step(near, soft, along, dots, squares, counts, kappa0, r0, alpha, exact, d
 
 @loops
 def e_step(start, stop, anchor, present, values, edges, z, rest, new, names, labels, found, log_k):
-    """Eq. update-z of rows from `start` to `stop`; returns by how much an entry of z changed at most.
+    """Eq. update-z of rows from `start` to `stop`; returns the largest change of an entry of z, and whether `bounded`.
 
     The logits are cosine slope + offset - shift, which `anchor` has, or `values` if `present`. `names` are the classes
     of the columns. `rest` (5, N) has of each row, over entries of other columns, the sums of q = exp(logit), q log q,
     q votes and z votes, and the largest q; where that is the largest of all, the label is -1. `found` (5, N) are the
-    logs of the sums, gamma, the agreement of the votes with the new z and with z, and exp of minus the log.
+    logs of the sums, gamma, the agreement of the votes with the new z and with z, and exp of minus the log; that is
+    bounded if it is in (TINY, GROWTH] in every row.
     """
-    (cosine, slope, offset, shift), k = anchor, z.shape[1]
+    (cosine, slope, offset, shift), k, bounded = anchor, z.shape[1], True
     votes, a, q, change = padded(k, ZERO), padded(k, LOWEST - BIAS), padded(k, ZERO), padded(k, ZERO)
     for i in range(start, stop):
         row, p, old, of_p, of_old, less = cosine[i], new[i], z[i], ZERO, ZERO, shift[i]
@@ -293,10 +296,11 @@ def e_step(start, stop, anchor, present, values, edges, z, rest, new, names, lab
             of_old += old[c] * votes[c]
             change[c] = max(change[c], abs(p[c] - old[c]))
         scale = np.exp(-log_sum) if rest[0, i] > ZERO else ZERO
+        bounded &= TINY < np.float32(scale).view(np.int32) <= GROWTH  # not where it is NaN
         labels[i] = names[column] if rest[4, i] * scale <= p[column] else -1
         found[0, i], found[1, i], found[4, i] = log_sum, weight_of(entropy, log_k), scale
         found[2, i], found[3, i] = of_p + scale * rest[2, i], of_old + rest[3, i]
-    return largest(change)
+    return largest(change), bounded
 
 
 @loops

@@ -33,10 +33,8 @@ Ints = NDArray[np.int64]
 
 BELOW_1 = 1 - float(np.finfo(np.float32).eps)
 NEGLIGIBLE = 2.0**-28  # 1/32 of the rounding of numbers near 1
-GROWTH = 16.0  # where a row of absent classes has grown by more, shared entries are looked for again
 SMALL = 2**14  # entries of z below which the dense E-step is faster
 SHARE = 1 / 16  # of z large enough for that, at most: with more, nothing is gained
-TINY = 1e-26  # sums over rows of more than its inverse are near the end of float32
 
 run = plain.run
 
@@ -133,9 +131,9 @@ class Rows(plain.Rows):
             some: tuple[Any, Any] = (scores.present, values) if values is not None else (self.classes[:0], old[:, :0])
             found = self.assign(anchor, *some, old, self.rest, self._room(), self.classes)
             self._replace(found[0].z)
-        a, _, moved = found
+        a, _, moved, _ = found
         self.labels = a.labels
-        changed = 0 if old_labels is None else int((a.labels != old_labels).sum())
+        changed = 0 if old_labels is None else np.count_nonzero(a.labels != old_labels)
         moved = np.inf if old_labels is None else moved
         if self.method.gamma == "assignments":
             self.gamma = a.gamma
@@ -151,16 +149,16 @@ class Rows(plain.Rows):
         return self.z  # type: ignore[no-any-return]
 
     def assign(
-        self, anchor: tuple[Floats, ...], present: Ints, values: Floats, z: Floats, rest: Floats, new: Floats,
-        names: Ints,
-    ) -> tuple[Assignment, Floats, float]:  # fmt: skip
-        """Eq. update-z by `_numba.e_step`; also returns its last row of `found`, and how far an entry of z moved."""
+        self, anchor: tuple[Any, ...], present: Ints, values: Floats, z: Floats, rest: Floats, new: Floats, names: Ints,
+    ) -> tuple[Assignment, Floats, float, bool]:  # fmt: skip
+        """Eq. update-z by `_numba.e_step`; also returns its last row of `found`, and what it returns."""
         n, log_k = len(z), log_classes(len(self.text))
         labels, found = np.empty(n, np.int64), np.empty((5, n), z.dtype)
         edges = self.votes_of.weighted(self.vote_weight).edges
         given = anchor, present, values, edges, z, rest, new, names, labels, found, log_k
-        moved = in_threads(lambda at: _numba.e_step(at.start, at.stop, *given), row_blocks(n, z.size))
-        return Assignment(new, labels, *found[:4]), found[4], float(max(moved))
+        run = in_threads(lambda at: _numba.e_step(at.start, at.stop, *given), row_blocks(n, z.size))
+        moved, bounded = zip(*run, strict=True)
+        return Assignment(new, labels, *found[:4]), found[4], max(moved), all(bounded)
 
     def _find_present(self, a: Assignment, scores: Scores) -> Floats:
         """Find the classes that have samples now, and return the counts of all, (K,)."""
@@ -217,26 +215,26 @@ class Absent:
         self.anchor = one, 0 * one, self.shift
         rows.spare.append(z)
 
-    def assign(self, values: Floats) -> tuple[Floats, Assignment, Floats, float]:
+    def assign(self, values: Floats) -> tuple[Floats, Assignment, Floats, float, bool]:
         """Return q of the shared entries with these logits (N, L), and what `Rows.assign` returns of the others."""
         rows, by = self.rows, self.each if self.rows.vote_weight is None else self.rows.vote_weight
         q, rest = _numba.shared_sums(self.q, self.scale, by, *self.others)
         given = (values, *self.anchor), self.columns[:0], values[:, :0], self.z, rest
         return q, *rows.assign(*given, np.empty_like(self.z), self.present)
 
-    def e_step(self, values: Floats) -> tuple[Assignment, Floats, float] | None:
+    def e_step(self, values: Floats) -> tuple[Assignment, Floats, float, bool] | None:
         """Eq. update-z with the logits `values` (N, L) of the present classes; None where that is not accurate.
 
         The z of the answer is that of the present classes, (N, L).
         """
-        q, a, scale, moved = self.assign(values)
-        if not (scale.min() > TINY and scale.max() <= GROWTH):  # also for NaN
+        q, a, scale, moved, bounded = self.assign(values)
+        if not bounded:
             return None
         self.z, self.q, self.scale = a.z, q, scale
         away = np.nonzero(a.labels < 0)[0]  # those of a class that was absent
         if len(away):
             a.labels[away] = self.dense(away).argmax(axis=1)
-        return a._replace(log_sum=self.shift + a.log_sum), scale, moved
+        return a._replace(log_sum=self.shift + a.log_sum), scale, moved, True
 
     def dense(self, which: Any = slice(None)) -> Floats:
         """Return z of all classes for some samples; for all, it is made in place, and nothing may follow."""

@@ -38,11 +38,6 @@ class Idle(NamedTuple):
     logs: Floats  # (N, R) e_ik c_ik
 
 
-def idle_classes(z: Floats, counts: Floats, labels: Floats, smoothing: float) -> NDArray[np.bool_]:
-    """Return a mask of the classes of z (N, K) that may be idle, (K,), from sums of z and numbers of labels."""
-    return (z.max(axis=0) <= IDLE * np.minimum(counts + smoothing, 0.1)) & (labels == 0)  # type: ignore[no-any-return]
-
-
 class TIDERows(tide_plain.TIDERows):
     """The samples of TIDE, all in memory."""
 
@@ -124,7 +119,8 @@ class TIDERows(tide_plain.TIDERows):
         if self.at_anchor is None:
             self._prepare(fixed)
         if self.e_steps == 2 and fixed.prior is None and self.z.shape[1] > FEW:
-            self._set_idle(idle_classes(self.z, classes.counts, classes.labels, fixed.smoothing))
+            most = IDLE * np.minimum(classes.counts + fixed.smoothing, 0.1)  # (K,)
+            self._set_idle((self.z.max(axis=0) <= most) & (classes.labels == 0))
         self.e_steps += 1
         n, some, idle, counts = len(self.f), classes.some, self.idle, classes.counts
         columns = some if idle is None else np.searchsorted(self.present, some)  # (H,) of z
