@@ -193,7 +193,7 @@ def test_every_step_of_the_loops_is_that_of_the_equations(seed: int, shape: Any,
                 np.testing.assert_allclose(
                     getattr(step, name), getattr(other, name), rtol=1e-4, atol=2e-4, err_msg=name
                 )
-            mine, theirs = a.update(mine, step), b.update(theirs, other)
+            mine, theirs = a.update(step), b.update(other)
             for one, another in zip(a.vmf.whole(mine), b.vmf.whole(theirs), strict=True):
                 np.testing.assert_allclose(one, another, rtol=2e-3, atol=1e-4)
         np.testing.assert_allclose(found._dense(), wanted.z, atol=1e-4)
@@ -206,7 +206,7 @@ def rows_with_absent_classes(seed: int = 0) -> tuple[Any, Any, Any]:
     mixture = VMFMixture(MOON(), data.text, 100.0, loops.m_step)
     classes = mixture.begin(rows.call)
     for _ in range(2):
-        classes = mixture.update(classes, rows.step(classes.scores))
+        classes = mixture.update(rows.step(classes.scores))
     return rows, classes, classes.scores.values
 
 

@@ -75,7 +75,7 @@ for options in OPTIONS:
         assert np.allclose(found.unpack()[0].numpy(), wanted.z, atol=tolerance), options
         for name in ("free", "laplacian"):
             assert np.allclose(getattr(one, name).numpy(), getattr(two, name), rtol=tolerance, atol=tolerance), name
-        mine, other = a.update(mine, one), b.update(other, two)
+        mine, other = a.update(one), b.update(two)
         for x, y in zip(a.vmf.whole(mine), b.vmf.whole(other)):
             assert np.allclose(x.numpy(), y, rtol=2e-2 if half else 2e-3, atol=tolerance), options
     assert np.allclose(found.finish().value.numpy(), wanted.finish().value, rtol=tolerance, atol=tolerance), options

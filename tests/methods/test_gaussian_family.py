@@ -105,7 +105,7 @@ def test_m_step_minimises_the_anchored_likelihood(seed: int, alpha: float, d: in
     beta, weights = np.asarray([z.sum() / (z.sum() + alpha)]), (z / z.sum())[None, :]
     v = weights @ f
     mu = shrink(v, beta, text)
-    variance = gaussian.anchored_variance(weights @ f**2, v, mu, beta, text - mu, anchor)
+    variance = gaussian.anchored_variance(gaussian.class_variance(weights @ f**2, v, mu), beta, text - mu, anchor)
     best = objective(mu, variance)
     for _ in range(20):
         step = rng.normal(scale=0.05, size=(2, 1, d))

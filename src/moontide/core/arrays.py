@@ -45,7 +45,7 @@ def to_numpy(x: Array) -> np.ndarray[Any, Any]:
 
 def like(x: Any, ref: Array) -> Array:
     """Bring `x` into the namespace, device and floating dtype of `ref`."""
-    if type(x) is type(ref) is np.ndarray and x.dtype == ref.dtype:
+    if type(x) is type(ref) and x.dtype == ref.dtype and x.device == ref.device:
         return x
     x = to_numpy(x) if is_torch_array(x) and not is_torch_array(ref) else x
     return namespace(ref).asarray(x, dtype=ref.dtype, device=device(ref))

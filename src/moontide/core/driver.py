@@ -33,7 +33,7 @@ class Mixture(Protocol[C, R]):
         """Tell whether another iteration would repeat this one; the published programs do not ask."""
         return False
 
-    def update(self, classes: C, step: Any) -> C:
+    def update(self, step: Any) -> C:
         """M-step: return the classes that follow from the sums of an E-step."""
 
     def terms(self, classes: C, step: Any) -> Any:
@@ -46,7 +46,7 @@ class Mixture(Protocol[C, R]):
 
 def solve(mixture: Mixture[C, R], run: Run) -> R:
     """Alternate E-steps of the samples, which `run` reaches, and M-steps of the classes."""
-    classes = mixture.begin(run)
+    classes: Any = mixture.begin(run)
     trace: list[Any] = []
     step: Any = None
     for it in track(range(mixture.m_steps + 1), "iterations"):
@@ -54,5 +54,6 @@ def solve(mixture: Mixture[C, R], run: Run) -> R:
         trace.append(mixture.terms(classes, step))
         if it == mixture.m_steps or mixture.converged(step):
             break
-        classes = mixture.update(classes, step)
+        classes = None  # and their memory is free for the next ones
+        classes, step = mixture.update(step), None
     return mixture.finish(run, classes, step, trace)

@@ -109,7 +109,7 @@ class Alternation(driver.Mixture[Components, Components]):
         """Return the classes before the first E-step."""
         return self.start
 
-    def update(self, classes: Components, step: Array) -> Components:
+    def update(self, step: Array) -> Components:
         """Return the classes that follow from log z."""
         return self.m_step(step)
 

@@ -60,29 +60,28 @@ def class_variance(squares: Array, v: Array, mu: Array) -> Array:
     array([[10.]])
     """
     squares -= v**2
-    variance, between = clip(squares, 0), v - mu
+    squares *= squares > 0
+    between = v - mu
     between *= between
-    variance += between
-    return variance
+    squares += between
+    return squares
 
 
-def anchored_variance(squares: Array, v: Array, mu: Array, beta: Array, apart: Array, anchor: Array) -> Array:
+def anchored_variance(variance: Array, beta: Array, apart: Array, anchor: Array) -> Array:
     """Eq. stata-shrinkage: Sigma_k = beta_k T_k + (1 - beta_k) (Sigma' + (t_k - mu_k)^2), at least the floor, (K, d).
 
-    `apart` is t_k - mu_k. It and `squares` are overwritten: such arrays take most of the memory of a small batch.
+    `variance` is T_k, `apart` t_k - mu_k. Both are overwritten: such arrays take most of the memory of a small batch.
 
     >>> import numpy as np
-    >>> w, f = np.asarray([[0.5, 0.5]]), np.asarray([[0.0], [2.0]])
-    >>> anchored_variance(w @ f**2, w @ f, w @ f, np.asarray([0.5]), np.asarray([[3.0]]), np.asarray([[2.0]]))
+    >>> anchored_variance(np.asarray([[1.0]]), np.asarray([0.5]), np.asarray([[3.0]]), np.asarray([[2.0]]))
     array([[6.]])
     """
-    variance = class_variance(squares, v, mu)
     variance *= beta[:, None]
     apart *= apart
     apart += anchor
     apart *= (1 - beta)[:, None]
     variance += apart
-    return clip(variance, FLOOR / v.shape[1])
+    return clip(variance, FLOOR / variance.shape[1])
 
 
 def cached_classes(means: Array) -> list[slice]:

@@ -207,7 +207,7 @@ class VMFMixture:
         """Tell whether no label changed and no assignment moved by more than rounding."""
         return step.moved < self.tolerance and not step.changed
 
-    def update(self, classes: VMFClasses, step: Step) -> VMFClasses:
+    def update(self, step: Step) -> VMFClasses:
         """M-step: shrinkage beta_k, means v_k, mu_k and kappa_k (Eqs. update-m, update-m-real and banerjee)."""
         return self.m_step(self.vmf, step)
 

@@ -24,6 +24,7 @@ from moontide.core.simplex import log_softmax
 from moontide.methods._alternation import Components, Smoothed, counted
 from moontide.methods._gaussian import (
     anchored_variance,
+    class_variance,
     class_weights,
     log_density,
     pooled_variance,
@@ -66,7 +67,8 @@ class MOONGaussian(Smoothed):
             v = weights @ f  # v_k = sum_i gamma_i z_ik f_i / sum_i gamma_i z_ik, (K, d)
             mu = unit_rows(shrink(v, beta, text))  # mu_k = beta_k v_k + (1 - beta_k) t_k, (K, d)
             squares = weights @ around**2  # (K, d)
-            spread = anchored_variance(squares, v - centre, mu - centre, beta, text - mu, anchor)  # (K, d)
+            variance = class_variance(squares, v - centre, mu - centre)  # (K, d)
+            spread = anchored_variance(variance, beta, text - mu, anchor)  # (K, d)
             return Components(mu, spread, beta)
 
         return self._alternate(

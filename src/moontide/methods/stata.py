@@ -29,8 +29,8 @@ from moontide.core.rows import Rows, check_graph
 from moontide.core.simplex import softmax
 from moontide.core.sums import SAME, Doubles, Sums
 from moontide.errors import OptionError
+from moontide.methods import _gaussian as gaussian
 from moontide.methods._alternation import Anchored, Components
-from moontide.methods._gaussian import anchored_variance, cached_classes, pooled_variance, row_weights, weighted_moments
 from moontide.options import option
 from moontide.protocols import Plan
 from moontide.types import Result, Task
@@ -66,11 +66,11 @@ class StatARows(Rows):
     def first(self, centre: Array) -> GaussianSums:  # type: ignore[override]
         """Make the zero-shot predictions and what the anchor variance needs of them."""
         centre = like(centre, self.f)
-        weight = len(self.f) * row_weights(self.f, self.method.faithful)  # (n,) of 1, but for `faithful`
+        weight = len(self.f) * gaussian.row_weights(self.f, self.method.faithful)  # (n,) of 1, but for `faithful`
 
         def block(at: slice) -> GaussianSums:
             y, _, _ = self._zero_shot(at)
-            return GaussianSums(len(y), *weighted_moments(y, self.f[at] - centre, weight[at]), 0 * y[0], 0)
+            return GaussianSums(len(y), *gaussian.weighted_moments(y, self.f[at] - centre, weight[at]), 0 * y[0], 0)
 
         return self._add_up(block, "zero-shot")  # type: ignore[no-any-return]
 
@@ -86,24 +86,24 @@ class StatARows(Rows):
             least = offset - f**2 @ ((0.5 / self.method.temper) / spread).T  # (b, L)
             scores[at, present] = affine(f, linear, least)
             del least  # before the next arrays of that size
-        self.scores = scores if self.in_memory else None
+        kept = self.in_memory and not is_torch_array(self.f)
+        self.scores = scores if kept else None
         for _ in range(self.method.inner_iterations - 1):
             new = self._room()
             for at in self.blocks:
                 self._assign(at, scores, new)
             self._replace(new)
         new, labels = self._room(), xp.empty_like(before)
-        sparse = self.in_memory and self.method.beta == "hard" and not is_torch_array(self.f)
 
         def block(at: slice) -> GaussianSums:
             f, p = self._centred(at, centre), self._assign(at, scores, new)  # (b, d), (b, K)
             p *= p >= TINY
             labels[at] = xp.argmax(p, axis=1)
             counts = xp.astype(class_counts(labels[at], k), self.f.dtype)
+            sparse = kept and self.method.beta == "hard"
             some, self.counts = np.nonzero(counts + self.counts)[0] if sparse else ALL, counts  # (L,)
             p, changed = p[:, some], (labels[at] != before[at]).sum()
-            squares = p.T @ f**2
-            return GaussianSums(len(p), p.T @ f, squares, p.sum(0), counts, changed, some)
+            return GaussianSums(len(p), p.T @ f, p.T @ f**2, p.sum(0), counts, changed, some)
 
         found: GaussianSums = self._add_up(block, "iteration")
         self._replace(new)
@@ -180,7 +180,7 @@ class GaussianMixture(driver.Mixture[Components, Components]):
         first = run("first", centre)
         self.t = like(self.text, first.sums)
         sums, squares, soft = (x / first.n for x in (first.sums, first.squares, first.soft))
-        self.anchor = pooled_variance(sums, squares, soft, self.t - centre)  # (1, d)
+        self.anchor = gaussian.pooled_variance(sums, squares, soft, self.t - centre)  # (1, d)
         self.centre = centre + sums.sum(0) / soft.sum()  # (d,) the mean of the samples, as sum_k y_ik = 1
         return Components(self.t, self.anchor, 0 * self.t[:, 0])
 
@@ -194,12 +194,12 @@ class GaussianMixture(driver.Mixture[Components, Components]):
         scaled += self.scale * t
         return self.present, self.centre, scaled, spread, offset
 
-    def update(self, classes: Components, step: GaussianSums) -> Components:
+    def update(self, step: GaussianSums) -> Components:
         """Eq. stata-shrinkage: means and variances of the classes from their statistics."""
         self.present, xp = step.present, namespace(step.sums)
         counts = step.soft if self.options.beta == "soft" else step.counts[step.present]  # (L,)
         beta, t = formulas.shrinkage(counts, self.options.alpha), self.t[step.present]  # (L,), (L, d)
-        parts = (self._classes(step, k, beta[k], t[k]) for k in cached_classes(t))
+        parts = (self._classes(step, k, beta[k], t[k]) for k in gaussian.cached_classes(t))
         mu, spread = (x[0] if len(x) == 1 else xp.concat(x) for x in zip(*parts, strict=True))  # (L, d), (L, d)
         return Components(mu, spread, beta)
 
@@ -207,8 +207,8 @@ class GaussianMixture(driver.Mixture[Components, Components]):
         """Return mu and Sigma of some classes."""
         v = means(step.sums[k], step.soft[k], 0.0)  # v_k around the centre
         mu = unit_rows(shrink(unit_rows(v + self.centre), beta, t))  # mu_k = beta_k v_k + (1 - beta_k) t_k
-        squares = means(step.squares[k], step.soft[k], 0.0)
-        return mu, anchored_variance(squares, v, mu - self.centre, beta, t - mu, self.anchor)
+        variance = gaussian.class_variance(means(step.squares[k], step.soft[k], 0.0), v, mu - self.centre)
+        return mu, gaussian.anchored_variance(variance, beta, t - mu, self.anchor)
 
     def finish(self, run: driver.Run, classes: Components, step: GaussianSums, trace: list[None]) -> Components:
         """Return the classes in the dtype of the text, and whether the last E-step changed no label."""

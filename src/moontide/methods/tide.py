@@ -227,7 +227,7 @@ class TIDEMixture(Mixture[Assigned, tuple[int, Array, Any]]):
         before, self.started = self.started, True
         return before and step.moved == 0 and step.changed == 0
 
-    def update(self, classes: Assigned, step: Assigned) -> Assigned:
+    def update(self, step: Assigned) -> Assigned:
         """Eq. 8: the classes with labels, from the sums of their samples and of labelled samples of the past."""
         if isinstance(step.some, slice):  # of all classes, as on shards
             step = step.like(self.text)

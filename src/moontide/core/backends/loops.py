@@ -139,8 +139,7 @@ class Rows(plain.Rows):
             self.gamma = a.gamma
         free = free_energy(self.gamma, a.agreement, a.log_sum, self.log_sum_y)
         counts = self._find_present(a, scores)[self.present]  # (L,)
-        none: Any = None
-        return LoopStep(none, none, counts, free, weight * a.before, changed, moved, self.present, self)
+        return LoopStep(None, None, counts, free, weight * a.before, changed, moved, self.present, self)
 
     def _dense(self) -> Floats:
         """Return z of all classes."""
