@@ -271,11 +271,11 @@ def m_step(near, soft, along, dots, squares, counts, kappa0, r0, alpha, exact, d
 
 
 @loops
-def e_step(start, stop, anchor, present, values, edges, z, rest, new, names, labels, found, log_k):
+def e_step(start, stop, anchor, present, values, edges, z, other, new, names, labels, found, log_k):
     """Eq. update-z of rows from `start` to `stop`; returns the largest change of an entry of z, and whether `bounded`.
 
     The logits are cosine slope + offset - shift, which `anchor` has, or `values` if `present`. `names` are the classes
-    of the columns. `rest` (5, N) has of each row, over entries of other columns, the sums of q = exp(logit), q log q,
+    of the columns. `other` (5, N) has of each row, over entries of other columns, the sums of q = exp(logit), q log q,
     q votes and z votes, and the largest q; where that is the largest of all, the label is -1. `found` (5, N) are the
     logs of the sums, gamma, the agreement of the votes with the new z and with z, and exp of minus the log; that is
     bounded if it is in (TINY, GROWTH] in every row.
@@ -289,17 +289,17 @@ def e_step(start, stop, anchor, present, values, edges, z, rest, new, names, lab
             a[c] = row[c] * slope[c] + offset[c] - less + votes[c]
         for l in range(present.shape[0]):
             a[present[l]] = values[i, l] + votes[present[l]]
-        column, by, log_sum, entropy = softmax(a, k, q, rest[0, i], rest[1, i])
+        column, by, log_sum, entropy = softmax(a, k, q, other[0, i], other[1, i])
         for c in range(k):
             p[c] = q[c] * by
             of_p += p[c] * votes[c]
             of_old += old[c] * votes[c]
             change[c] = max(change[c], abs(p[c] - old[c]))
-        scale = np.exp(-log_sum) if rest[0, i] > ZERO else ZERO
+        scale = np.exp(-log_sum) if other[0, i] > ZERO else ZERO
         bounded &= TINY < np.float32(scale).view(np.int32) <= GROWTH  # not where it is NaN
-        labels[i] = names[column] if rest[4, i] * scale <= p[column] else -1
+        labels[i] = names[column] if other[4, i] * scale <= p[column] else -1
         found[0, i], found[1, i], found[4, i] = log_sum, weight_of(entropy, log_k), scale
-        found[2, i], found[3, i] = of_p + scale * rest[2, i], of_old + rest[3, i]
+        found[2, i], found[3, i] = of_p + scale * other[2, i], of_old + other[3, i]
     return largest(change), bounded
 
 
@@ -307,7 +307,7 @@ def e_step(start, stop, anchor, present, values, edges, z, rest, new, names, lab
 def split(cosine, slope, offset, shift, present, edges, z, p, sums, negligible):
     """Return the positions and row starts of shared entries of z, in which the present columns are 0.
 
-    `p` becomes exp(logits - shift) of the other entries; `sums` what `rest` of `e_step` is without votes.
+    `p` becomes exp(logits - shift) of the other entries; `sums` what `other` of `e_step` is without votes.
     """
     n, k = z.shape
     votes, found, starts, count = np.empty(k, np.float32), np.empty(n + k, np.int64), np.empty(n + 1, np.int64), 0
@@ -362,20 +362,20 @@ def shared_votes(entries, row_of, edges, slot):
 
 @loops
 def shared_sums(q, scale, by, logits, starts, first, voter, weight, sums):
-    """Return q = exp(logit) of the shared entries (S,), and with them `rest` of `e_step`.
+    """Return q = exp(logit) of the shared entries (S,), and with them `other` of `e_step`.
 
     So far their z were q scale, and the votes of a sample count `by`, (N,) each; `sums` are of entries not shared.
     """
-    z, spoken, votes, x = np.empty_like(q), np.empty_like(q), np.empty_like(q), np.empty_like(q)
-    new, rest = np.empty_like(q), sums.copy()
+    z, cast, votes, x = np.empty_like(q), np.empty_like(q), np.empty_like(q), np.empty_like(q)
+    new, other = np.empty_like(q), sums.copy()
     for i in range(scale.shape[0]):
         for s in range(starts[i], starts[i + 1]):
             z[s] = q[s] * scale[i]
-            spoken[s] = z[s] * by[i]
+            cast[s] = z[s] * by[i]
     for s in range(q.shape[0]):
         vote = ZERO
         for edge in range(first[s], first[s + 1]):
-            vote += weight[edge] * spoken[voter[edge]]
+            vote += weight[edge] * cast[voter[edge]]
         votes[s], x[s] = vote, logits[s] + vote
     for s in range(q.shape[0]):
         new[s] = exp(x[s])
@@ -387,9 +387,9 @@ def shared_sums(q, scale, by, logits, starts, first, voter, weight, sums):
             of_new += new[s] * votes[s]
             of_old += z[s] * votes[s]
             most = max(most, new[s])
-        rest[0, i], rest[1, i], rest[2, i] = rest[0, i] + total, rest[1, i] + inner, of_new
-        rest[3, i], rest[4, i] = of_old, max(rest[4, i], most)
-    return new, rest
+        other[0, i], other[1, i], other[2, i] = other[0, i] + total, other[1, i] + inner, of_new
+        other[3, i], other[4, i] = of_old, max(other[4, i], most)
+    return new, other
 
 
 @loops
@@ -459,12 +459,12 @@ def tide_keep(start, stop, cosine, zero_shot, at_anchor, anchors, bias, sharpnes
 
 
 @loops
-def tide_step(start, stop, base, y, counts, numbers, edges, z, new, means, present, rest, before, found, log_k):
+def tide_step(start, stop, base, y, counts, numbers, edges, z, new, means, present, other, before, found, log_k):
     """Eq. 11 of TIDE, of rows from `start` to `stop`: `class_pull`, `cosine_to_means` and `assign` in one pass.
 
     `numbers` are u in the counts and in the means, a*, the weight of votes, s, alpha, and what an assignment moves by.
     `means` are the classes with labels, (H,), their columns, how many labels they have, and their `loops.products`.
-    `present` (L,) are the classes of the columns, `rest` (2, N) the sums of q = exp(logit) and of q log q over the
+    `present` (L,) are the classes of the columns, `other` (2, N) the sums of q = exp(logit) and of q log q over the
     others; `before` are the labels so far, `found` the new ones, gamma and the logs of the sums. Returns
     sum_i z_i (L,) and the numbers of labels (K,), the sum of the zero-shot probabilities of the labels, how many labels
     changed, and how many z_ik moved.
@@ -490,7 +490,7 @@ def tide_step(start, stop, base, y, counts, numbers, edges, z, new, means, prese
             others, beta[h] = beta[h], less / (less + alpha)
             add_nearer(beta, without, weight[i], dots[i], near[i], squares, along, soft, more, columns, sharpness, a)
             beta[h] = others
-        column, by, log_sum[i], entropy = softmax(a, k, q, rest[0, i], rest[1, i])
+        column, by, log_sum[i], entropy = softmax(a, k, q, other[0, i], other[1, i])
         for c in range(k):
             p[c] = q[c] * by
             far += ONE if abs(p[c] - old[c]) >= still else ZERO

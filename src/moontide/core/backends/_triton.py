@@ -367,10 +367,10 @@ def tide_power(z, label, target, before, state, parts_before, parts, n, k, colde
     tl.store(parts + programs + i, slope)
 
 
-def launch(kernel: Any, rows: int, columns: int, *given: Any, few: int = 2048, **more: Any) -> None:
-    """Run one program per row, which holds all its columns; up to `few` columns are handled by 4 warps."""
+def launch(kernel: Any, rows: int, columns: int, *given: Any, small: int = 2048, **more: Any) -> None:
+    """Run one program per row, which holds all its columns; up to `small` columns are handled by 4 warps."""
     block = padded(columns)
-    kernel[(rows,)](*given, BLOCK=block, num_warps=4 if block <= few else 8 if block <= 8192 else 16, **more)
+    kernel[(rows,)](*given, BLOCK=block, num_warps=4 if block <= small else 8 if block <= 8192 else 16, **more)
 
 
 def padded(columns: int) -> int:
@@ -439,5 +439,5 @@ def step(kernel: Any, count: int, z: Array, f: Array, weighted: Array, given: An
     new, labels = torch.empty_like(z), torch.empty(n, dtype=torch.int64, device=z.device)
     rows, counts = floats(z, count, n), torch.zeros(k + 1, dtype=torch.float32, device=z.device)
     given = *given, f, new, labels, *rows, counts, weighted, k, d, weighted.shape[1], log_classes(k), *more
-    launch(kernel, n, k, *given, few=GATHER, DEPTH=padded(d))
+    launch(kernel, n, k, *given, small=GATHER, DEPTH=padded(d))
     return new, labels, *rows, counts

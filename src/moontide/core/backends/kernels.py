@@ -110,7 +110,7 @@ class Rows(plain.Rows):
         """Return gamma_i z_i . (M z)_i of the assignments as they are."""
         (n, k), edges = self.z.shape, self.votes_of.weighted(self.vote_weight).edges
         found = _triton.floats(self.f, n)  # a sparse product would sort the edges first, for which it waits
-        _triton.launch(_triton.agreement, n, k, self.z, *edges, found, k, few=_triton.GATHER)
+        _triton.launch(_triton.agreement, n, k, self.z, *edges, found, k, small=_triton.GATHER)
         return Laplacian(self.gamma * found)
 
     def unpack(self) -> tuple[Array, Array]:

@@ -106,7 +106,7 @@ class Rows(plain.Rows):
         self.gram = None
         super().__init__(*given, **options)
         self.absent: Absent | None = None  # z, where few classes are present
-        self.rest = np.zeros((5, len(self.f)), self.f.dtype)  # of `_numba.e_step` where there are no other columns
+        self.other = np.zeros((5, len(self.f)), self.f.dtype)  # of `_numba.e_step` where there are no other columns
         self.classes = np.arange(len(self.text))  # (K,)
         self.steps, self.present = 0, np.zeros(0, np.int64)
 
@@ -127,9 +127,9 @@ class Rows(plain.Rows):
         old_labels, weight = self.labels, self.gamma
         found = None if self.absent is None else self.absent.e_step(values)
         if found is None:
-            old, anchor = self._dense(), (self.cosine, scores.slope, scores.at_anchor, self.rest[0])
+            old, anchor = self._dense(), (self.cosine, scores.slope, scores.at_anchor, self.other[0])
             some: tuple[Any, Any] = (scores.present, values) if values is not None else (self.classes[:0], old[:, :0])
-            found = self.assign(anchor, *some, old, self.rest, self._room(), self.classes)
+            found = self.assign(anchor, *some, old, self.other, self._room(), self.classes)
             self._replace(found[0].z)
         a, _, moved, _ = found
         self.labels = a.labels
@@ -148,13 +148,13 @@ class Rows(plain.Rows):
         return self.z  # type: ignore[no-any-return]
 
     def assign(
-        self, anchor: tuple[Any, ...], present: Ints, values: Floats, z: Floats, rest: Floats, new: Floats, names: Ints,
+        self, anchor: Any, present: Ints, values: Floats, z: Floats, other: Floats, new: Floats, names: Ints,
     ) -> tuple[Assignment, Floats, float, bool]:  # fmt: skip
         """Eq. update-z by `_numba.e_step`; also returns its last row of `found`, and what it returns."""
         n, log_k = len(z), log_classes(len(self.text))
         labels, found = np.empty(n, np.int64), np.empty((5, n), z.dtype)
         edges = self.votes_of.weighted(self.vote_weight).edges
-        given = anchor, present, values, edges, z, rest, new, names, labels, found, log_k
+        given = anchor, present, values, edges, z, other, new, names, labels, found, log_k
         run = in_threads(lambda at: _numba.e_step(at.start, at.stop, *given), row_blocks(n, z.size))
         moved, bounded = zip(*run, strict=True)
         return Assignment(new, labels, *found[:4]), found[4], max(moved), all(bounded)
@@ -197,7 +197,7 @@ class Absent:
     def __init__(self, rows: Rows, log_sum: Floats, scores: Scores) -> None:
         z, self.rows, self.present, self.shift, edges = rows.z, rows, rows.present, log_sum, rows.votes_of.edges
         self.p: Floats = rows._room()  # (N, K) exp(logits - shift), 0 if present or shared
-        sums = np.zeros((5, len(z)), z.dtype)  # over each row of p, as `rest` of `_numba.e_step`
+        sums = np.zeros((5, len(z)), z.dtype)  # over each row of p, as `other` of `_numba.e_step`
         self.z, self.cosine = (x.take(self.present, axis=1) for x in (z, rows.cosine))  # (N, L)
         self.columns = np.arange(len(self.present))  # (L,)
         z[:, self.present] = 0
@@ -217,8 +217,8 @@ class Absent:
     def assign(self, values: Floats) -> tuple[Floats, Assignment, Floats, float, bool]:
         """Return q of the shared entries with these logits (N, L), and what `Rows.assign` returns of the others."""
         rows, by = self.rows, self.each if self.rows.vote_weight is None else self.rows.vote_weight
-        q, rest = _numba.shared_sums(self.q, self.scale, by, *self.others)
-        given = (values, *self.anchor), self.columns[:0], values[:, :0], self.z, rest
+        q, other = _numba.shared_sums(self.q, self.scale, by, *self.others)
+        given = (values, *self.anchor), self.columns[:0], values[:, :0], self.z, other
         return q, *rows.assign(*given, np.empty_like(self.z), self.present)
 
     def e_step(self, values: Floats) -> tuple[Assignment, Floats, float, bool] | None:

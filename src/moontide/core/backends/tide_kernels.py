@@ -61,7 +61,7 @@ class TIDERows(tide_plain.TIDERows):
         self.unknown = torch.empty_like(alone)
         given = self.y, total, f, scale, self.sure, alone, *self.votes_of.edges, rows, products
         given = *given, self.in_metric, self.unknown, n, k, d
-        _triton.launch(_triton.tide_rows, n, k, *given, few=_triton.GATHER, DEPTH=_triton.padded(d))
+        _triton.launch(_triton.tide_rows, n, k, *given, small=_triton.GATHER, DEPTH=_triton.padded(d))
         sums = class_sums(self.labels, self.in_metric, k)
         return Compared(*rows.sum(1, dtype=torch.float64), *products.sum(1), math.nan, sums)  # type: ignore[call-arg]
 

@@ -52,7 +52,7 @@ class TIDERows(tide_plain.TIDERows):
             self.cosine = np.matmul(self.f, self.text.T, out=self._spare())
             self.room = [self.cosine]
         self.present = np.arange(len(self.text))  # (L,) classes of the columns of z
-        self.rest = np.zeros((2, len(self.f)), one)  # sums of q = exp(logit) and q log q over the idle classes
+        self.other = np.zeros((2, len(self.f)), one)  # sums of q = exp(logit) and q log q over the idle classes
 
     def _neighbours(self) -> Graph:
         return loops.nearest(self.f, self.method.neighbours)[1] or super()._neighbours()
@@ -128,8 +128,8 @@ class TIDERows(tide_plain.TIDERows):
         means, _ = loops.products(*given, keep=True)
         if idle is not None:
             self.pull = counts[idle.classes] + one(fixed.smoothing)  # (R,)
-            self.rest[0] = idle.shares @ self.pull
-            self.rest[1] = idle.logs @ self.pull + idle.shares @ (self.pull * np.log(self.pull))
+            self.other[0] = idle.shares @ self.pull
+            self.other[1] = idle.logs @ self.pull + idle.shares @ (self.pull * np.log(self.pull))
             counts = counts[self.present]
         without, smoothing = fixed.left_out, fixed.smoothing
         if fixed.prior is not None:  # in place of the counts
@@ -139,7 +139,7 @@ class TIDERows(tide_plain.TIDERows):
         new = self._room() if idle is None else np.empty_like(self.z)
         counts, hard, right, changed, moved = self._in_blocks(
             _numba.tide_step, self.log_y, self.y, counts, tuple(map(one, numbers)), self.votes_of.edges, self.z, new,
-            (some, columns, classes.hard, *means), self.present, self.rest, self.labels, found,
+            (some, columns, classes.hard, *means), self.present, self.other, self.labels, found,
             log_classes(len(self.text)),
         )  # fmt: skip
         if idle is None:
