@@ -16,7 +16,7 @@ import re
 import secrets
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -106,6 +106,15 @@ def check_folder(folder: Path) -> None:
             return
     except OSError as error:
         raise FileError(f"{folder} cannot be made: {error.strerror}. Name a folder that can be written.") from None
+
+
+def check_labels(labels: Iterable[str]) -> None:
+    """Refuse labels that no folder or file can have in its name here, before anything is computed.
+
+    >>> check_labels(["cat", "dog/wolf"])
+    """
+    for label in labels:
+        _check_charset(Path(safe(label)))
 
 
 @dataclass(frozen=True)

@@ -110,6 +110,15 @@ def test_a_folder_that_the_locale_cannot_name_is_refused_before_anything_is_made
     assert [path.name for path in tmp_path.iterdir()] == ["a.jpg"]
 
 
+@pytest.mark.parametrize("option", ["--sort-into out", "--rename '{label} {number}'"])
+def test_classes_that_the_locale_cannot_name_are_refused_before_anything_is_read(tmp_path, option):
+    line = f"moontide classify nowhere.jpg --classes 'cat,猫' --encoder tiny --out p.csv {option}"
+    status, out, err = bash(line, tmp_path, LC_ALL="POSIX", PYTHONUTF8="0", PYTHONCOERCECLOCALE="0")
+    assert (status, out) == (2, "")
+    assert "set PYTHONUTF8=1" in err
+    assert not list(tmp_path.iterdir())
+
+
 def test_credentials_are_never_shown(moontide, features):
     url = "https://user:hunter2@127.0.0.1:9/a.npy?sig=hunter3"
     for options in ((), ("--allow-remote", "https")):

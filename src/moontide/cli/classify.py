@@ -95,6 +95,8 @@ def classify(
 
     _check(choice, given, answers, sort, batch_size, (out, report))
     names = None if classes is None else read_classes(classes)
+    if names is not None:
+        sort.check_names(names)
     run = {"method": choice.make(), "batch_size": batch_size, "device": encoder.device}
     found = _label(paths, names, prompts, encoder, group_by, given, sources, run)
     answered, more = answers.make(found.task, found.result, names, _none(given, found, paths, sources.root))
