@@ -62,6 +62,15 @@ def test_messages_that_nobody_reads_change_nothing(features):
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full here")
+def test_a_token_that_nobody_has_seen_is_not_kept(tmp_path):
+    line = "moontide serve --data d --new-token camera"
+    assert bash(f"{line} >/dev/full", tmp_path)[0] == 2
+    status, out, _ = bash(line, tmp_path)
+    assert status == 0
+    assert out.strip()
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full here")
 def test_messages_that_cannot_be_written_change_nothing(features):
     status, out, _ = bash("moontide adapt features.npz --out p.csv 2>/dev/full", features.parent)
     assert (status, (features.parent / "p.csv").exists()) == (0, True)
