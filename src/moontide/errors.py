@@ -36,11 +36,11 @@ def without_credentials(text: str) -> str:
 
     >>> without_credentials("postgresql://me:secret@db/streams and https://a.org/x.npy?sig=abc are gone")
     'postgresql://***@db/streams and https://a.org/x.npy?*** are gone'
-    >>> without_credentials("there is no folder postgresql:/me:secret@db")
-    'there is no folder postgresql:/***@db'
+    >>> without_credentials("there is no folder postgresql:/me:secret@db?sslkey=abc")
+    'there is no folder postgresql:/***@db?***'
     """
     text = re.sub(r"(\w:/{1,2})[^\s/?#]*@", r"\1***@", text)  # a path has one slash for two
-    return re.sub(r"(\w://[^\s?]*\?)[^\s'\")]+", r"\1***", text)
+    return re.sub(r"(\w:/{1,2}[^\s?]*\?)[^\s'\")]+", r"\1***", text)
 
 
 class MoontideError(Exception):
@@ -105,8 +105,8 @@ def listed(names: Iterable[str], length: int = LISTED) -> str:
     >>> listed(["alpha", "beta", "gamma"], 12)
     'alpha, beta and 1 more'
     """
-    names = [shorten(name, 40) for name in names]
-    shown = list(names)
+    names = list(names)
+    shown = [shorten(name, 40) for name in names[: length + 1]]
     while len(", ".join(shown)) > length and len(shown) > 1:
         shown.pop()
     more = f" and {len(names) - len(shown)} more" if len(names) > len(shown) else ""
@@ -114,11 +114,15 @@ def listed(names: Iterable[str], length: int = LISTED) -> str:
 
 
 def shorten(text: str, length: int = LENGTH) -> str:
-    """Shorten a text in the middle if it is longer than `length`.
+    """Shorten a text in the middle if it is longer than `length`; half a password would not be found any more.
 
     >>> shorten("a" * 50 + "b" * 50, 9)
     'aaa...bbb'
+    >>> shorten("https://me:secret@a.org/x.npy", 26)
+    'https://***@a.org/x.npy'
     """
+    if len(text) > length:
+        text = without_credentials(text)
     half = (length - 3) // 2
     return text if len(text) <= length else f"{text[:half]}...{text[-half:]}"
 

@@ -16,7 +16,7 @@ import re
 import secrets
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -62,6 +62,7 @@ def plan(
     if folder is None and pattern is None:
         raise OptionError("Nothing to do: pass a folder to sort into, or a pattern for new names.")
     digits, taken, moves = len(str(len(images))), set[str](), []
+    counts: dict[str, int] = {}  # the next number of a name that several images have
     for i, (path, label, sure) in enumerate(zip(images, labels, confidence, strict=True), 1):
         values = (safe(label), path.stem, f"{i:0{digits}d}", f"{sure:.2f}")
         name = path.stem if pattern is None else pattern
@@ -69,10 +70,12 @@ def plan(
             name = name.replace(field, value)
         base = path.parent if folder is None else folder / safe(label)
         target = base / (safe(name) + path.suffix)
-        count = 2
+        first = str(target).casefold()
+        count = counts.get(first, 2)
         while str(target).casefold() in taken:
             target = base / f"{safe(name)} ({count}){path.suffix}"
             count += 1
+        counts[first] = count
         taken.add(str(target).casefold())
         moves.append(Move(path, target, "rename" if folder is None else "copy" if copy else "link"))
     return moves
@@ -106,6 +109,15 @@ def check_folder(folder: Path) -> None:
             return
     except OSError as error:
         raise FileError(f"{folder} cannot be made: {error.strerror}. Name a folder that can be written.") from None
+
+
+def check_labels(labels: Iterable[str]) -> None:
+    """Refuse labels that no folder or file can have in its name here, before anything is computed.
+
+    >>> check_labels(["cat", "dog/wolf"])
+    """
+    for label in labels:
+        _check_charset(Path(safe(label)))
 
 
 @dataclass(frozen=True)

@@ -98,6 +98,7 @@ FOLDERS = [
 NO_FOLDER = ["", "features.npz/x", "loop.npz/x", "/proc/x/y", LONG]
 
 URLS = ["quux://x/*.npy", "s3://x/*.npy", "https://x/*.npy", "ftp://u:secret@x/*.npy", "simplecache::https://x/*.npy"]
+URLS += ["data:,x/*.npy", "reference://x/*.npy"]
 
 OTHERS = [
     (*FILE, "--classes", LONG),

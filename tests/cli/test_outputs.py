@@ -3,11 +3,13 @@
 import os
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
+from PIL import Image
 
-from moontide.errors import without_credentials
+from moontide.errors import listed, without_credentials
 
 PROGRAM = [sys.executable, "-c", "import sys; from moontide.cli import main; sys.exit(main())"]
 
@@ -60,6 +62,15 @@ def test_messages_that_nobody_reads_change_nothing(features):
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full here")
+def test_a_token_that_nobody_has_seen_is_not_kept(tmp_path):
+    line = "moontide serve --data d --new-token camera"
+    assert bash(f"{line} >/dev/full", tmp_path)[0] == 2
+    status, out, _ = bash(line, tmp_path)
+    assert status == 0
+    assert out.strip()
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full here")
 def test_messages_that_cannot_be_written_change_nothing(features):
     status, out, _ = bash("moontide adapt features.npz --out p.csv 2>/dev/full", features.parent)
     assert (status, (features.parent / "p.csv").exists()) == (0, True)
@@ -108,6 +119,15 @@ def test_a_folder_that_the_locale_cannot_name_is_refused_before_anything_is_made
     assert [path.name for path in tmp_path.iterdir()] == ["a.jpg"]
 
 
+@pytest.mark.parametrize("option", ["--sort-into out", "--rename '{label} {number}'"])
+def test_classes_that_the_locale_cannot_name_are_refused_before_anything_is_read(tmp_path, option):
+    line = f"moontide classify nowhere.jpg --classes 'cat,猫' --encoder tiny --out p.csv {option}"
+    status, out, err = bash(line, tmp_path, LC_ALL="POSIX", PYTHONUTF8="0", PYTHONCOERCECLOCALE="0")
+    assert (status, out) == (2, "")
+    assert "set PYTHONUTF8=1" in err
+    assert not list(tmp_path.iterdir())
+
+
 def test_credentials_are_never_shown(moontide, features):
     url = "https://user:hunter2@127.0.0.1:9/a.npy?sig=hunter3"
     for options in ((), ("--allow-remote", "https")):
@@ -119,6 +139,35 @@ def test_credentials_are_never_shown(moontide, features):
     assert status == 2
     assert "hunter" not in out + err
     assert without_credentials("a@b.org and c://x/y?") == "a@b.org and c://x/y?"
+
+
+@pytest.mark.parametrize(
+    "option", ["--text", "--labels", "--known", "--class-prior", "--out", "--method", "--print-config"]
+)
+def test_credentials_of_an_address_that_is_taken_for_a_path_or_a_name_are_never_shown(moontide, features, option):
+    url = "https://user:hunter2@127.0.0.1:9/a.npy?sig=hunter3"
+    given = ["--print-config", "--text"] if option == "--print-config" else [option]
+    status, out, err = moontide("adapt", features, *given, url)
+    assert status == (0 if option == "--print-config" else 2)
+    assert "hunter" not in out + err
+    assert "***" in out + err
+
+
+def test_credentials_of_a_skipped_image_are_in_no_output(moontide, tmp_path):
+    Image.new("RGB", (32, 32)).save(tmp_path / "a.jpg")
+    (tmp_path / "b.txt").write_text("a.jpg\nhttps://user:hunter2@127.0.0.1:9/a.jpg?sig=hunter3\n")
+    classify = ["classify", tmp_path / "b.txt", "--allow-urls", "--classes", "cat,dog", "--encoder", "tiny", "--json"]
+    status, out, err = moontide(*classify, "--out", tmp_path / "o.csv", "--report", tmp_path / "r.html")
+    assert status == 0
+    assert "127.0.0.1" in out
+    assert "127.0.0.1" in (tmp_path / "r.html").read_text()
+    assert "hunter" not in out + err + (tmp_path / "o.csv").read_text() + (tmp_path / "r.html").read_text()
+
+
+def test_tens_of_thousands_of_names_are_listed_at_once():
+    start = time.perf_counter()
+    assert listed(map(str, range(200_000)), 9) == "0, 1, 2 and 199997 more"
+    assert time.perf_counter() - start < 1
 
 
 def test_half_a_character_is_not_blamed_on_the_locale(moontide, tmp_path, arrays):

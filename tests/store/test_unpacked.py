@@ -3,6 +3,7 @@
 import json
 import os
 import time
+import tracemalloc
 import zipfile
 
 import numpy as np
@@ -13,11 +14,12 @@ from safetensors.numpy import save
 
 from moontide.encoders.sources import list_images
 from moontide.errors import FileError, InputError, ResourceError
-from moontide.integrations.labels import Labels
+from moontide.integrations.labels import Labels, read_table
 from moontide.store.classes import read_classes
 from moontide.store.disk import read_json, text_of
 from moontide.store.features import ABOUT, MANIFEST, FeatureStore, Origin
 from moontide.store.files import read_arrays, read_parquet_column
+from moontide.store.inputs import read_class_prior
 from moontide.store.states import load_state
 
 TOO_MUCH = "it is not read"
@@ -191,3 +193,29 @@ def test_a_tree_has_a_hundred_levels_at_most(tmp_path):
     (tmp_path / "a.csv").write_text("name,parent\n" + "".join(f"c{i},c{i + 1}\n" for i in range(20_000)))
     with pytest.raises(InputError, match="more than 100 levels"):
         read_classes(str(tmp_path / "a.csv"))
+
+
+@pytest.mark.parametrize("kind", ["features.csv", "shares.csv", "labels.csv", "images.csv"])
+def test_a_line_that_is_no_row_of_a_table_is_refused_before_it_is_split(tmp_path, monkeypatch, kind):
+    monkeypatch.setattr("moontide.store.disk.LINE", 2**20)
+    path = tmp_path / kind
+    path.write_text("id,label,path\n" + "1," * 2**20)
+    read = {
+        "features.csv": read_arrays,
+        "shares.csv": lambda path: read_class_prior(path, None, 2),
+        "labels.csv": read_table,
+        "images.csv": lambda path: list_images([path]),
+    }
+    with pytest.raises(FileError, match="one line per row"):
+        read[kind](path)
+
+
+def test_a_table_of_numbers_takes_little_more_memory_than_its_numbers(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text(("0.5," * 63 + "1\n") * 10_000)
+    tracemalloc.start()
+    matrix = read_arrays(path).matrix("image_features")
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert matrix.shape == (10_000, 64)
+    assert peak < 3 * matrix.nbytes

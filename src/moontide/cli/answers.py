@@ -171,5 +171,12 @@ class SortChoice:
         if self.sort_into is not None:
             check_folder(self.sort_into)
 
+    def check_names(self, names: ClassList) -> None:
+        """Refuse classes that would name a folder or file and cannot."""
+        from moontide.sorting import check_labels
+
+        if self.sort_into is not None or "{label}" in (self.rename or ""):
+            check_labels({*names.names, *(level for path in names.paths or () for level in path)})
+
 
 NO_ANSWER_CHOICE, NO_SORT_CHOICE = AnswerChoice(), SortChoice()  # no option given

@@ -36,7 +36,7 @@ from moontide.cli.encoder import (
 )
 from moontide.cli.given import NO_NAMES_GIVEN, Given, GivenNames, GroupBy
 from moontide.cli.output import counted, emit, output, say
-from moontide.errors import OptionError
+from moontide.errors import OptionError, without_credentials
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -95,6 +95,8 @@ def classify(
 
     _check(choice, given, answers, sort, batch_size, (out, report))
     names = None if classes is None else read_classes(classes)
+    if names is not None:
+        sort.check_names(names)
     run = {"method": choice.make(), "batch_size": batch_size, "device": encoder.device}
     found = _label(paths, names, prompts, encoder, group_by, given, sources, run)
     answered, more = answers.make(found.task, found.result, names, _none(given, found, paths, sources.root))
@@ -291,7 +293,7 @@ def _show(found: Classified, out: Path | None, report: Path | None) -> None:
         emit(report=report)
         note(f"wrote {report}")
     with redirect_stdout(sys.stderr if out is None and not output().as_json else sys.stdout):
-        emit(images=len(found.images), skipped=[list(one) for one in found.skipped])
+        emit(images=len(found.images), skipped=[[without_credentials(one.id), one.reason] for one in found.skipped])
         say(f"images     {len(found.images)} labelled, {len(found.skipped)} skipped")
         if found.groups is not None:
             print_groups(found.group_comparisons)

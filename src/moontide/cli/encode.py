@@ -25,7 +25,7 @@ from moontide.cli.encoder import (
 )
 from moontide.cli.output import counted, emit, say
 from moontide.cli.shards import Address
-from moontide.errors import InputError, OptionError
+from moontide.errors import InputError, OptionError, without_credentials
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -297,7 +297,8 @@ def _fill(store: FeatureStore, encoder: Encoder, found: _Found, task: _Task) -> 
         raise InputError(f"None of the {len(skipped)} images can be used; see the reasons above.")
     new = store.n - before
     by = f"{encoder.precision} by {encoder.runtime}" if encoder.runtime else encoder.precision
-    emit(store=store.folder, images=store.n, new=new, encoder=encoder.id, skipped=[list(one) for one in skipped])
+    named = [[without_credentials(one.id), one.reason] for one in skipped]
+    emit(store=store.folder, images=store.n, new=new, encoder=encoder.id, skipped=named)
     say(
         f"{store.folder} holds {counted(store.n, 'image')} ({new} new) by {encoder.id}; {len(skipped)} skipped; "
         f"{seconds:.1f} s, {new / seconds:.1f} images/s, {by}"

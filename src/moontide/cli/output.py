@@ -33,7 +33,7 @@ import numpy as np
 from cyclopts import CycloptsError, Group, Parameter
 from cyclopts.config import Toml
 
-from moontide.errors import FileError
+from moontide.errors import FileError, without_credentials
 
 NAMED = os.environ.get("MOONTIDE_CONFIG", "")
 CONFIG = Path(NAMED or "moontide.toml")
@@ -249,7 +249,7 @@ def everywhere(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def print_config(arguments: Mapping[str, Any]) -> None:
-    """Print the options of a command as a table for moontide.toml.
+    """Print the options of a command as a table for moontide.toml, without credentials.
 
     >>> print_config({"method": None, "shuffle": True, "template": ("a {}",)})
     # method is not set
@@ -262,7 +262,7 @@ def print_config(arguments: Mapping[str, Any]) -> None:
         elif value is None:
             print(f"# {name.replace('_', '-')} is not set")
         else:
-            print(f"{name.replace('_', '-')} = {json.dumps(plain(value), ensure_ascii=False)}")
+            print(without_credentials(f"{name.replace('_', '-')} = {json.dumps(plain(value), ensure_ascii=False)}"))
 
 
 def _called(held: Any, name: str) -> str:

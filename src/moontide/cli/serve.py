@@ -59,10 +59,10 @@ class TokenChoice:
                 raise OptionError(f"'--new-token' must be a new name. Got {new!r} instead.")
             ends = None if self.expires is None else time.time() + seconds_of(self.expires)
             token, kept = draw_token(self.scope, self.stream, ends)
-            store.put_token(new, kept.write())
             note(f"The token {new!r}, which is shown only once:")
             emit(name=new, token=token)
-            print(token)
+            print(token, flush=True)  # one that nobody has seen must not be kept
+            store.put_token(new, kept.write())
         if old is not None:
             if old not in store.tokens():
                 raise OptionError(f"There is no token {old!r}. Known: {', '.join(store.tokens()) or 'none'}.")

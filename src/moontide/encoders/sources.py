@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import csv
 import glob
-import io
 import math
 import os
 import tarfile
@@ -36,7 +35,7 @@ from moontide.encoders import tables, video, web
 from moontide.encoders.images import decode
 from moontide.encoders.places import HeldImage, ImageFile, Skip, UrlImage, path_id
 from moontide.errors import FileError, InputError, OptionError
-from moontide.store.disk import text_of
+from moontide.store.disk import lines_of, text_of
 from moontide.store.files import read_parquet_column
 
 READABLE = (
@@ -265,7 +264,7 @@ def _text_lines(file: Path, columns: Sequence[str]) -> list[tuple[str, ...]]:
 
 def _csv_rows(file: Path, columns: Sequence[str]) -> list[tuple[str, ...]]:
     try:
-        rows = csv.DictReader(io.StringIO(text_of(file), newline=""), strict=True)
+        rows = csv.DictReader(lines_of(file), strict=True)
         names = rows.fieldnames or []
         for column in columns:
             if column not in names:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import io
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,7 +14,7 @@ import numpy.typing as npt
 
 from moontide.core.arrays import to_numpy
 from moontide.errors import FileError, InputError
-from moontide.store.disk import parse_json, read_json, reading, replacing, text_of
+from moontide.store.disk import lines_of, parse_json, read_json, reading, replacing, text_of
 from moontide.store.files import parquet_module
 from moontide.store.predictions import rounded
 from moontide.store.tables import from_cell
@@ -153,9 +152,8 @@ def read_table(path: Path) -> Mapping[str, Sequence[Any]]:
 
 
 def _csv_rows(path: Path) -> list[Any]:
-    text = io.StringIO(text_of(path), newline="")
     with reading(path):
-        rows = list(csv.DictReader(text))
+        rows = list(csv.DictReader(lines_of(path)))
     return [{key: from_cell(cell) if isinstance(cell, str) else cell for key, cell in row.items()} for row in rows]
 
 

@@ -30,6 +30,7 @@ import moontide
 from moontide.answers import TOP, Answers, answer, leading
 from moontide.core.arrays import to_numpy
 from moontide.core.graph import Graph, nearest_neighbours
+from moontide.errors import without_credentials
 from moontide.evaluate import scored_rows
 from moontide.metrics import IntArray, expected_calibration_error, reliability
 from moontide.projection import flat_map
@@ -88,7 +89,8 @@ def write_gallery(
     with ThreadPoolExecutor() as pool:
         pictures = zip(chosen.tolist(), pool.map(lambda i: thumbnail(i, side), chosen.tolist()), strict=True)
         data["pictures"] = {i: base64.b64encode(jpeg).decode() for i, jpeg in pictures if jpeg is not None}
-    data["skipped"], data["skipped_count"] = [list(entry) for entry in skipped[:SKIPPED]], len(skipped)
+    data["skipped"] = [[without_credentials(name), why] for name, why in skipped[:SKIPPED]]
+    data["skipped_count"] = len(skipped)
     data["about"] = {"Moontide": moontide.__version__, **(about or {})}
     with replacing(path) as handle:
         handle.write(page(data).encode())

@@ -19,6 +19,7 @@ from moontide.store.remote import filesystem, on_its_way, open_file, protocols, 
 
 TEXT_TIMES = 20  # how much larger than a text the rows and numbers may be that are made of it
 PIECE = 2**20  # bytes that are read at once
+LINE = 2**24  # characters of a line of a table
 SMALL, MOST_TIMES = 2**28, 1000  # bytes that a file may always unpack to, and how often its own size
 
 
@@ -107,14 +108,40 @@ def text_of(path: str | Path) -> str:
     with reading(path), open(path, "rb") as handle:
         size = os.fstat(handle.fileno()).st_size  # 0 for a pipe
         while True:
-            if have is not None and TEXT_TIMES * max(size, len(data)) > have:
-                raise ResourceError(
-                    f"{path} would take up to {human(TEXT_TIMES * max(size, len(data)))} of memory as text, and "
-                    f"{human(have)} is available; split it, or store numbers as .npy."
-                )
+            _check_text(path, max(size, len(data)), have)
             if not (piece := handle.read(PIECE)):
                 return data.decode("utf-8-sig")
             data += piece
+
+
+def lines_of(path: str | Path) -> Iterator[str]:
+    """Yield the lines of a text file as they are, line ends too; one that is no row of any table is an error.
+
+    >>> next(lines_of("no.csv"))
+    Traceback (most recent call last):
+        ...
+    moontide.errors.FileError: There is no file no.csv.
+    """
+    read, have = 0, available_bytes()
+    with reading(path), open(path, encoding="utf-8-sig", newline="") as handle:
+        _check_text(path, os.fstat(handle.fileno()).st_size, have)  # 0 for a pipe
+        while line := handle.readline(LINE + 1):
+            if len(line) > LINE:
+                raise FileError(
+                    f"{path} must be a table with one line per row. It has a line of more than {LINE >> 20} million "
+                    "characters; split it, or store numbers as .npy."
+                )
+            read += len(line)
+            _check_text(path, read, have)
+            yield line
+
+
+def _check_text(path: str | Path, size: int, have: int | None) -> None:
+    if have is not None and TEXT_TIMES * size > have:
+        raise ResourceError(
+            f"{path} would take up to {human(TEXT_TIMES * size)} of memory as text, and {human(have)} is available; "
+            "split it, or store numbers as .npy."
+        )
 
 
 def read_json(path: str | Path, **options: Any) -> Any:

@@ -13,7 +13,6 @@ A class is called by its name or, where no class has that name, by its number fr
 from __future__ import annotations
 
 import csv
-import io
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,7 +24,7 @@ import numpy as np
 from moontide.answers import NONE_OF_THESE
 from moontide.errors import FileError, InputError
 from moontide.metrics import IntArray
-from moontide.store.disk import read_json, reading, text_of
+from moontide.store.disk import lines_of, read_json, reading
 from moontide.store.files import AnyArray, read_arrays, read_parquet_column
 from moontide.store.tables import from_cell
 
@@ -253,9 +252,8 @@ def folders(ids: Iterable[Any]) -> list[str]:
 
 def _read_csv(path: Path) -> dict[str, list[str]]:
     """Read the columns of a .csv with a header."""
-    text = text_of(path)
     with reading(path):
-        rows = list(csv.reader(io.StringIO(text, newline=""), strict=True))
+        rows = list(csv.reader(lines_of(path), strict=True))
     header, *body = [row for row in rows if row] or [[]]
     if any(len(row) > len(header) for row in body):
         raise FileError(f"{path} has a row with more values than its header; put values with commas into quotes.")

@@ -7,10 +7,11 @@
 from __future__ import annotations
 
 import csv
-import io
 import math
 import zipfile
+from array import array
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from moontide.errors import FileError, missing_extra
-from moontide.store.disk import check_unpacked, text_of
+from moontide.store.disk import check_unpacked, lines_of
 
 INDEX = ("", "id", "path", "row", "index")  # headers of a first column that is no number of the vector
 AnyArray = npt.NDArray[Any]
@@ -52,31 +53,30 @@ def read_numbers(path: Path) -> tuple[AnyArray, list[str] | None]:
     (array([[1., 2.],
            [3., 4.]], dtype=float32), ['a.jpg', 'b.jpg'])
     """
-    text = io.StringIO(text_of(path), newline="")
-    rows = [row for row in csv.reader(text, delimiter="\t" if path.suffix == ".tsv" else ",") if row]
-    first = rows[0] if rows else []
+    rows = (row for row in csv.reader(lines_of(path), delimiter="\t" if path.suffix == ".tsv" else ",") if row)
+    first = next(rows, [])
     counted = {tuple(map(str, range(start, start + len(first) + 1))) for start in (0, 1)}  # what pandas calls columns
     bare = any(tuple(first[skip:]) == one[: len(first) - skip] for skip in (0, 1) for one in counted if len(first) > 2)
     named = bool(first) and (bare or not any(map(_is_number, first[1:] or first)))
-    rows = rows[1:] if named else rows
-    if not rows:
+    top = next(rows, []) if named else first
+    if not top:
         raise FileError(f"{path} must be a table of numbers, one row per sample. It has no rows.")
-    called = not _is_number(rows[0][0]) or (named and first[0].strip().lower() in INDEX)
-    ids = [row[0] for row in rows] if called and len(rows[0]) > 1 else None
-    width = len(rows[0])
-    numbers = []
-    for i, row in enumerate(rows, 1):
+    called = not _is_number(top[0]) or (named and first[0].strip().lower() in INDEX)
+    skip, width = int(called and len(top) > 1), len(top)
+    ids, numbers = [], array("f")
+    for i, row in enumerate(chain([top], rows), 1):
         if len(row) != width:
             raise FileError(f"{path} must have {width} columns in every row. Row {i} has {len(row)}.")
+        ids += row[:skip]
         try:
-            numbers.append([float(value) for value in (row if ids is None else row[1:])])
+            numbers.extend(map(float, row[skip:]))
         except ValueError:
-            bad = next(value for value in (row if ids is None else row[1:]) if not _is_number(value))
+            bad = next(value for value in row[skip:] if not _is_number(value))
             raise FileError(
                 f"{path} must be a table of numbers, one row per sample. Got {bad[:40]!r} in row {i}; a column of "
                 "vectors is read from .parquet: pandas.DataFrame.to_parquet writes it."
             ) from None
-    return np.asarray(numbers, dtype=np.float32), ids
+    return np.frombuffer(numbers, np.float32).reshape(-1, width - skip), ids if skip else None
 
 
 def _is_number(text: str) -> bool:

@@ -37,7 +37,7 @@ def protocols(path: str) -> list[str]:
     (['simplecache', 's3'], [])
     """
     if "://" not in path and "::" not in path:
-        return []
+        return ["data"] if path.startswith("data:") else []
     return [re.split(r"://", part, maxsplit=1)[0].lower() for part in path.split("::")]
 
 
@@ -62,6 +62,8 @@ add it, or copy the file here.
 def _class_of(protocol: str, path: str) -> Any:
     fsspec = _fsspec()
     try:
+        if protocol == "data":
+            raise ValueError("the address itself is the file, and no folder of shards")
         return fsspec.get_filesystem_class(protocol)
     except ImportError as error:
         package = getattr(error.__cause__, "name", None) or error.name or f"fsspec[{protocol}]"
@@ -100,7 +102,10 @@ def filesystem(path: str) -> tuple[Any, str]:
     >>> filesystem("memory://a/b.npy")[1]
     '/a/b.npy'
     """
-    return _fsspec().core.url_to_fs(path, **_limits(path))  # type: ignore[no-any-return]
+    try:
+        return _fsspec().core.url_to_fs(path, **_limits(path))  # type: ignore[no-any-return]
+    except TypeError as error:  # of a protocol that needs more than an address
+        raise FileError(f"{path} cannot be opened by its address alone ({first_line(error)}).") from error
 
 
 def open_file(path: str, mode: str = "rb") -> Any:

@@ -151,10 +151,12 @@ def look_at(paths: Sequence[str], d: int) -> tuple[Source, ...]:
 def bad_shards(problems: Sequence[str], count: int) -> FileError:
     """Return an error that names why the first of some shards cannot be used, and names the others.
 
-    >>> bad_shards(["a.npy is truncated.", "x/b.npy is truncated."], 3).args[0]
-    '2 of 3 shards cannot be used: a.npy is truncated. So are b.npy.'
+    >>> bad_shards(["a.npy is truncated.", "The column 'x' of x/b.parquet is missing."], 3).args[0]
+    '2 of 3 shards cannot be used: a.npy is truncated. So are b.parquet.'
     """
-    names = [problem.split()[0].rpartition("/")[2] for problem in problems[1:]]
+    words = [problem.split() for problem in problems[1:]]  # some begin with "The column 'embedding' of b.parquet"
+    paths = [next((one for one in found if one.endswith(KINDS)), found[0]) for found in words]
+    names = [path.rpartition("/")[2] for path in paths]
     others = f" So are {listed(names, SHOWN)}." if names else ""
     return FileError(f"{len(problems)} of {count} shards cannot be used: {problems[0]}{others}")
 
