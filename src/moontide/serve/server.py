@@ -26,7 +26,7 @@ from moontide.serve.service import Service
 
 HEADER_SECONDS, MAX_HEADER_BYTES = 10.0, 2**16  # of the headers of a request
 WRITE_SECONDS, MAX_UNREAD = 20.0, 2**26  # for a client to read its answer; bytes of all answers that are not read
-CLOSE_SECONDS = 30  # for open requests to be answered when the server is stopped
+CLOSE_SECONDS = 10  # for open requests to be answered when the server is stopped
 MAX_CONNECTIONS = 1000
 SWITCH_SECONDS = 0.0005  # so that a step does not keep the event loop waiting for the interpreter
 
