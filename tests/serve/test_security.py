@@ -224,6 +224,23 @@ def test_revoking_the_last_token_closes_a_running_server(app, sqlite):
     assert client.get("/streams").status_code == 401
 
 
+@pytest.mark.parametrize("had", [{}, {"camera": KEPT}], ids=["first token", "revoked token"])
+def test_whoever_is_not_let_in_any_more_hears_no_more_events(app, sqlite, text, samples, push, had):
+    client = app(sqlite, tokens=had)
+    client.headers = bearer(TOKEN) if had else {}
+    assert client.post("/streams", json={"name": "a", "prototypes": text.tolist()}).status_code == 201
+    with client.stream("GET", "/streams/a/events") as events:
+        lines = events.iter_lines()
+        assert next(lines) == ": welcome"
+        assert push(client, "a", samples(1)).status_code == 200
+        assert "event: batch" in [next(lines) for _ in range(4)]
+        client.service.store.put_token("camera", OTHER_KEPT.write())
+        while client.get("/streams", headers=bearer(OTHER)).status_code != 200 or client.get("/streams").is_success:
+            time.sleep(0.01)
+        assert push(client, "a", samples(1), **bearer(OTHER)).status_code == 200
+        assert not any(line.startswith("data") for line in list(lines)[1:])  # it ends
+
+
 def test_wrong_tokens_cost_time_and_are_logged_now_and_then(guarded, caplog, monkeypatch):
     monkeypatch.setattr(guarded.service.gate, "_logged", -1e9)
     start = time.monotonic()
