@@ -298,10 +298,14 @@ class _Body:
         self.gate.bodies -= self.size
 
     def refusal(self, scope: Scope) -> tuple[int, str] | None:
-        length = Headers(scope=scope).get("content-length", "0")
+        headers = Headers(scope=scope)
+        for name, plain in (("content-encoding", "identity"), ("transfer-encoding", "chunked")):
+            if any(value.lower() not in ("", plain) for value in headers.getlist(name)):
+                return 415, f"Bodies must not be compressed. Got '{name.title()}: {headers[name][:50]}'; leave it out."
+        length = headers.get("content-length", "0")
         if not length.isdecimal() or len(length) > 18:
             return 400, "'Content-Length' must be a number of at most 18 digits."
-        self.complete = length == "0" and "transfer-encoding" not in Headers(scope=scope)
+        self.complete = length == "0" and "transfer-encoding" not in headers
         if LARGE.fullmatch(scope["path"]) is None:
             self.most = min(self.most, SMALL_BODY)
         return self.too_large(int(length))

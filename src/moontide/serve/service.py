@@ -293,6 +293,8 @@ class Service:
             raise TakenError(f"The stream {stream!r} exists already; choose another name, or delete it first.")
         self.making[stream] = True
         try:
+            if template is not None and (classes is None or prototypes is not None):
+                raise OptionError("'template' needs 'classes' that the encoder embeds, without 'prototypes'.")
             if synonyms is not None and (classes is None or prototypes is not None):
                 raise OptionError("'synonyms' need 'classes' that the encoder embeds, without 'prototypes'.")
             asked = None if classes is None else check_classes(classes, synonyms)
