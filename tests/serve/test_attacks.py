@@ -159,6 +159,37 @@ def test_a_stop_does_not_wait_for_a_step_that_takes_too_long(serve, learner, sql
         assert [client.get(f"/streams/{name}").json()["total"] for name in "ab"] == [0, 2]
 
 
+def test_a_stop_with_many_pushes_takes_the_steps_under_way_and_no_more(
+    serving, sqlite, text, samples, push, monkeypatch, caplog
+):
+    monkeypatch.setattr(server, "CLOSE_SECONDS", 1)
+    answers = []
+
+    def ask(url, x):
+        with httpx.Client(base_url=url, timeout=60) as own:
+            answers.append(push(own, "a", x))
+
+    with serving(sqlite) as client:
+        make(client, text, method="tda", max_batch=1)
+        stream = client.service.queues["a"].stream
+        monkeypatch.setattr(stream, "step", lambda *given: [time.sleep(0.5), type(stream).step(stream, *given)][1])
+        threads = [threading.Thread(target=ask, args=(client.base_url, samples(8))) for _ in range(20)]
+        for thread in threads:
+            thread.start()
+        while client.get("/streams/a").json()["waiting"] < 8 * 18:
+            time.sleep(0.01)
+        start = time.monotonic()
+    assert time.monotonic() - start < 5  # and not 20 steps
+    for thread in threads:
+        thread.join()
+    good = [answer for answer in answers if answer.status_code == 200]
+    refused = {(answer.status_code, answer.json()["detail"]) for answer in answers if answer not in good}
+    assert (len(answers), refused) == (20, {(503, "The server is shutting down; try again.")})
+    assert not any(record.exc_info for record in caplog.records)
+    with serving(sqlite) as client:  # what was answered is there, and what was begun may be
+        assert 8 * len(good) <= client.get("/streams/a").json()["total"] <= 8 * (len(good) + 2)
+
+
 def test_a_revision_that_takes_too_long_keeps_only_others_of_its_stream_waiting(
     app, sqlite, learner, text, samples, push, monkeypatch
 ):

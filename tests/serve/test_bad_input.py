@@ -1,5 +1,6 @@
 """What strangers may send, one by one: a clear 4xx that says what is wrong, and a state that is as before."""
 
+import gzip
 import io
 import struct
 import time
@@ -449,6 +450,16 @@ def a_negative_sample_number(client):
 @case(422, "size")
 def too_many_predictions(client):
     return client.get("/streams/a/predictions", params={"size": 10**6})
+
+
+@case(415, "compressed", "Content-Encoding: gzip")
+def a_compressed_body(client):
+    return embeddings(client, gzip.compress(GOOD.tobytes()), {**RAW, "Content-Encoding": "gzip"})
+
+
+@case(422, "'template' needs 'classes'")
+def a_template_without_class_names(client):
+    return client.post("/streams", json={"prototypes": np.eye(3).tolist(), "template": "a photo of a {}"})
 
 
 @case(405)

@@ -224,6 +224,23 @@ def test_revoking_the_last_token_closes_a_running_server(app, sqlite):
     assert client.get("/streams").status_code == 401
 
 
+@pytest.mark.parametrize("had", [{}, {"camera": KEPT}], ids=["first token", "revoked token"])
+def test_whoever_is_not_let_in_any_more_hears_no_more_events(app, sqlite, text, samples, push, had):
+    client = app(sqlite, tokens=had)
+    client.headers = bearer(TOKEN) if had else {}
+    assert client.post("/streams", json={"name": "a", "prototypes": text.tolist()}).status_code == 201
+    with client.stream("GET", "/streams/a/events") as events:
+        lines = events.iter_lines()
+        assert next(lines) == ": welcome"
+        assert push(client, "a", samples(1)).status_code == 200
+        assert "event: batch" in [next(lines) for _ in range(4)]
+        client.service.store.put_token("camera", OTHER_KEPT.write())
+        while client.get("/streams", headers=bearer(OTHER)).status_code != 200 or client.get("/streams").is_success:
+            time.sleep(0.01)
+        assert push(client, "a", samples(1), **bearer(OTHER)).status_code == 200
+        assert not any(line.startswith("data") for line in list(lines)[1:])  # it ends
+
+
 def test_wrong_tokens_cost_time_and_are_logged_now_and_then(guarded, caplog, monkeypatch):
     monkeypatch.setattr(guarded.service.gate, "_logged", -1e9)
     start = time.monotonic()
@@ -292,8 +309,48 @@ def test_headers_without_end_are_431(app, sqlite):
     assert answer[:12] in (b"HTTP/1.1 431", b"HTTP/1.1 400")
 
 
-def test_what_is_no_http_is_400(app, sqlite):
-    assert dribble(app(sqlite), b"\x16\x03\x01\x02\x00 hello\r\n\r\n").startswith(b"HTTP/1.1 400")
+def test_what_is_no_http_is_400_and_a_sentence(app, sqlite):
+    answer = dribble(app(sqlite), b"\x16\x03\x01\x02\x00 hello\r\n\r\n")
+    assert answer.startswith(b"HTTP/1.1 400")
+    assert answer.endswith(b'{"detail": "This is not a valid HTTP/1.1 request."}')
+
+
+def test_a_body_that_is_compressed_on_its_way_is_415(app, sqlite, text):
+    client = app(sqlite)
+    client.post("/streams", json={"name": "a", "prototypes": text.tolist()})
+    head = POST + b"Content-Type: application/octet-stream\r\nX-Shape: 1,8\r\nTransfer-Encoding: gzip, chunked\r\n\r\n"
+    answer = dribble(client, head + b"20\r\n" + b"12345678" * 4 + b"\r\n0\r\n\r\n")
+    assert answer.startswith(b"HTTP/1.1 415")
+    assert client.get("/streams/a").json()["total"] == 0
+
+
+def test_what_is_no_http_does_not_fill_the_log(serve, sqlite):
+    started = serve(sqlite)
+    for _ in range(3):
+        with socket.create_connection(("127.0.0.1", started.port), timeout=10) as connection:
+            connection.sendall(b"hello\r\n\r\n")
+            assert b" 400 " in connection.recv(65536)
+    assert started.stop() == (0, "")
+
+
+@pytest.mark.parametrize(
+    "first", [(), (b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n", WAIT)], ids=["new", "used"]
+)
+def test_an_offer_of_another_protocol_loses_no_body_and_leaves_nobody_waiting(app, sqlite, text, first):
+    client = app(sqlite)
+    client.post("/streams", json={"name": "a", "prototypes": text.tolist()})
+    offer = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABk\r\n"
+    head = POST + offer + b"Content-Type: application/json\r\n"
+    body = b'{"embeddings": [[1, 2, 3, 4, 5, 6, 7, 8]]}'
+    for rest in (b"Content-Length: %d\r\n\r\n" % len(body) + body, b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n"):
+        answer = dribble(client, *first, head + rest)
+        assert b"HTTP/1.1 400" in answer
+        assert b"send bodies without the header 'Upgrade'" in answer
+    start = time.monotonic()
+    answer = dribble(client, *first, b"GET /streams HTTP/1.1\r\nHost: localhost\r\n" + offer + b"\r\n")
+    assert b'"name":"a"' in answer
+    assert b"connection: close" in answer
+    assert time.monotonic() - start < 3  # it was closed with the answer
 
 
 def test_a_connection_is_closed_where_its_body_is_not_read(app, sqlite):

@@ -492,6 +492,18 @@ def test_data_that_are_deleted_or_replaced_under_the_server_are_noticed(sqlite, 
     store.close()
 
 
+def test_a_log_that_is_cut_off_under_the_server_takes_no_more_pushes(sqlite):
+    store = open_store(sqlite, "never")
+    fill(store)
+    with Path(sqlite, LOG).open("r+b") as file:
+        file.truncate(50)
+    for work in (lambda: store.append("a", Record(6, 10, 2, b"x"), []), lambda: store.load("a")):
+        with pytest.raises(StoreError, match="was cut off"):
+            work()
+    with contextlib.suppress(StoreError):
+        store.close()
+
+
 def test_one_push_of_one_sample_writes_little(sqlite):
     """Less than 12 KiB for a sample of 512 dimensions, with all that is kept of it, checkpoints included."""
     store, n = open_store(sqlite, "always"), 300

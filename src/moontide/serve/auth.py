@@ -37,6 +37,7 @@ LARGE = re.compile(r"/streams(/[^/]+/(embeddings|images))?")  # requests that ma
 SMALL_BODY = 2**18
 PIECE = 2**20  # bytes of an answer that wait for the client to read them
 BUSY = 429, "The server is busy with other requests; try again."
+CLOSING = 503, "The server is shutting down; try again."
 WRONG_SECONDS, LOG_SECONDS = 0.2, 10.0  # cost of a wrong token, and interval between log lines about them
 METHODS = frozenset({"GET", "POST", "DELETE", "HEAD", "OPTIONS", "PUT", "PATCH"})
 HEADERS = [
@@ -248,10 +249,12 @@ class Guard:
             if scope["type"] == "lifespan":
                 await self.app(scope, receive, send)
             return
-        body = _Body(self.gate, receive)
+        body, begun = _Body(self.gate, receive), False
 
         async def answer(message: Message) -> None:
+            nonlocal begun
             if message["type"] == "http.response.start":
+                begun = True
                 method = scope["method"] if scope["method"] in METHODS else "other"
                 self.metrics.request(method, message["status"])
                 kept = body.complete or "moontide.unread" in scope
@@ -270,6 +273,11 @@ class Guard:
                 await _refuse(answer, *refusal)
             else:
                 await self.app(scope, body.receive, large.send)
+        except asyncio.CancelledError:  # the server, which is going down, waits no longer
+            if not self.gate.closing:
+                raise
+            if not begun:
+                await _refuse(answer, *CLOSING)
         finally:
             body.end()
             large.end()
@@ -290,10 +298,14 @@ class _Body:
         self.gate.bodies -= self.size
 
     def refusal(self, scope: Scope) -> tuple[int, str] | None:
-        length = Headers(scope=scope).get("content-length", "0")
+        headers = Headers(scope=scope)
+        for name, plain in (("content-encoding", "identity"), ("transfer-encoding", "chunked")):
+            if any(value.lower() not in ("", plain) for value in headers.getlist(name)):
+                return 415, f"Bodies must not be compressed. Got '{name.title()}: {headers[name][:50]}'; leave it out."
+        length = headers.get("content-length", "0")
         if not length.isdecimal() or len(length) > 18:
             return 400, "'Content-Length' must be a number of at most 18 digits."
-        self.complete = length == "0" and "transfer-encoding" not in Headers(scope=scope)
+        self.complete = length == "0" and "transfer-encoding" not in headers
         if LARGE.fullmatch(scope["path"]) is None:
             self.most = min(self.most, SMALL_BODY)
         return self.too_large(int(length))
@@ -330,7 +342,7 @@ class _Body:
             if self.task is not None and hasattr(self.task, "uncancel"):  # from Python 3.11 on
                 self.task.uncancel()
             if self.gate.closing:
-                raise HTTPException(503, "The server is shutting down; try again.", {"retry-after": "5"}) from None
+                raise HTTPException(*CLOSING, {"retry-after": "5"}) from None
             raise HTTPException(408, f"A request must arrive within {self.gate.body_seconds:g} s.") from None
         finally:
             timer.cancel()
@@ -376,8 +388,8 @@ async def _refuse(send: Send, status: int, sentence: str) -> None:
     headers = {"content-type": "application/json"}
     if status == 401:
         headers["www-authenticate"] = "Bearer"
-    if status == 429:
-        headers["retry-after"] = "1"
+    if status in (429, 503):
+        headers["retry-after"] = "1" if status == 429 else "5"
     raw = [(name.encode(), value.encode()) for name, value in headers.items()]
     await send({"type": "http.response.start", "status": status, "headers": raw})
     await send({"type": "http.response.body", "body": problem(sentence)})

@@ -210,6 +210,11 @@ class SQLite(StreamStore):
                     f"The data in {self.data} were deleted, moved or replaced under the server; "
                     f"put them back, or stop it and restore a backup, {HELP}."
                 )
+        if self._log is not None and os.fstat(self._log.file).st_size < self._log.size:
+            raise StoreError(
+                f"The log {self._log.path} was cut off under the server, and lacks pushes that were answered; "
+                f"stop the server and restore a backup, {HELP}."
+            )
 
     def append(self, stream: str, record: Record, answered: Sequence[Answered]) -> None:
         """Add a micro-batch to the log of pushes; a correction, which changes answers, goes into the tables."""

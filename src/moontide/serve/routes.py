@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Annotated, Any
 
 from fastapi import Path, Query, Request
@@ -80,25 +80,29 @@ async def flat_map(service: TheService, queue: TheQueue) -> Response:
 
 
 @router.get("/streams/{stream}/events", responses=MISSING, response_class=StreamingResponse)
-async def events(queue: TheQueue) -> StreamingResponse:
+async def events(request: Request, service: TheService, queue: TheQueue) -> StreamingResponse:
     """Follow a stream by server-sent events, as JSON: `batch` with the predictions of each micro-batch, and `known`
     with the labels of each correction.
 
-    A listener that falls too far behind is disconnected; it can get what it missed from `predictions`.
+    A listener that falls too far behind is disconnected; it can get what it missed from `predictions`. So is one whose
+    token has been revoked or has expired.
     """
-    return StreamingResponse(_events(queue, queue.listen()), media_type="text/event-stream")
+
+    def admitted() -> bool:
+        return service.gate.refusal(request.scope) is None
+
+    return StreamingResponse(_events(queue, queue.listen(), admitted), media_type="text/event-stream")
 
 
-async def _events(queue: PushQueue, listener: Listener) -> AsyncIterator[bytes]:
+async def _events(queue: PushQueue, listener: Listener, admitted: Callable[[], bool]) -> AsyncIterator[bytes]:
     try:
         yield b": welcome\n\n"
         while True:
             try:
                 event = await asyncio.wait_for(listener.next(), HEARTBEAT)
             except asyncio.TimeoutError:
-                yield b": still here\n\n"
-                continue
-            if event is None:
+                event = b": still here\n\n"
+            if event is None or not admitted():
                 return
             yield event
     finally:

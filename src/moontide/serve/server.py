@@ -26,7 +26,7 @@ from moontide.serve.service import Service
 
 HEADER_SECONDS, MAX_HEADER_BYTES = 10.0, 2**16  # of the headers of a request
 WRITE_SECONDS, MAX_UNREAD = 20.0, 2**26  # for a client to read its answer; bytes of all answers that are not read
-CLOSE_SECONDS = 30  # for open requests to be answered when the server is stopped
+CLOSE_SECONDS = 10  # for open requests to be answered when the server is stopped
 MAX_CONNECTIONS = 1000
 SWITCH_SECONDS = 0.0005  # so that a step does not keep the event loop waiting for the interpreter
 
@@ -84,16 +84,28 @@ class Protocol(HttpToolsProtocol):
                     self.refuse(431, f"The headers of a request may have at most {MAX_HEADER_BYTES} bytes.")
 
     def on_headers_complete(self) -> None:
-        """Begin with a request; one that does not wait for the answer to the one before it is not read."""
+        """Begin with a request; one that does not wait for the answer to the one before it is not read.
+
+        Where a request offers another protocol, its parser reads nothing more: neither a body nor a further request.
+        """
         self.in_body = True
         if self.cycle is None or self.cycle.response_complete:
-            return super().on_headers_complete()
+            if not self.parser.should_upgrade():
+                return super().on_headers_complete()
+            sizes = [value for name, value in self.headers if name in (b"content-length", b"transfer-encoding")]
+            if sizes not in ([], [b"0"]):
+                return self.refuse(400, "This server is HTTP/1.1 only; send bodies without the header 'Upgrade'.")
+            super().on_headers_complete()
+            self.cycle.keep_alive, self.deaf = False, True
+            return
         self.cycle.keep_alive, self.deaf = False, True  # the connection ends with this answer
         self.flow.pause_reading()
 
     def on_message_complete(self) -> None:
         """Note that a request is whole; the clock runs on only for one that has begun since."""
         self.in_body = False
+        if self.cycle is None:  # the request was refused
+            return
         if self.cycle.response_complete:
             self.stop_clock()
         super().on_message_complete()
@@ -145,6 +157,10 @@ class Protocol(HttpToolsProtocol):
     def too_slow(self) -> None:
         """End a connection whose headers do not come in."""
         self.refuse(408, f"The headers of a request must arrive within {HEADER_SECONDS:g} s.")
+
+    def send_400_response(self, _: str) -> None:
+        """Refuse what the parser cannot read."""
+        self.refuse(400, "This is not a valid HTTP/1.1 request.")
 
     def refuse(self, status: int, sentence: str) -> None:
         """Send the reason, and close the connection."""
@@ -214,6 +230,7 @@ def run(service: Service, host: str = "127.0.0.1", port: int = 8000, log_format:
     text = logging.Formatter("%(asctime)s %(name)s %(levelname)s %(message)s")
     handler.setFormatter(JSONLines() if log_format == "json" else text)
     logging.basicConfig(handlers=[handler])
+    logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # a line for each invalid request would fill the disk
     sys.setswitchinterval(SWITCH_SECONDS)
     server = Server(service)
     with listen(host, port) as listening, server.capture_signals():

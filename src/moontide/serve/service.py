@@ -45,7 +45,7 @@ TICK = 1.0  # seconds between two syncs of the policy "interval", and two looks 
 MAX_MAKING = 4  # streams that are being made at a time
 EMBED_SECONDS = 30.0  # for embedding the classes of a new stream
 EMBEDDED = 32  # classes that are embedded at a time
-CLOSE_SECONDS = 30.0  # for the queues to finish when the server is stopped
+CLOSE_SECONDS = 10.0  # for the queues to finish when the server is stopped
 
 T = TypeVar("T")
 log = logging.getLogger("moontide.serve")
@@ -223,11 +223,11 @@ class Service:
             queue.tell_end()
 
     async def close(self) -> None:
-        """Finish all queues, write checkpoints, and close the store."""
+        """Finish the steps under way, write checkpoints, and close the store; nobody waits for other pushes."""
         self.close_events()
         for task in self._tasks:
             task.cancel()
-        ends = [asyncio.ensure_future(queue.end(queue.stream.checkpoint)) for queue in self.queues.values()]
+        ends = [asyncio.ensure_future(queue.end(queue.stream.checkpoint, now=True)) for queue in self.queues.values()]
         if ends:
             done, late = await asyncio.wait(ends, timeout=CLOSE_SECONDS)
             for end in done:
@@ -293,6 +293,8 @@ class Service:
             raise TakenError(f"The stream {stream!r} exists already; choose another name, or delete it first.")
         self.making[stream] = True
         try:
+            if template is not None and (classes is None or prototypes is not None):
+                raise OptionError("'template' needs 'classes' that the encoder embeds, without 'prototypes'.")
             if synonyms is not None and (classes is None or prototypes is not None):
                 raise OptionError("'synonyms' need 'classes' that the encoder embeds, without 'prototypes'.")
             asked = None if classes is None else check_classes(classes, synonyms)
