@@ -18,7 +18,8 @@ from PIL import Image
 
 from moontide.encoders import encoder
 from moontide.encoders.base import Encoder
-from moontide.encoders.pipeline import encode_files, encode_to_store
+from moontide.encoders.pipeline import Encoded, encode_files, encode_to_store
+from moontide.encoders.places import ImageFile
 from moontide.encoders.prompts import embed_classes
 from moontide.encoders.sources import list_images
 from moontide.errors import FileError
@@ -78,6 +79,20 @@ def test_order_is_kept_and_bad_files_are_named(photos: Path, batch_size: int, wo
     ]
     assert threading.current_thread().name not in model.threads  # decoding is not done here
     assert max(model.batches) <= batch_size
+
+
+@pytest.mark.parametrize("good", [0, 1, 5])
+def test_hundreds_of_bad_files_in_a_row_hold_nothing_up(photos: Path, good: int) -> None:
+    bad = [ImageFile(f"{i}.jpg", photos / f"{i}.jpg") for i in range(150)]
+    some = list_images([photos / f"{i:03d}.png" for i in range(good)]).images if good else []
+    found = list[Encoded]()
+    files = encode_files(MeanColour(), [*some, *bad, *some], batch_size=2, workers=2)
+    thread = threading.Thread(target=lambda: found.extend(files), daemon=True)
+    thread.start()
+    thread.join(60)
+    assert not thread.is_alive()
+    assert sum(len(one.skipped) for one in found) == 150
+    assert sum(len(one.features) for one in found) == 2 * good
 
 
 def test_leaving_early_ends_the_threads(photos: Path) -> None:

@@ -4,11 +4,14 @@ import contextlib
 import random
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 
 import httpx
 import numpy as np
+import pytest
 from safetensors.numpy import load
 
 import moontide
@@ -152,6 +155,35 @@ def test_a_stop_is_no_failure_whenever_it_comes(serve, sqlite):
         server = serve(sqlite)
         time.sleep(wait)
         assert server.stop() == (0, "")
+
+
+SLOW_START = """
+import asyncio, sys
+from moontide.serve.databases import open_store
+from moontide.serve.server import run
+from moontide.serve.service import Service
+
+class Slow(Service):
+    async def open(self):
+        await super().open()
+        await self.aside(lambda: __import__("time").sleep(60))  # as the class names of a large file take
+
+run(Slow(open_store(sys.argv[1])), port=0)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_stop_does_not_wait_for_the_start(sqlite, number):
+    command = [sys.executable, "-c", SLOW_START, sqlite]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout.readline().startswith("Moontide at ")
+            time.sleep(0.5)
+            process.send_signal(number)
+            assert process.wait(10) == 0
+            assert process.stderr.read() == ""
+        finally:
+            process.kill()
 
 
 def test_an_interrupt_is_a_quiet_end(serve, sqlite):

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -201,3 +202,14 @@ def test_groups_come_from_folders_columns_and_arrays(tmp_path):
     for name, group_by, ids, words in refused:
         with pytest.raises(MoontideError, match=words):
             read_groups(tmp_path / name, group_by, ids, 3)
+
+
+def test_a_header_of_thousands_of_names_takes_no_memory_of_its_own(write):
+    names = ",".join(f"c{i}" for i in range(4000))
+    path = write("known.csv", f"id,label,{names}\n" + "".join(f"{i},0\n" for i in range(4000)))
+    tracemalloc.start()
+    try:
+        assert (read_known(path, range(4000), None, 2) == 0).all()
+        assert tracemalloc.get_traced_memory()[1] < 2**25  # 4000 x 4000 cells would take four times that
+    finally:
+        tracemalloc.stop()

@@ -148,7 +148,10 @@ class _Batch(NamedTuple):
 
 
 def _batches(found: Iterator[Found], size: int, spent: Seconds) -> Iterator[list[Found]]:
-    """Put `size` decoded images together, with those between them that could not be."""
+    """Put `size` decoded images together, with those between them that could not be; `size` of these end a part too.
+
+    So one part at work and one that is being filled never need more slots than the ring has.
+    """
     part: list[Found] = []
     good = 0
     start = time.perf_counter()
@@ -159,7 +162,7 @@ def _batches(found: Iterator[Found], size: int, spent: Seconds) -> Iterator[list
         spent.read, spent.decode, spent.resize = (
             a + b for a, b in zip((spent.read, spent.decode, spent.resize), one.seconds, strict=True)
         )
-        if good == size:
+        if size in (good, len(part) - good):
             spent.wait += time.perf_counter() - start
             yield part
             part, good, start = [], 0, time.perf_counter()

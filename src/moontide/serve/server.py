@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Iterator
 from http import HTTPStatus
+from types import FrameType
 from typing import Any
 
 import uvicorn
@@ -197,6 +198,12 @@ class Server(uvicorn.Server):
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, self.handle_exit)
         yield
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Stop; at once while streams are still being opened or made, as nothing has been answered then."""
+        if not self.started:
+            os._exit(0)
+        super().handle_exit(sig, frame)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """End event streams, wait for open requests, and close the service."""

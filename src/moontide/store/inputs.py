@@ -29,6 +29,7 @@ from moontide.store.files import AnyArray, read_arrays, read_parquet_column
 from moontide.store.tables import from_cell
 
 KEYS = ("id", "path", "row")  # how a row of a file of known labels can name its sample
+COLUMNS = (*KEYS, "label", "class", "share")  # that are read
 FOLDER = "folder"  # groups by the folder of the id
 SHOWN, LETTERS = 3, 40  # of the names in an error
 
@@ -251,13 +252,17 @@ def folders(ids: Iterable[Any]) -> list[str]:
 
 
 def _read_csv(path: Path) -> dict[str, list[str]]:
-    """Read the columns of a .csv with a header."""
+    """Read the `COLUMNS` of a .csv with a header; of others only the names."""
     with reading(path):
         rows = list(csv.reader(lines_of(path), strict=True))
     header, *body = [row for row in rows if row] or [[]]
     if any(len(row) > len(header) for row in body):
         raise FileError(f"{path} has a row with more values than its header; put values with commas into quotes.")
-    return {name.strip(): [from_cell(row[i]) if i < len(row) else "" for row in body] for i, name in enumerate(header)}
+    found: dict[str, list[str]] = {name.strip(): [] for name in header}  # of which there may be millions
+    for i, name in enumerate(map(str.strip, header)):
+        if name in COLUMNS:
+            found[name] = [from_cell(row[i]) if i < len(row) else "" for row in body]
+    return found
 
 
 def _read_json(path: Path) -> list[tuple[str, Any]]:
