@@ -274,14 +274,16 @@ def dribble(client, *parts, wait=10.0):
 
 
 def test_a_body_that_does_not_come_is_408(app, sqlite, text, push, samples):
-    client = app(sqlite, body_seconds=0.3)
-    client.post("/streams", json={"name": "a", "prototypes": text.tolist()})
+    client = app(sqlite)
+    assert client.post("/streams", json={"name": "a", "prototypes": text.tolist()}).status_code == 201
+    client.service.gate.body_seconds = 0.3
     head = b"POST /streams/a/embeddings HTTP/1.1\r\nHost: localhost\r\nX-Shape: 1,8\r\n"
     head += b"Content-Type: application/octet-stream\r\n"
     for rest in (b"Content-Length: 32\r\n\r\n1234", b"Transfer-Encoding: chunked\r\n\r\n4\r\n1234\r\n"):
         answer = dribble(client, head + rest)
         assert answer.startswith(b"HTTP/1.1 408")
         assert b"must arrive within 0.3 s" in answer
+    client.service.gate.body_seconds = 30.0  # a busy machine keeps whole requests waiting, too
     assert client.get("/streams/a").json()["total"] == 0
     assert push(client, "a", samples(1)).status_code == 200
 
