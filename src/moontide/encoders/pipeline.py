@@ -148,9 +148,10 @@ class _Batch(NamedTuple):
 
 
 def _batches(found: Iterator[Found], size: int, spent: Seconds) -> Iterator[list[Found]]:
-    """Put `size` decoded images together, with those between them that could not be; `size` of these end a part too.
+    """Put `size` decoded images together, with those between them that could not be decoded.
 
-    So one part at work and one that is being filled never need more slots than the ring has.
+    A part also ends with `size` images that could not be: one part at work and one that is being filled then never
+    need more slots than the ring has.
     """
     part: list[Found] = []
     good = 0

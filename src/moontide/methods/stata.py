@@ -83,9 +83,9 @@ class StatARows(Rows):
             scores = self._room() if self.in_memory else self._empty(len(self.f), k)
         for at in self.blocks:
             f = self._centred(at, centre)  # (b, d)
-            least = offset - f**2 @ ((0.5 / self.method.temper) / spread).T  # (b, L)
-            scores[at, present] = affine(f, linear, least)
-            del least  # before the next arrays of that size
+            offsets = offset - f**2 @ ((0.5 / self.method.temper) / spread).T  # (b, L)
+            scores[at, present] = affine(f, linear, offsets)
+            del offsets  # before the next arrays of that size
         kept = self.in_memory and not is_torch_array(self.f)
         self.scores = scores if kept else None
         for _ in range(self.method.inner_iterations - 1):

@@ -277,8 +277,8 @@ def e_step(start, stop, anchor, present, values, edges, z, other, new, names, la
     The logits are cosine slope + offset - shift, which `anchor` has, or `values` if `present`. `names` are the classes
     of the columns. `other` (5, N) has of each row, over entries of other columns, the sums of q = exp(logit), q log q,
     q votes and z votes, and the largest q; where that is the largest of all, the label is -1. `found` (5, N) are the
-    logs of the sums, gamma, the agreement of the votes with the new z and with z, and exp of minus the log; that is
-    bounded if it is in (TINY, GROWTH] in every row.
+    logs of the sums, gamma, the agreement of the votes with the new z and with z, and the scales, exp of minus the
+    logs, which are `bounded` if all are in (TINY, GROWTH].
     """
     (cosine, slope, offset, shift), k, bounded = anchor, z.shape[1], True
     votes, a, q, change = padded(k, ZERO), padded(k, LOWEST - BIAS), padded(k, ZERO), padded(k, ZERO)

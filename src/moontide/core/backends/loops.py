@@ -129,9 +129,9 @@ class Rows(plain.Rows):
         if found is None:
             old, anchor = self._dense(), (self.cosine, scores.slope, scores.at_anchor, self.other[0])
             some: tuple[Any, Any] = (scores.present, values) if values is not None else (self.classes[:0], old[:, :0])
-            found = self.assign(anchor, *some, old, self.other, self._room(), self.classes)
+            found = self.assign(anchor, *some, old, self.other, self._room(), self.classes)[:3]
             self._replace(found[0].z)
-        a, _, moved, _ = found
+        a, _, moved = found
         self.labels = a.labels
         changed = 0 if old_labels is None else np.count_nonzero(a.labels != old_labels)
         moved = np.inf if old_labels is None else moved
@@ -150,7 +150,7 @@ class Rows(plain.Rows):
     def assign(
         self, anchor: Any, present: Ints, values: Floats, z: Floats, other: Floats, new: Floats, names: Ints,
     ) -> tuple[Assignment, Floats, float, bool]:  # fmt: skip
-        """Eq. update-z by `_numba.e_step`; also returns its last row of `found`, and what it returns."""
+        """Eq. update-z by `_numba.e_step`; also returns its last row of `found`, how far z moved, and if `bounded`."""
         n, log_k = len(z), log_classes(len(self.text))
         labels, found = np.empty(n, np.int64), np.empty((5, n), z.dtype)
         edges = self.votes_of.weighted(self.vote_weight).edges
@@ -221,7 +221,7 @@ class Absent:
         given = (values, *self.anchor), self.columns[:0], values[:, :0], self.z, other
         return q, *rows.assign(*given, np.empty_like(self.z), self.present)
 
-    def e_step(self, values: Floats) -> tuple[Assignment, Floats, float, bool] | None:
+    def e_step(self, values: Floats) -> tuple[Assignment, Floats, float] | None:
         """Eq. update-z with the logits `values` (N, L) of the present classes; None where that is not accurate.
 
         The z of the answer is that of the present classes, (N, L).
@@ -233,7 +233,7 @@ class Absent:
         away = np.nonzero(a.labels < 0)[0]  # those of a class that was absent
         if len(away):
             a.labels[away] = self.dense(away).argmax(axis=1)
-        return a._replace(log_sum=self.shift + a.log_sum), scale, moved, True
+        return a._replace(log_sum=self.shift + a.log_sum), scale, moved
 
     def dense(self, which: Any = slice(None)) -> Floats:
         """Return z of all classes for some samples; for all, it is made in place, and nothing may follow."""
